@@ -1,0 +1,116 @@
+"""What happens to each image: a pure function of (seed, epoch, image index, view).
+
+A pipeline applies these parameters, it never draws its own. So all pipelines can be held against one
+reference, and a run resumed in mid-epoch or on another number of GPUs sees exactly the same views.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastsiam import rng
+from fastsiam.config import AugmentConfig
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+"""The jitter's operations, numbered as in torchvision's ``ColorJitter``."""
+
+_ORDERS = np.array(list(permutations(range(4))), dtype=np.int8)
+_TRIES = 10  # as RandomResizedCrop.get_params
+_FIRST_AFTER_CROP = 4 * _TRIES
+_DRAWS = _FIRST_AFTER_CROP + 10
+
+
+@dataclass(frozen=True, slots=True)
+class ViewParams:
+    """Parameters of the two views of N images. All arrays are numpy, on the host."""
+
+    box: NDArray[np.int32]
+    """(2, N, 4): top, left, height, width of the crop, in pixels of the source."""
+    flip: NDArray[np.bool_]
+    """(2, N): mirror left to right."""
+    jitter: NDArray[np.bool_]
+    """(2, N): whether the colour jitter applies."""
+    order: NDArray[np.int8]
+    """(2, N, 4): the jitter's operations in the order in which they apply."""
+    factor: NDArray[np.float32]
+    """(2, N, 4): factors of brightness, contrast, saturation, and hue (in turns of the circle)."""
+    gray: NDArray[np.bool_]
+    """(2, N): whether the view becomes gray."""
+    blur: NDArray[np.float32]
+    """(2, N): sigma of the Gaussian blur in pixels of the view; 0 is no blur."""
+
+    def select(self, rows: slice | NDArray[np.intp]) -> ViewParams:
+        """Return the parameters of some of the images."""
+        return ViewParams(*(getattr(self, field.name)[:, rows] for field in fields(self)))
+
+
+def draw_views(
+    config: AugmentConfig, *, seed: int, epoch: int, index: ArrayLike, size: ArrayLike
+) -> ViewParams:
+    """Draw the parameters of both views of N images.
+
+    The distributions are those of torchvision's ``RandomResizedCrop.get_params`` (ten tries, then a
+    central crop), ``ColorJitter.get_params`` (order included), ``RandomHorizontalFlip``,
+    ``RandomGrayscale``, and MoCo v2's Gaussian blur (sigma uniform), each applied with its probability.
+
+    Args:
+        config: ranges and probabilities.
+        seed: the run's seed.
+        epoch: number of the epoch, from 0.
+        index: (N,) position of each image in the data set.
+        size: (N, 2) height and width of each source image in pixels.
+
+    Returns:
+        Parameters that depend on nothing but the arguments, image by image: neither the other images
+        of the batch nor their order matter.
+    """
+    index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
+    key = rng.keys(seed, epoch, index[None, :], np.arange(2)[:, None])
+    u = rng.uniform(key, _DRAWS)
+    after = u[..., _FIRST_AFTER_CROP:]
+    strength = (config.brightness, config.contrast, config.saturation)
+    low = np.array([max(0.0, 1 - s) for s in strength] + [-config.hue])
+    high = np.array([1 + s for s in strength] + [config.hue])
+    sigma = config.blur_sigma_min + after[..., 9] * (config.blur_sigma_max - config.blur_sigma_min)
+    return ViewParams(
+        box=_crop_boxes(config, u[..., :_FIRST_AFTER_CROP].reshape(2, -1, _TRIES, 4), size),
+        flip=after[..., 0] < config.flip_p,
+        jitter=after[..., 1] < config.jitter_p,
+        order=_ORDERS[(after[..., 2] * len(_ORDERS)).astype(np.int64)],
+        factor=(low + after[..., 3:7] * (high - low)).astype(np.float32),
+        gray=after[..., 7] < config.gray_p,
+        blur=np.where(after[..., 8] < config.blur_p, sigma, 0.0).astype(np.float32),
+    )
+
+
+def _crop_boxes(
+    config: AugmentConfig, u: NDArray[np.float64], size: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Boxes (2, N, 4) from uniforms (2, N, tries, 4): the first try that fits, else a central crop."""
+    height, width = size[None, :, None, 0], size[None, :, None, 1]
+    area = height * width * (config.scale_min + u[..., 0] * (config.scale_max - config.scale_min))
+    log_ratio = np.log(config.ratio_min) + u[..., 1] * np.log(config.ratio_max / config.ratio_min)
+    ratio = np.exp(log_ratio)
+    w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+    h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    top = (u[..., 2] * (height - h + 1)).astype(np.int64)
+    left = (u[..., 3] * (width - w + 1)).astype(np.int64)
+    tries = np.stack([top, left, h, w], axis=-1)
+    first = np.argmax(fits, axis=-1)[..., None, None]
+    chosen = np.take_along_axis(tries, first, axis=2)[:, :, 0]
+    return np.where(fits.any(-1)[..., None], chosen, _central_box(config, size)).astype(np.int32)
+
+
+def _central_box(config: AugmentConfig, size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The fallback of ``RandomResizedCrop``: the largest central box (N, 4) with an allowed ratio."""
+    height, width = size[:, 0], size[:, 1]
+    ratio = width / height
+    w = np.where(ratio > config.ratio_max, np.rint(height * config.ratio_max), width).astype(np.int64)
+    h = np.where(ratio < config.ratio_min, np.rint(width / config.ratio_min), height).astype(np.int64)
+    w, h = np.clip(w, 1, width), np.clip(h, 1, height)
+    return np.stack([(height - h) // 2, (width - w) // 2, h, w], axis=-1)

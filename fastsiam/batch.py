@@ -1,0 +1,71 @@
+"""What a loader hands to a training loop, and what a loader is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TwoViewBatch:
+    """One rank's share of a batch: N images, two views of each, on the training device."""
+
+    view1: Tensor
+    """(N, 3, S, S) float, normalised, channels-last: ready for the model."""
+    view2: Tensor
+    """As view1: the second augmentation of the same images."""
+    index: Tensor
+    """(N,) int64: positions in the data set."""
+    label: Tensor
+    """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
+
+    def chunks(self, count: int) -> list[TwoViewBatch]:
+        """Cut into equal parts, for gradient accumulation."""
+        parts = (t.chunk(count) for t in (self.view1, self.view2, self.index, self.label))
+        return [TwoViewBatch(*part) for part in zip(*parts, strict=True)]
+
+
+class Loader(Protocol):
+    """A pipeline over one data set, for one rank. Its whole state is (epoch, step)."""
+
+    @property
+    def images(self) -> int:
+        """Images in the data set."""
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch: whole global batches, the tail is dropped. Equal on all ranks."""
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+        """Yield the batches of an epoch from step ``skip`` on: a function of its arguments alone."""
+
+    def close(self) -> None:
+        """End worker processes and free memory; the loader cannot be used afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalBatch:
+    """N images without augmentation, for evaluation."""
+
+    image: Tensor
+    """(N, 3, S, S) float32, normalised, channels-last: central crops on the device."""
+    label: Tensor
+    """(N,) int64 on the device."""
+
+
+class EvalLoader(Protocol):
+    """Central crops of one rank's share of a data set, in the data set's order, each image once."""
+
+    @property
+    def images(self) -> int:
+        """Images in the data set, over all ranks."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels."""
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Iterate over this rank's images once."""

@@ -1,0 +1,121 @@
+"""Checkpoints: written whole or not at all, read without executing anything.
+
+A run's randomness is a pure function of (seed, epoch, image), so a checkpoint needs no generator and
+no loader state: the weights, the optimizer and the number of steps done are everything.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fastsiam
+from fastsiam.config import TrainConfig, differences
+from fastsiam.errors import CheckpointError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state of a run after a step."""
+
+    config: TrainConfig
+    step: int
+    """Optimizer steps done."""
+    seconds: float
+    """Time spent on training so far, evaluation and saving left out."""
+    images: int
+    """Images in the data set."""
+    steps_per_epoch: int
+    """Optimizer steps in an epoch."""
+    model: dict[str, Any]
+    """State of the method, without the wrapper of several ranks."""
+    optimizer: dict[str, Any]
+    """State of the optimizer."""
+    scaler: dict[str, Any]
+    """State of the gradient scaler; empty but for fp16."""
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done."""
+        return self.step / self.steps_per_epoch
+
+    def check_continues(self, config: TrainConfig, images: int) -> None:
+        """Refuse to go on as something else.
+
+        Raises:
+            CheckpointError: names the settings that differ, or how the data changed.
+        """
+        if changed := differences(self.config, config):
+            raise CheckpointError(
+                f"the checkpoint was trained with other settings ({'; '.join(changed)}); "
+                "give the same ones, or another --out for a new run"
+            )
+        if images != self.images:
+            raise CheckpointError(
+                f"the data changed: {images:,} images now, {self.images:,} when the run began; "
+                "restore the data, or choose another --out for a new run"
+            )
+
+
+def last(run: Path) -> Path:
+    """Return where a run keeps its last checkpoint."""
+    return run / "checkpoints" / "last.pt"
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write atomically: a temporary file, fsync, rename. Whatever happens, the old file or the new is there.
+
+    Raises:
+        CheckpointError: the disk is full or the folder cannot be written; the old file is untouched.
+    """
+    state = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
+    state |= {"format": FORMAT, "fastsiam": fastsiam.__version__, "config": checkpoint.config.to_dict()}
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        temporary.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise CheckpointError(f"cannot save {path}: {reason}") from error
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint, tensors on the CPU, by torch's restricted unpickler.
+
+    Args:
+        path: a checkpoint, or a run's folder for its last one.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or not one of ours.
+    """
+    path = last(path) if path.is_dir() else path
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at {path}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"cannot read {path}: it is damaged or not a PyTorch file of plain tensors") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
+    try:
+        config = TrainConfig.from_dict(state["config"])
+        return Checkpoint(**{name: state[name] for name in Checkpoint.__slots__ if name != "config"}, config=config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is of another version of fastsiam: {error}") from error

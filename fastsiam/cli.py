@@ -1,0 +1,181 @@
+"""The command line: wiring only. torch is imported by the commands that need it, never for ``--help``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import fastsiam
+from fastsiam.config import DataConfig, MonitorConfig, Pipeline, RunConfig, TrainConfig
+from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.options import command_from
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="SimSiam pre-training at the speed of the hardware.",
+)
+eval_app = typer.Typer(no_args_is_help=True, help="Measure the quality of a trained encoder.")
+app.add_typer(eval_app, name="eval")
+
+
+def main() -> None:
+    """Run the command line; an error of the user's world is one line and exit code 1."""
+    try:
+        app()
+    except FastSiamError as error:
+        if os.environ.get("FASTSIAM_DEBUG"):
+            raise
+        rank = os.environ.get("RANK", "0")
+        print(f"{'error' if rank == '0' else f'error on rank {rank}'}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, Interrupted) else 1)
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"fastsiam {fastsiam.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def train(recipe: str, config: TrainConfig) -> None:
+    """Train SimSiam. The defaults shown are those of --recipe."""
+    from fastsiam import distributed, run
+
+    if distributed.is_worker():
+        world = int(os.environ["WORLD_SIZE"])
+    else:
+        world = config.run.gpus
+    try:
+        run.preflight(config, world=world)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if world > 1 and not distributed.is_worker():
+        folder = run.run_folder(config, recipe)
+        sys.exit(distributed.launch(world, [*sys.argv[1:], "--out", str(folder)]))
+    run.train_here(config, recipe)
+
+
+app.command("train")(command_from(train))
+
+
+@eval_app.command("knn")
+def eval_knn(
+    run: Annotated[Path, typer.Argument(help="Run folder, or a checkpoint file.")],
+    data: Annotated[str, typer.Option(help="Data folder with train/ and val/ or test/; default: the run's.")] = "",
+    k: Annotated[int, typer.Option(min=1, help="Neighbours that vote; default: the run's (authors: 200).")] = 0,
+    temperature: Annotated[
+        float, typer.Option(help="T of the weights exp(similarity / T); default: the run's (authors: 0.2).")
+    ] = 0.0,
+    baselines: Annotated[
+        bool, typer.Option(help="Also the untrained network and the raw pixels, for comparison.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Loader processes; -1 is one for each core.")] = -1,
+    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there too.")] = None,
+) -> None:
+    """Classify the validation images by their nearest training images (pool5 features, cosine)."""
+    from dataclasses import replace
+
+    from fastsiam import checkpoint, distributed
+    from fastsiam.run import evaluate_knn
+
+    state = checkpoint.load(run)
+    changes: dict[str, Any] = {"workers": workers} | ({"data": data} if data else {})
+    protocol = ({"knn_k": k} if k else {}) | ({"knn_temperature": temperature} if temperature else {})
+    try:
+        monitor: MonitorConfig = replace(state.config.monitor, **protocol)
+        source: DataConfig = replace(state.config.data, **changes)
+        place = distributed.start(RunConfig(device=device))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    try:
+        results = evaluate_knn(state, place, data=source, monitor=monitor, baselines=baselines)
+    finally:
+        distributed.finish()
+    if not place.leads:
+        return
+    names = {"trained": f"after {state.epoch:g} epochs", "untrained": "untrained network", "pixels": "raw pixels"}
+    for kind, result in results.items():
+        print(f"{names[kind]}: {result}")
+    if json_file:
+        record = {kind: {**result.record(), "epoch": state.epoch} for kind, result in results.items()}
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@app.command()
+def views(
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
+    data: Annotated[str, typer.Option(help="Data folder; default: $FASTSIAM_DATA, else ./data.")] = "",
+    pipeline: Annotated[Pipeline, typer.Option(help="Pipeline that makes the views.")] = "torchvision",
+    recipe: Annotated[str, typer.Option(help="Recipe whose augmentation is shown.")] = "imagenet",
+    images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
+    epoch: Annotated[int, typer.Option(min=0, help="Epoch whose first images and draws are shown.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
+    ] = None,
+) -> None:
+    """Show images beside the two views that a pipeline makes of each, as training sees them."""
+    from fastsiam.recipes import RECIPES
+    from fastsiam.run import show_views
+
+    if recipe not in RECIPES:
+        raise typer.BadParameter(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    source = DataConfig(data=data, pipeline=pipeline, workers=0)
+    sheet, record = show_views(source, RECIPES[recipe]().augment, images=images, epoch=epoch, seed=seed)
+    sheet.save(out)
+    print(f"wrote {out}: source and two views of {len(record)} images, pipeline {pipeline}, epoch {epoch}, seed {seed}")
+    if json_file:
+        json_file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folder; more runs are drawn beside it.")],
+    out: Annotated[Path | None, typer.Option(help="Page to write; default: report.html in the first run.")] = None,
+) -> None:
+    """Write one self-contained HTML page: loss, std, rank, kNN, images/s, data wait, settings."""
+    from fastsiam.report import write_report
+
+    print(f"wrote {write_report(runs, out or runs[0] / 'report.html')}")
+
+
+@app.command()
+def info(json_file: Annotated[Path | None, typer.Option("--json", help="Write it there as JSON too.")] = None) -> None:
+    """Print versions, GPUs, and which pipelines can run here."""
+    from fastsiam.info import environment, pipelines
+
+    found, ready = environment(), pipelines()
+    packages = found.pop("packages")
+    for name, value in {**found, "gpus": ", ".join(found["gpus"]) or "none"}.items():
+        print(f"{name:12} {value}")
+    for name, version in packages.items():
+        print(f"{name:20} {version}")
+    for name, state in ready.items():
+        print(f"--pipeline {name:12} {state}")
+    if json_file:
+        json_file.write_text(json.dumps({**found, "packages": packages, "pipelines": ready}, indent=2) + "\n")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the images, the run and the report.")] = Path("runs/demo"),
+) -> None:
+    """Make small images, train on them, and show that the features beat raw pixels: a few minutes on a laptop."""
+    from fastsiam.demo import run_demo
+
+    run_demo(out)

@@ -1,0 +1,289 @@
+"""Every setting of a run, as frozen dataclasses: defaults, meaning, validation. Standard library only.
+
+The literal below a field is its documentation; fastsiam/options.py makes the command line's options
+and their help out of these classes, so a setting is written once. A value that makes no sense raises
+``ValueError`` here, before torch is imported or a worker starts.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+Pipeline = Literal["torchvision", "memory", "synthetic"]
+Backbone = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101"]
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Data: where the images are and how they are loaded."""
+
+    data: str = ""
+    """Folder of images: class folders or flat, or train/ beside val/ or test/. Default: $FASTSIAM_DATA, else ./data."""
+    pipeline: Pipeline = "torchvision"
+    """How images become batches: PIL in worker processes; decoded once and kept on the device; or ready tensors."""
+    workers: int = -1
+    """Loader processes of each rank; -1 is one for each core of the rank, 0 loads in the training process."""
+
+    def __post_init__(self) -> None:
+        _require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+
+    @property
+    def root(self) -> Path:
+        """The data folder, with the default filled in."""
+        return Path(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentConfig:
+    """Augmentation: how one image becomes two views. Defaults are the paper's (section 3)."""
+
+    crop: int = 224
+    """Side of a view, in pixels."""
+    scale_min: float = 0.2
+    """Smallest crop, as a share of the image's area."""
+    scale_max: float = 1.0
+    """Largest crop, as a share of the image's area."""
+    ratio_min: float = 3 / 4
+    """Smallest width / height of a crop."""
+    ratio_max: float = 4 / 3
+    """Largest width / height of a crop."""
+    flip_p: float = 0.5
+    """Probability of a horizontal flip."""
+    jitter_p: float = 0.8
+    """Probability of the colour jitter."""
+    brightness: float = 0.4
+    """Brightness factor is drawn from 1 -+ this."""
+    contrast: float = 0.4
+    """Contrast factor is drawn from 1 -+ this."""
+    saturation: float = 0.4
+    """Saturation factor is drawn from 1 -+ this."""
+    hue: float = 0.1
+    """Hue shift is drawn from -+ this, in turns of the colour circle (0 to 0.5)."""
+    gray_p: float = 0.2
+    """Probability that a view becomes gray."""
+    blur_p: float = 0.5
+    """Probability of the Gaussian blur."""
+    blur_sigma_min: float = 0.1
+    """Smallest sigma of the blur, in pixels of the view."""
+    blur_sigma_max: float = 2.0
+    """Largest sigma of the blur, in pixels of the view."""
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    """Mean of each channel that normalisation subtracts (images scaled to 0-1)."""
+    std: tuple[float, float, float] = IMAGENET_STD
+    """Standard deviation of each channel that normalisation divides by."""
+
+    def __post_init__(self) -> None:
+        _require(self.crop >= 1, f"crop must be at least 1 pixel, not {self.crop}")
+        _require(
+            0 < self.scale_min <= self.scale_max <= 1,
+            f"crop scales must satisfy 0 < scale-min <= scale-max <= 1, not {self.scale_min} and {self.scale_max}",
+        )
+        _require(
+            0 < self.ratio_min <= self.ratio_max,
+            f"crop ratios must satisfy 0 < ratio-min <= ratio-max, not {self.ratio_min} and {self.ratio_max}",
+        )
+        for name in ("flip_p", "jitter_p", "gray_p", "blur_p"):
+            value = getattr(self, name)
+            _require(0 <= value <= 1, f"{name.replace('_', '-')} is a probability, 0 to 1, not {value}")
+        for name in ("brightness", "contrast", "saturation"):
+            _require(getattr(self, name) >= 0, f"{name} must be 0 or more, not {getattr(self, name)}")
+        _require(0 <= self.hue <= 0.5, f"hue must be 0 to 0.5 turns, not {self.hue}")
+        _require(
+            0 < self.blur_sigma_min <= self.blur_sigma_max,
+            f"blur sigmas must satisfy 0 < min <= max, not {self.blur_sigma_min} and {self.blur_sigma_max}",
+        )
+        _require(min(self.std) > 0, f"std must be above 0 in every channel, not {self.std}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Model: the encoder, its heads and the loss (section 3 of the paper)."""
+
+    backbone: Backbone = "resnet50"
+    """Encoder without its classifier: torchvision's blocks; resnet10 has one block in each stage."""
+    stem: Literal["imagenet", "cifar"] = "imagenet"
+    """First layers: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride 1 without pool."""
+    width: int = 64
+    """Channels of the first stage; 64 is the standard network, less makes a narrow one."""
+    projector_layers: int = 3
+    """Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10)."""
+    dim: int = 2048
+    """Width of the projector and dimension of its output."""
+    predictor_dim: int = 512
+    """Hidden width of the predictor; the paper's bottleneck is a quarter of dim."""
+    stop_gradient: bool = True
+    """Treat the other view's projection as a constant. Without it training collapses (the paper's Fig. 2)."""
+    zero_init_residual: bool = True
+    """Start each residual block as the identity: the scale of its last BN at 0."""
+
+    def __post_init__(self) -> None:
+        for name in ("width", "dim", "predictor_dim", "projector_layers"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """Optimisation: SGD with a cosine schedule per step (section 3 and appendix A of the paper)."""
+
+    epochs: int = 100
+    """Passes over the data; the cosine ends here."""
+    batch: int = 512
+    """Global batch: images (each two views) of one optimizer step over all ranks."""
+    lr: float = 0.05
+    """Base learning rate for a global batch of 256; scaled by batch / 256."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay, on every parameter (BN and biases too)."""
+    warmup_epochs: float = 0.0
+    """Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. The predictor is not warmed up."""
+    predictor_lr: Literal["constant", "cosine"] = "constant"
+    """Whether the predictor's rate stays constant (68.1 in the paper) or decays with the rest (67.7)."""
+    accumulate: int = 1
+    """Parts that each rank's share of the batch is cut into; gradients add up, BN sees batch / accumulate."""
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
+        _require(self.batch >= 2, f"batch must be at least 2 (BN needs two samples), not {self.batch}")
+        _require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        _require(0 <= self.momentum < 1, f"momentum must be 0 or more and below 1, not {self.momentum}")
+        _require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
+        _require(
+            0 <= self.warmup_epochs <= self.epochs,
+            f"warmup-epochs must lie between 0 and epochs ({self.epochs}), not {self.warmup_epochs}",
+        )
+        _require(
+            self.accumulate >= 1 and self.batch % self.accumulate == 0,
+            f"batch {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsConfig:
+    """Numerics: what decides the last digits of a run."""
+
+    seed: int = 0
+    """Seed of the initial weights, the order of the images and their augmentations."""
+    precision: Precision = "auto"
+    """Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32; auto is bf16 where the hardware has it."""
+    tf32: bool = True
+    """On a GPU, let float32 matrix products and convolutions use TF32."""
+    channels_last: bool = True
+    """Keep images and activations in channels-last memory format."""
+    sync_bn: bool = True
+    """With several ranks, compute BN statistics over the global batch."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """Monitoring: quality and collapse while the run goes on."""
+
+    knn_every: int = 1
+    """Epochs between kNN evaluations (before the first epoch too); 0 turns them off. Needs train/ and val/ or test/."""
+    knn_k: int = 200
+    """Neighbours that vote (the authors' monitor: 200)."""
+    knn_temperature: float = 0.2
+    """Temperature of the votes' weights exp(similarity / T) (the authors' monitor: 0.2)."""
+    eval_resize: int = 256
+    """Shorter side, in pixels, before the central crop that evaluation takes."""
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """What to do when the representation collapses."""
+
+    def __post_init__(self) -> None:
+        _require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")
+        _require(self.knn_k >= 1, f"knn-k must be at least 1, not {self.knn_k}")
+        _require(self.knn_temperature > 0, f"knn-temperature must be above 0, not {self.knn_temperature}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Run: where it runs, what it leaves and when."""
+
+    gpus: int = 1
+    """GPUs of this machine to train on, one process each; with --device cpu, processes on the CPU."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes the GPU if there is one."""
+    out: str = ""
+    """Run folder. Default: runs/<time>-<recipe>."""
+    resume: str = "auto"
+    """auto goes on where the run folder's last checkpoint was; never starts anew; or a checkpoint's path."""
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+    save_every: int = 1000
+    """Steps between two checkpoints; a killed run repeats at most so many."""
+    max_steps: int = 0
+    """Stop after this many steps, with the schedule of the full run; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "log_every", "save_every"):
+            value = getattr(self, name)
+            _require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        _require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """All settings of a training run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    numerics: NumericsConfig = field(default_factory=NumericsConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        _require(
+            self.monitor.eval_resize >= self.augment.crop,
+            f"eval-resize ({self.monitor.eval_resize}) must not be smaller than crop ({self.augment.crop})",
+        )
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return plain nested dictionaries, as config.json and checkpoints hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, sections: dict[str, dict[str, Any]]) -> TrainConfig:
+        """Rebuild from ``to_dict``'s result; raises ``ValueError`` for a section or field unknown here."""
+        types = get_type_hints(cls)
+        parts = {}
+        for name, values in sections.items():
+            known = {f.name for f in fields(types[name])} if name in types else set()
+            unknown = sorted(set(values) - known)
+            _require(not unknown, f"unknown setting {name}.{unknown[0] if unknown else ''}")
+            parts[name] = types[name](
+                **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            )
+        return cls(**parts)
+
+
+FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
+"""Sections that define what is trained. The others say how it is run and may change on resume."""
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """List the settings in which two runs train something different, as ``name: old -> new``."""
+    return [
+        f"{f.name.replace('_', '-')}: {before} -> {after}"
+        for section in FIXED_SECTIONS
+        for f in fields(getattr(old, section))
+        if (before := getattr(getattr(old, section), f.name))
+        != (after := getattr(getattr(new, section), f.name))
+    ]

@@ -1,0 +1,29 @@
+"""Errors of the user's world. The command line prints each as one line and exits with 1."""
+
+
+class FastSiamError(Exception):
+    """Something outside the program is wrong; the message says what, and what to do."""
+
+
+class DataError(FastSiamError):
+    """A data set cannot be found, listed or read."""
+
+
+class DeviceError(FastSiamError):
+    """The devices or ranks that were asked for are not there."""
+
+
+class CheckpointError(FastSiamError):
+    """A checkpoint cannot be read, or belongs to another run."""
+
+
+class TrainingError(FastSiamError):
+    """Training cannot go on: the loss is not finite, or the representation collapsed."""
+
+
+class Interrupted(FastSiamError):
+    """A signal ended the run after its state was saved; ``exit_code`` is 128 + the signal."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

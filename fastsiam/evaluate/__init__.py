@@ -1,0 +1,1 @@
+"""Measures of a frozen backbone's quality."""

@@ -1,0 +1,57 @@
+"""What this machine has: versions, processors, GPUs, and which pipelines can run here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("torch", "torchvision", "numpy", "pillow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "ffcv")
+
+
+def environment() -> dict[str, Any]:
+    """Return what a figure or a run depends on, as plain JSON values."""
+    import torch
+
+    import fastsiam
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "fastsiam": fastsiam.__version__,
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "cuda": torch.version.cuda,
+        "gpus": gpus,
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "platform": platform.platform(),
+    }
+
+
+def pipelines() -> dict[str, str]:
+    """Return what can be said of each pipeline here: "ready", and on which device it works."""
+    import torch
+
+    device = "GPU" if torch.cuda.is_available() else "CPU"
+    return {
+        "torchvision": f"ready: PIL in worker processes, training on the {device}",
+        "memory": f"ready: a small data set decoded once, augmented on the {device}",
+        "synthetic": f"ready: tensors on the {device}, the ceiling of training speed",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

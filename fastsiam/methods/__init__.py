@@ -1,0 +1,15 @@
+"""Methods: what is trained, given a backbone. One file for each; today SimSiam."""
+
+from __future__ import annotations
+
+from fastsiam.backbones import build_backbone
+from fastsiam.config import ModelConfig
+
+from .simsiam import SimSiam
+
+__all__ = ["SimSiam", "build_method"]
+
+
+def build_method(config: ModelConfig) -> SimSiam:
+    """Build the method with a fresh backbone, on the CPU; seed torch before for repeatable weights."""
+    return SimSiam(config, build_backbone(config))

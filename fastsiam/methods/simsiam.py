@@ -1,0 +1,55 @@
+"""SimSiam (Chen and He, "Exploring Simple Siamese Representation Learning", 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fastsiam.backbones import ResNet
+from fastsiam.config import ModelConfig
+from fastsiam.heads import predictor, projector
+from fastsiam.losses import negative_cosine
+
+
+class SimSiam(nn.Module):
+    """Encoder f (backbone and projector) and predictor h, with the symmetrised loss (algorithm 1)."""
+
+    def __init__(self, config: ModelConfig, backbone: ResNet) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projector = projector(backbone.features, config.dim, layers=config.projector_layers)
+        self.predictor = predictor(config.dim, config.predictor_dim)
+        self.stop_gradient = config.stop_gradient
+
+    def forward(self, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss, and the first view's projections for the monitors.
+
+        The encoder runs once for each view, so that BN normalises each view by its own statistics, as
+        the authors' code does; both runs lie within one forward, because DistributedDataParallel
+        reduces the gradients of one forward.
+
+        Args:
+            view1: (N, 3, S, S) normalised images.
+            view2: the same images, augmented anew.
+
+        Returns:
+            Scalar float32 loss in [-1, 1]; (N, dim) projections without gradient.
+        """
+        z1 = self.projector(self.backbone(view1))
+        z2 = self.projector(self.backbone(view2))
+        p1, p2 = self.predictor(z1), self.predictor(z2)
+        loss = negative_cosine(p1, self.target(z2)) / 2 + negative_cosine(p2, self.target(z1)) / 2
+        return loss, z1.detach()
+
+    def target(self, z: Tensor) -> Tensor:
+        """The stop-gradient of section 4.1; switched off it shows why it is there (Fig. 2)."""
+        return z.detach() if self.stop_gradient else z
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters by schedule: the predictor's rate may stay constant. Weight decay is on all."""
+        encoder = [*self.backbone.parameters(), *self.projector.parameters()]
+        return [
+            {"params": encoder, "name": "encoder"},
+            {"params": list(self.predictor.parameters()), "name": "predictor"},
+        ]

@@ -1,0 +1,89 @@
+"""Typer options made out of the config dataclasses, so that every option is written exactly once.
+
+Typer reads a command's parameters from its signature. ``command_from`` builds that signature from the
+fields of ``TrainConfig``'s sections: name, type, default, and as help the literal below the field.
+Typer honours the built ``__signature__``; tests/test_cli.py holds that it does for every field.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+import typer
+
+from fastsiam.config import TrainConfig
+from fastsiam.recipes import RECIPES
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Map the name of each field of a dataclass to the string literal below it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for first, second in pairwise(body.body):
+        match first, second:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = text
+    return docs
+
+
+def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]:
+    """Turn ``run(recipe, config)`` into a Typer command with ``--recipe`` and one flag for each field.
+
+    A flag beats the recipe, the recipe beats the dataclass's default, in whatever order they are
+    given. A value that the config refuses is a usage error (exit code 2).
+    """
+    sections: dict[str, type] = get_type_hints(TrainConfig)
+    home: dict[str, str] = {}
+    parameters = [
+        _parameter(
+            "recipe",
+            str,
+            typer.Option(
+                next(iter(RECIPES)),
+                is_eager=True,
+                callback=_use_recipe,
+                help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
+            ),
+        )
+    ]
+    for section, cls in sections.items():
+        hints, docs = get_type_hints(cls), field_docs(cls)
+        assert cls.__doc__
+        for f in fields(cls):
+            assert f.name not in home, f"{f.name} is in two sections; flags are flat"
+            home[f.name] = section
+            option = typer.Option(f.default, help=docs[f.name], rich_help_panel=cls.__doc__.split("\n")[0])
+            parameters.append(_parameter(f.name, hints[f.name], option))
+
+    def command(recipe: str, **flags: Any) -> None:
+        parts: dict[str, dict[str, Any]] = {section: {} for section in sections}
+        for name, value in flags.items():
+            parts[home[name]][name] = value
+        try:
+            config = TrainConfig.from_dict(parts)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        run(recipe, config)
+
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _use_recipe(context: typer.Context, name: str) -> str:
+    if name not in RECIPES:
+        raise typer.BadParameter(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
+    recipe = asdict(RECIPES[name]())
+    context.default_map = {k: v for section in recipe.values() for k, v in section.items()}
+    return name
+
+
+def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)

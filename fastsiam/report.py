@@ -1,0 +1,162 @@
+"""One self-contained HTML page about a run: the curves of the paper's Fig. 2, speed, settings."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastsiam.errors import DataError
+from fastsiam.metrics import read_metrics
+
+_CURVES = (
+    ("train", "loss", "Loss", "negative cosine similarity; -1 is the minimum"),
+    ("train", "z_std", "Std of the l2-normalised projections, times sqrt(d)", "1: spread over the sphere; 0: collapsed"),
+    ("knn", "top1", "kNN top-1 (%)", "frozen pool5 features"),
+    ("train", "rank", "Effective rank of the projections", "dimensions in use; at most the smaller of batch and dim"),
+    ("train", "images_per_second", "Images per second", "one image is two views; all ranks"),
+    ("train", "data_wait", "Share of time waiting for data", "0: the loader keeps up; 1: nothing but waiting"),
+)
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff; margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
+h1 { font-size: 1.5rem; margin-bottom: .25rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+.facts { color: #59636e; margin-top: 0 }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
+figure { margin: 0; border: 1px solid #d1d9e0; border-radius: 6px; padding: .75rem }
+figcaption { font-weight: 600 } figcaption small { display: block; font-weight: 400; color: #59636e }
+img { width: 100%; height: auto; display: block }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .75rem .2rem 0; border-bottom: 1px solid #eaeef2; vertical-align: top }
+td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
+.settings { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 0 2rem }
+"""
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write the page.
+
+    Args:
+        runs: run folders; the first one's settings are shown, all are drawn in each chart.
+        out: where the page goes.
+
+    Raises:
+        DataError: a folder holds no metrics.
+    """
+    metrics = {}
+    for run in runs:
+        lines = read_metrics(run)
+        if not lines:
+            raise DataError(f"{run} is not a run folder, or has no metrics yet (no lines in {run / 'metrics.jsonl'})")
+        metrics[_name(run, runs)] = lines
+    settings = json.loads((runs[0] / "config.json").read_text())
+    figures = "".join(
+        f"<figure><figcaption>{title}<small>{note}</small></figcaption>"
+        f'<img alt="{title} over epochs" src="data:image/svg+xml;base64,{chart}"></figure>'
+        for kind, field, title, note in _CURVES
+        if (chart := _chart(metrics, kind, field))
+    )
+    title = f"fastsiam: {html.escape(', '.join(metrics))}"
+    page = (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{_STYLE}</style><body><h1>{title}</h1>"
+        f'<p class="facts">{html.escape(_facts(settings))}</p>{_results(metrics)}'
+        f'<h2>Curves</h2><div class="curves">{figures}</div>'
+        f'<h2>Settings</h2><div class="settings">{_sections(settings["config"])}</div>'
+        f"<h2>Machine</h2>{_table(_flat(settings['environment']))}</body></html>\n"
+    )
+    out.write_text(page)
+    return out
+
+
+def _name(run: Path, runs: Sequence[Path]) -> str:
+    """The folder's name, or its path where names repeat."""
+    return run.name if len({r.resolve().name for r in runs}) == len(runs) and run.name else str(run)
+
+
+def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> str:
+    """Draw one field over epochs for every run; base64 of an SVG, or "" if no run has it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 2.9), layout="constrained")
+    axes = figure.add_subplot()
+    for name, lines in metrics.items():
+        points = [(line["epoch"], line[field]) for line in lines if line["kind"] == kind]
+        if points:
+            marker = "o" if kind == "knn" or len(points) == 1 else None
+            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.4, marker=marker, markersize=3.5)
+    if not axes.lines:
+        return ""
+    axes.set_xlabel("epoch")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if field in ("z_std", "data_wait", "images_per_second", "rank"):
+        axes.set_ylim(bottom=0)
+    if field == "data_wait":
+        axes.set_ylim(top=1)
+    if len(metrics) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _facts(settings: dict[str, Any]) -> str:
+    config, environment = settings["config"], settings["environment"]
+    where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
+    return (
+        f"SimSiam, {config['model']['backbone']}, recipe {settings['recipe']}, pipeline {config['data']['pipeline']}, "
+        f"global batch {config['optim']['batch']}, {config['optim']['epochs']} epochs; {where}; "
+        f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
+    )
+
+
+def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
+    """A table of where each run stands at its last line."""
+    rows = []
+    for name, lines in metrics.items():
+        train = [line for line in lines if line["kind"] == "train"]
+        knn = [line for line in lines if line["kind"] == "knn"]
+        cells = [name]
+        if train:
+            last = train[-1]
+            speeds = sorted(line["images_per_second"] for line in train)
+            cells += [
+                f"{last['epoch']:.2f}",
+                f"{last['loss']:.4f}",
+                f"{last['z_std']:.3f}",
+                f"{last['rank']:.1f}",
+                f"{speeds[len(speeds) // 2]:,.0f}",
+            ]
+        else:
+            cells += ["-"] * 5
+        if knn:
+            best = knn[-1]
+            cells.append(
+                f"{knn[0]['top1']:.2f} at epoch {knn[0]['epoch']:g}, {best['top1']:.2f} at epoch {best['epoch']:g} "
+                f"(k {best['k']}, T {best['temperature']:g}, bank {best['bank']:,})"
+            )
+        else:
+            cells.append("not measured")
+        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
+    return "<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + f"</tr>{''.join(rows)}</table>"
+
+
+def _sections(config: dict[str, dict[str, Any]]) -> str:
+    return "".join(f"<div><h3>{name}</h3>{_table(values)}</div>" for name, values in config.items())
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _table(values: dict[str, Any]) -> str:
+    rows = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
+    return f"<table>{rows}</table>"

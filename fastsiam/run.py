@@ -1,0 +1,260 @@
+"""A training run and its evaluation, put together: data by ``fastsiam.pipelines``, the loop by ``train``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam import distributed
+from fastsiam.augment import draw_views
+from fastsiam.batch import EvalLoader
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import AugmentConfig, DataConfig, MonitorConfig, TrainConfig
+from fastsiam.console import Console
+from fastsiam.distributed import Place
+from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
+from fastsiam.evaluate.features import backbone_features, pixel_features
+from fastsiam.evaluate.knn import KnnResult, knn_accuracy
+from fastsiam.info import environment
+from fastsiam.methods import build_method
+from fastsiam.optim import peak_lr
+from fastsiam.pipelines import build_eval_loader, build_loader, open_store
+from fastsiam.pipelines.store import has_split
+from fastsiam.train import autocast_type, train
+from fastsiam.views import contact_sheet, denormalize
+
+
+def preflight(config: TrainConfig, *, world: int) -> None:
+    """Refuse what cannot work, before a process or a worker starts.
+
+    Raises:
+        ValueError: settings that contradict each other.
+        FastSiamError: devices or data that are not there.
+    """
+    distributed.check_devices(config.run)
+    batch, parts = config.optim.batch, world * config.optim.accumulate
+    if batch % parts:
+        raise ValueError(f"batch {batch} cannot be shared equally by {world} ranks x {config.optim.accumulate} parts")
+    if batch < 2 * parts:
+        raise ValueError(f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2")
+    if config.numerics.precision == "fp16" and (config.run.device == "cpu" or not torch.cuda.is_available()):
+        raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
+    if world > 1 and config.data.pipeline != "synthetic":
+        images = len(open_store(config.data.root, "train"))
+        if images < batch:
+            raise DataError(f"{config.data.root} holds {images:,} images, fewer than one batch of {batch:,}")
+
+
+def run_folder(config: TrainConfig, recipe: str) -> Path:
+    """Return the run's folder, made if it is not there."""
+    folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FastSiamError(f"cannot make the run folder {folder}: {error.strerror}") from error
+    return folder
+
+
+def train_here(config: TrainConfig, recipe: str) -> Path:
+    """Train in this process, as one rank of however many there are; return the run's folder."""
+    place = distributed.start(config.run)
+    try:
+        run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
+        console = Console(quiet=not place.leads)
+        start = _starting_point(config, run)
+        dtype = autocast_type(config, place)
+        loader = build_loader(
+            config.data,
+            config.augment,
+            batch=config.optim.batch,
+            seed=config.numerics.seed,
+            rank=place.rank,
+            world=place.world,
+            device=place.device,
+            dtype=dtype,
+        )
+        try:
+            if place.leads:
+                _write_config(config, recipe, run)
+                _introduce(console, config, place, loader.images, loader.steps, dtype, run, start)
+            torch.manual_seed(config.numerics.seed)
+            method = build_method(config.model)
+            knn = _monitor(config, place, console, dtype)
+            train(config, method, loader, place, run=run, start=start, knn=knn, console=console)
+        finally:
+            loader.close()
+        return run
+    finally:
+        distributed.finish()
+
+
+def evaluate_knn(
+    checkpoint: Checkpoint,
+    place: Place,
+    *,
+    data: DataConfig | None = None,
+    monitor: MonitorConfig | None = None,
+    baselines: bool = False,
+) -> dict[str, KnnResult]:
+    """Classify the validation images by kNN with a checkpoint's features.
+
+    Args:
+        checkpoint: of a run.
+        place: this rank.
+        data: other data than the run's.
+        monitor: another protocol than the run's.
+        baselines: also the same network untrained, and the raw pixels.
+
+    Returns:
+        Results by kind of features: "trained", and "untrained" and "pixels".
+    """
+    config = checkpoint.config
+    monitor = monitor or config.monitor
+    bank, queries = _eval_loaders(data or config.data, config.augment, monitor.eval_resize, place)
+    dtype = autocast_type(config, place)
+    torch.manual_seed(config.numerics.seed)
+    method = build_method(config.model).to(place.device, memory_format=torch.channels_last)
+    results = {}
+    if baselines:
+        results["pixels"] = _knn(monitor, bank, queries, pixel_features)
+        results["untrained"] = _knn(monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype))
+    method.load_state_dict(checkpoint.model)
+    results["trained"] = _knn(monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype))
+    return results
+
+
+def show_views(
+    data: DataConfig, augment: AugmentConfig, *, images: int, epoch: int, seed: int
+) -> tuple[Image.Image, list[dict[str, Any]]]:
+    """Draw the first images of an epoch beside the views that a pipeline makes of them.
+
+    Returns:
+        The contact sheet; for each image its path, position, label and the parameters of both views.
+    """
+    if data.pipeline == "synthetic":
+        raise DataError("the synthetic pipeline has no images to show")
+    store = open_store(data.root, "train")
+    images = min(images, len(store))
+    loader = build_loader(data, augment, batch=images, seed=seed)
+    try:
+        batch = next(iter(loader.epoch(epoch)))
+    finally:
+        loader.close()
+    index = batch.index.tolist()
+    sources = [store.decode(i) for i in index]
+    sheet = contact_sheet(sources, denormalize(batch.view1, augment), denormalize(batch.view2, augment))
+    size = np.array([(source.height, source.width) for source in sources])
+    params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
+    record = [
+        {
+            "path": str(store.path(i)),
+            "index": i,
+            "label": int(store.labels[i]),
+            "views": [{f.name: getattr(params, f.name)[view, row].tolist() for f in fields(params)} for view in range(2)],
+        }
+        for row, i in enumerate(index)
+    ]
+    return sheet, record
+
+
+def _monitor(
+    config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
+) -> Callable[[nn.Module], KnnResult] | None:
+    """Return the kNN monitor, or say why there is none."""
+    if not config.monitor.knn_every or config.data.pipeline == "synthetic":
+        return None
+    if not has_split(config.data.root, "val"):
+        console.say(f"no kNN monitor: {config.data.root} has no val/ or test/ folder beside train/")
+        return None
+    bank, queries = _eval_loaders(config.data, config.augment, config.monitor.eval_resize, place)
+
+    def evaluate(backbone: nn.Module) -> KnnResult:
+        return _knn(config.monitor, bank, queries, lambda x: backbone_features(backbone, x, dtype=dtype))
+
+    return evaluate
+
+
+def _eval_loaders(
+    data: DataConfig, augment: AugmentConfig, resize: int, place: Place
+) -> tuple[EvalLoader, EvalLoader]:
+    """Open the bank (training images) and the queries (validation images)."""
+    bank, queries = (
+        build_eval_loader(
+            data, split, augment, resize=resize, rank=place.rank, world=place.world, device=place.device
+        )
+        for split in ("train", "val")
+    )
+    if not bank.classes:
+        raise DataError(f"{data.root} has no class folders: kNN needs labels")
+    if bank.classes != queries.classes:
+        raise DataError(f"the training and validation images under {data.root} have different class folders")
+    return bank, queries
+
+
+def _knn(
+    monitor: MonitorConfig,
+    bank: EvalLoader,
+    queries: EvalLoader,
+    extract: Callable[[EvalLoader], tuple[Tensor, Tensor]],
+) -> KnnResult:
+    return knn_accuracy(*extract(bank), *extract(queries), k=monitor.knn_k, temperature=monitor.knn_temperature)
+
+
+def _starting_point(config: TrainConfig, run: Path) -> Checkpoint | None:
+    """Find the checkpoint that ``--resume`` asks for."""
+    last = checkpoints.last(run)
+    match config.run.resume:
+        case "auto":
+            return checkpoints.load(last) if last.is_file() else None
+        case "never":
+            if last.is_file():
+                raise CheckpointError(f"--resume never: {run} holds a run already; choose another --out or delete it")
+            return None
+        case path:
+            return checkpoints.load(Path(path))
+
+
+def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
+    text = json.dumps({"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2)
+    temporary = run / "config.json.tmp"
+    temporary.write_text(text + "\n")
+    os.replace(temporary, run / "config.json")
+
+
+def _introduce(
+    console: Console,
+    config: TrainConfig,
+    place: Place,
+    images: int,
+    steps: int,
+    dtype: torch.dtype,
+    run: Path,
+    start: Checkpoint | None,
+) -> None:
+    """Print what is about to run, with the conventions that figures depend on."""
+    if place.device.type == "cpu" and config.run.device == "auto":
+        console.say("no GPU here: training on the CPU")
+    kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
+    local = config.optim.batch // place.world // config.optim.accumulate
+    bn = config.optim.batch // config.optim.accumulate if config.numerics.sync_bn else local
+    console.say(
+        f"SimSiam {config.model.backbone} on {place.world} x {kind}, {str(dtype).removeprefix('torch.')}, "
+        f"pipeline {config.data.pipeline}: {images:,} images, {steps:,} steps an epoch, {config.optim.epochs} epochs"
+    )
+    console.say(
+        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), learning rate "
+        f"{peak_lr(config.optim):g} ({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+    )
+    if start is not None:
+        console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")

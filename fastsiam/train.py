@@ -1,0 +1,212 @@
+"""The training loop. The loader and the evaluation are arguments; nothing here knows where images come from."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.batch import Loader, TwoViewBatch
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import NumericsConfig, TrainConfig
+from fastsiam.console import Console
+from fastsiam.distributed import Place, StopSignals, distribute, gather, mean_across_ranks
+from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
+from fastsiam.evaluate.knn import KnnResult
+from fastsiam.methods import SimSiam
+from fastsiam.metrics import Clock, CollapseGuard, FiniteCheck, MetricsLog, effective_rank, z_std
+from fastsiam.optim import build_optimizer, lr_at, set_lr
+
+
+def train(
+    config: TrainConfig,
+    method: SimSiam,
+    loader: Loader,
+    place: Place,
+    *,
+    run: Path,
+    start: Checkpoint | None = None,
+    knn: Callable[[nn.Module], KnnResult] | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Train a method and return the path of its last checkpoint.
+
+    Args:
+        config: all settings.
+        method: fresh from ``build_method``; it is trained in place.
+        loader: batches of this rank, on ``place.device``.
+        place: this rank; every rank calls this function.
+        run: folder for metrics and checkpoints.
+        start: checkpoint to go on from, bit for bit as if the run had not been interrupted.
+        knn: evaluates a backbone; every rank calls it.
+        console: where rank 0 shows the progress.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM; the state is saved.
+        TrainingError: the loss is not finite, or the representation collapsed and the run shall stop.
+        DataError: an image cannot be read; the state is saved.
+    """
+    console = console or Console(quiet=not place.leads)
+    use_numerics(config.numerics)
+    memory_format = torch.channels_last if config.numerics.channels_last else torch.contiguous_format
+    method = method.to(place.device, memory_format=memory_format)
+    step, clock = 0, Clock()
+    optimizer = build_optimizer(config.optim, method.param_groups())
+    scaler = torch.amp.GradScaler(place.device.type, enabled=autocast_type(config, place) == torch.float16)
+    if start is not None:
+        start.check_continues(config, loader.images)
+        step, clock = start.step, Clock(start.seconds)
+        method.load_state_dict(start.model)
+        optimizer.load_state_dict(start.optimizer)
+        scaler.load_state_dict(start.scaler)
+    model = distribute(method, place, sync_bn=config.numerics.sync_bn)
+
+    per_epoch = loader.steps
+    total = config.optim.epochs * per_epoch
+    end = min(total, config.run.max_steps or total)
+    path, saved = checkpoints.last(run), step if start is not None else None
+    log = MetricsLog(run, step=step, steps_per_epoch=per_epoch) if place.leads else None
+    finite, guard = FiniteCheck(place.device), CollapseGuard(config.monitor.on_collapse)
+
+    def check_finite() -> None:
+        bad = finite.verdict()
+        if bad is not None:
+            kept = f"the last good checkpoint is {path} (step {saved:,})" if saved is not None else "nothing was saved yet"
+            raise TrainingError(f"the loss is not finite at step {bad:,}; {kept}; try a lower --lr or --precision fp32")
+
+    def save() -> None:
+        nonlocal saved
+        if saved == step:
+            return
+        check_finite()
+        if place.leads:
+            state = Checkpoint(
+                config=config,
+                step=step,
+                seconds=clock.seconds,
+                images=loader.images,
+                steps_per_epoch=per_epoch,
+                model=method.state_dict(),
+                optimizer=optimizer.state_dict(),
+                scaler=scaler.state_dict(),
+            )
+            checkpoints.save(path, state)
+        saved = step
+
+    def evaluate() -> None:
+        if knn is not None:
+            result = knn(method.backbone)
+            if log:
+                log.write("knn", {"epoch": step / per_epoch, **result.record()})
+            console.say(f"epoch {step / per_epoch:g}: {result}")
+
+    try:
+        with StopSignals(place) as stop, console.progress(total, step):
+            while step < end:
+                epoch, skip = divmod(step, per_epoch)
+                if skip == 0 and config.monitor.knn_every and epoch % config.monitor.knn_every == 0:
+                    evaluate()
+                method.train()
+                for batch in clock.over(loader.epoch(epoch, skip=skip)):
+                    rates = lr_at(config.optim, step, per_epoch)
+                    set_lr(optimizer, rates)
+                    loss, z = train_step(model, batch, optimizer, scaler, config, place)
+                    step += 1
+                    finite.note(step, loss)
+                    signalled = stop.after_step()
+                    leaving = bool(signalled) or step == end
+                    log_due, save_due = step % config.run.log_every == 0, step % config.run.save_every == 0
+                    if not (log_due or save_due or leaving):
+                        continue
+                    # From here on the host waits for the device.
+                    if log_due or leaving:
+                        z = gather(z)
+                        values = {
+                            "step": step,
+                            "epoch": step / per_epoch,
+                            "loss": mean_across_ranks(loss).item(),
+                            "z_std": z_std(z).item(),
+                            "rank": effective_rank(z).item(),
+                            "lr": rates["encoder"],
+                        }
+                        check_finite()
+                        clock.pause()
+                        values |= clock.read(config.optim.batch)
+                        if log:
+                            log.write("train", values)
+                        console.show(values, remaining=total - step, batch=config.optim.batch)
+                        if warning := guard.check(step, values["z_std"], values["rank"]):
+                            console.warn(warning)
+                    clock.pause()
+                    if save_due or leaving:
+                        save()
+                    if signalled:
+                        name = signal.Signals(signalled).name
+                        raise Interrupted(f"{name}: stopped after step {step:,}, saved {path}", exit_code=128 + signalled)
+                    if step == end:
+                        break
+                    clock.resume()
+        if step == total and config.monitor.knn_every:
+            evaluate()
+        save()
+    except (TrainingError, CheckpointError, Interrupted):
+        raise
+    except FastSiamError as error:
+        save()
+        raise type(error)(f"{error} (saved {path} at step {step:,})") from error
+    finally:
+        if log:
+            log.close()
+    return path
+
+
+def train_step(
+    model: nn.Module,
+    batch: TwoViewBatch,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    config: TrainConfig,
+    place: Place,
+) -> tuple[Tensor, Tensor]:
+    """Take one optimizer step on this rank's share of a batch; never waits for the device.
+
+    Returns:
+        Scalar float32 loss, averaged over the accumulated parts; (n, dim) projections of the last
+        part. Both on the device, without gradient.
+    """
+    parts = batch.chunks(config.optim.accumulate)
+    dtype = autocast_type(config, place)
+    total = torch.zeros((), device=place.device)
+    for number, part in enumerate(parts, start=1):
+        alone = number < len(parts) and isinstance(model, nn.parallel.DistributedDataParallel)
+        with model.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+            with torch.autocast(place.device.type, dtype=dtype, enabled=dtype != torch.float32):
+                loss, z = model(part.view1, part.view2)
+            scaler.scale(loss / len(parts)).backward()
+        total += loss.detach() / len(parts)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return total, z
+
+
+def autocast_type(config: TrainConfig, place: Place) -> torch.dtype:
+    """Resolve the precision: "auto" is bf16 where the hardware computes in it, else fp16 on a GPU, else fp32."""
+    named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if config.numerics.precision != "auto":
+        return named[config.numerics.precision]
+    if place.device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def use_numerics(config: NumericsConfig) -> None:
+    """Set torch's process-wide switches."""
+    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = config.tf32
+    torch.backends.cudnn.benchmark = True

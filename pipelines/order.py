@@ -1,0 +1,57 @@
+"""Which images make up which batch: a pure function of (seed, epoch, step, rank, world).
+
+The only place that shuffles. A global batch is the same set of images whatever the number of ranks;
+each rank takes its slice of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam import rng
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of a data set's epochs, as one rank sees it."""
+
+    images: int
+    """Images in the data set."""
+    batch: int
+    """Images in a global batch."""
+    seed: int
+    """The run's seed."""
+    rank: int = 0
+    """This rank's number."""
+    world: int = 1
+    """Number of ranks."""
+
+    def __post_init__(self) -> None:
+        if self.batch % self.world:
+            raise ValueError(
+                f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; choose a multiple of {self.world}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Whole global batches in an epoch; the incomplete last one is dropped."""
+        return self.images // self.batch
+
+    def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """Return this rank's images of one batch: (batch / world,) positions in the data set."""
+        assert 0 <= step < self.steps
+        share = self.batch // self.world
+        start = step * self.batch + self.rank * share
+        return _permutation(self.images, self.seed, epoch)[start : start + share]
+
+
+@lru_cache(maxsize=2)
+def _permutation(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Sort the images by a random key of each: one permutation for each (seed, epoch)."""
+    permutation = np.argsort(rng.keys(seed, epoch, -1, np.arange(images)), kind="stable")
+    permutation.flags.writeable = False
+    return permutation

@@ -1,0 +1,142 @@
+"""The baseline: PIL images and torchvision's functional operations in DataLoader workers.
+
+This is what users have today, with the drawn parameters in the place of torchvision's own draws. It
+is the reference of every other pipeline, so it shares no augmentation code with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
+
+from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
+from fastsiam.batch import TwoViewBatch
+from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
+
+from .order import Order
+from .store import FolderStore
+from .workers import in_workers
+
+_JITTER = {
+    BRIGHTNESS: TF.adjust_brightness,
+    CONTRAST: TF.adjust_contrast,
+    SATURATION: TF.adjust_saturation,
+    HUE: TF.adjust_hue,
+}
+
+
+def apply_view(image: Image.Image, params: ViewParams, view: int, row: int, config: AugmentConfig) -> Image.Image:
+    """Make one view of one PIL image, with torchvision's operations in the paper's order.
+
+    Args:
+        image: the source, RGB.
+        params: of a batch.
+        view: 0 or 1.
+        row: the image's place in the batch.
+        config: for the side of the view.
+
+    Returns:
+        The view before normalisation, RGB, ``config.crop`` pixels square.
+    """
+    top, left, height, width = params.box[view, row].tolist()
+    side = [config.crop, config.crop]
+    image = TF.resized_crop(image, top, left, height, width, side, InterpolationMode.BILINEAR)
+    if params.jitter[view, row]:
+        for op in params.order[view, row].tolist():
+            if op == HUE and config.hue == 0:
+                continue
+            image = _JITTER[op](image, float(params.factor[view, row, op]))
+    if params.gray[view, row]:
+        image = TF.rgb_to_grayscale(image, num_output_channels=3)
+    if params.blur[view, row]:
+        image = image.filter(ImageFilter.GaussianBlur(float(params.blur[view, row])))
+    return TF.hflip(image) if params.flip[view, row] else image
+
+
+class _Batches(Dataset[Tensor | DataError]):
+    """One item is a batch: (2, N, 3, S, S) float32, or the error that stopped it.
+
+    An error travels as a value: raised in a worker it would arrive wrapped in that worker's traceback.
+    """
+
+    def __init__(self, store: FolderStore, augment: AugmentConfig, seed: int) -> None:
+        self.store, self.augment, self.seed = store, augment, seed
+
+    def __getitem__(self, task: tuple[int, NDArray[np.int64]]) -> Tensor | DataError:
+        epoch, indices = task
+        try:
+            images = [self.store.decode(i) for i in indices.tolist()]
+        except DataError as error:
+            return error
+        size = np.array([(image.height, image.width) for image in images])
+        params = draw_views(self.augment, seed=self.seed, epoch=epoch, index=indices, size=size)
+        views = [
+            TF.normalize(TF.to_tensor(view), list(self.augment.mean), list(self.augment.std))
+            for number in range(2)
+            for row, image in enumerate(images)
+            for view in [apply_view(image, params, number, row, self.augment)]
+        ]
+        return torch.stack(views).unflatten(0, (2, -1))
+
+
+class _Tasks:
+    """The sampler: what the workers shall make in the epoch that is set."""
+
+    def __init__(self, order: Order) -> None:
+        self.order, self.epoch, self.skip = order, 0, 0
+
+    def __len__(self) -> int:
+        return self.order.steps - self.skip
+
+    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        for step in range(self.skip, self.order.steps):
+            yield self.epoch, self.order.indices(self.epoch, step)
+
+
+class TorchvisionLoader:
+    """Two-view batches by PIL in worker processes; see ``fastsiam.batch.Loader``."""
+
+    def __init__(
+        self,
+        store: FolderStore,
+        order: Order,
+        augment: AugmentConfig,
+        *,
+        workers: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.images, self.steps = len(store), order.steps
+        self._order, self._labels, self._device, self._dtype = order, store.labels, device, dtype
+        self._tasks = _Tasks(order)
+        self._loader = in_workers(
+            _Batches(store, augment, order.seed), self._tasks, workers=workers, device=device, persistent=True
+        )
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
+        self._tasks.epoch, self._tasks.skip = number, skip
+        for step, item in enumerate(self._loader, start=skip):
+            if isinstance(item, DataError):
+                raise item
+            views = item.to(self._device, self._dtype, non_blocking=True)
+            index = self._order.indices(number, step)
+            yield TwoViewBatch(
+                view1=views[0].contiguous(memory_format=torch.channels_last),
+                view2=views[1].contiguous(memory_format=torch.channels_last),
+                index=torch.from_numpy(index.copy()).to(self._device, non_blocking=True),
+                label=torch.from_numpy(self._labels[index]).to(self._device, non_blocking=True),
+            )
+
+    def close(self) -> None:
+        """End the worker processes."""
+        del self._loader

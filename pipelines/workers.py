@@ -1,0 +1,49 @@
+"""Loader processes: how many, and how they behave."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+def count(workers: int) -> int:
+    """Fill in -1: the cores that this process may use, shared among the ranks of this machine."""
+    if workers >= 0:
+        return workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def in_workers(
+    dataset: Dataset[Any], tasks: Iterable[Any], *, workers: int, device: torch.device, persistent: bool
+) -> DataLoader[Any]:
+    """Run ``dataset[task]`` for each task in loader processes; results come in order, uncollated."""
+    workers = count(workers)
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=tasks,
+        num_workers=workers,
+        collate_fn=_as_it_is,
+        pin_memory=device.type == "cuda",
+        persistent_workers=persistent and workers > 0,
+        worker_init_fn=_leave_signals_to_the_parent,
+    )
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _leave_signals_to_the_parent(_: int) -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its batches then.
+
+    torch's worker loop ends by itself when the parent is gone.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
