@@ -1,7 +1,8 @@
 """What happens to each image: a pure function of (seed, epoch, image index, view).
 
-A pipeline applies these parameters, it never draws its own. So all pipelines can be held against one
-reference, and a run resumed in mid-epoch or on another number of GPUs sees exactly the same views.
+A pipeline applies these parameters, it never draws its own. So all pipelines can be held against
+one reference, and a run resumed in mid-epoch or on another number of GPUs sees exactly the same
+views.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def draw_views(
 
     The distributions are those of torchvision's ``RandomResizedCrop.get_params`` (ten tries, then a
     central crop), ``ColorJitter.get_params`` (order included), ``RandomHorizontalFlip``,
-    ``RandomGrayscale``, and MoCo v2's Gaussian blur (sigma uniform), each applied with its probability.
+    ``RandomGrayscale``, and MoCo v2's Gaussian blur (sigma uniform), each applied with its
+    probability.
 
     Args:
         config: ranges and probabilities.
@@ -65,8 +67,8 @@ def draw_views(
         size: (N, 2) height and width of each source image in pixels.
 
     Returns:
-        Parameters that depend on nothing but the arguments, image by image: neither the other images
-        of the batch nor their order matter.
+        Parameters that depend on nothing but the arguments, image by image: neither the other
+        images of the batch nor their order matter.
     """
     index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
     key = rng.keys(seed, epoch, index[None, :], np.arange(2)[:, None])
@@ -90,7 +92,7 @@ def draw_views(
 def _crop_boxes(
     config: AugmentConfig, u: NDArray[np.float64], size: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Boxes (2, N, 4) from uniforms (2, N, tries, 4): the first try that fits, else a central crop."""
+    """Boxes (2, N, 4) from uniforms (2, N, tries, 4): the first try to fit, else a central crop."""
     height, width = size[None, :, None, 0], size[None, :, None, 1]
     area = height * width * (config.scale_min + u[..., 0] * (config.scale_max - config.scale_min))
     log_ratio = np.log(config.ratio_min) + u[..., 1] * np.log(config.ratio_max / config.ratio_min)
@@ -107,10 +109,14 @@ def _crop_boxes(
 
 
 def _central_box(config: AugmentConfig, size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The fallback of ``RandomResizedCrop``: the largest central box (N, 4) with an allowed ratio."""
+    """``RandomResizedCrop``'s fallback: the largest central box (N, 4) with an allowed ratio."""
     height, width = size[:, 0], size[:, 1]
     ratio = width / height
-    w = np.where(ratio > config.ratio_max, np.rint(height * config.ratio_max), width).astype(np.int64)
-    h = np.where(ratio < config.ratio_min, np.rint(width / config.ratio_min), height).astype(np.int64)
+    w = np.where(ratio > config.ratio_max, np.rint(height * config.ratio_max), width).astype(
+        np.int64
+    )
+    h = np.where(ratio < config.ratio_min, np.rint(width / config.ratio_min), height).astype(
+        np.int64
+    )
     w, h = np.clip(w, 1, width), np.clip(h, 1, height)
     return np.stack([(height - h) // 2, (width - w) // 2, h, w], axis=-1)

@@ -20,15 +20,18 @@ class ResNet(nn.Module):
     """A ResNet up to its pooled features ("pool5"): (N, 3, S, S) to (N, ``features``).
 
     torchvision's ``ResNet`` fixes the width at 64; this one does not, and else builds the same
-    modules under the same names, so torchvision's weights load (all but ``fc``) and ours load there.
-    The "cifar" stem is He et al.'s for 32-pixel images (CVPR 2016, section 4.2): 3x3, stride 1, no pool.
+    modules under the same names, so torchvision's weights load (all but ``fc``) and ours load
+    there. The "cifar" stem is He et al.'s for 32-pixel images (CVPR 2016, section 4.2): 3x3,
+    stride 1, no pool.
     """
 
     def __init__(self, name: str, *, stem: str, width: int) -> None:
         super().__init__()
         block, depths = _BLOCKS[name]
         small = stem == "cifar"
-        self.conv1 = nn.Conv2d(3, width, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False)
+        self.conv1 = nn.Conv2d(
+            3, width, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False
+        )
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
@@ -76,5 +79,7 @@ def _block(
     out = planes * block.expansion
     shortcut = None
     if stride != 1 or channels != out:
-        shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+        shortcut = nn.Sequential(
+            nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+        )
     return block(channels, planes, stride, shortcut)

@@ -40,7 +40,7 @@ class Loader(Protocol):
         """Batches in an epoch: whole global batches, the tail is dropped. Equal on all ranks."""
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
-        """Yield the batches of an epoch from step ``skip`` on: a function of its arguments alone."""
+        """Yield an epoch's batches from step ``skip`` on: a function of its arguments alone."""
 
     def close(self) -> None:
         """End worker processes and free memory; the loader cannot be used afterwards."""

@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, read without executing anything.
 
-A run's randomness is a pure function of (seed, epoch, image), so a checkpoint needs no generator and
-no loader state: the weights, the optimizer and the number of steps done are everything.
+A run's randomness is a pure function of (seed, epoch, image), so a checkpoint needs no generator
+and no loader state: the weights, the optimizer and the number of steps done are everything.
 """
 
 from __future__ import annotations
@@ -70,13 +70,20 @@ def last(run: Path) -> Path:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write atomically: a temporary file, fsync, rename. Whatever happens, the old file or the new is there.
+    """Write atomically: a temporary file, fsync, rename.
+
+    Whatever happens, the old file or the new is there.
 
     Raises:
-        CheckpointError: the disk is full or the folder cannot be written; the old file is untouched.
+        CheckpointError: the disk is full or the folder cannot be written; the old file is
+            untouched.
     """
     state = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
-    state |= {"format": FORMAT, "fastsiam": fastsiam.__version__, "config": checkpoint.config.to_dict()}
+    state |= {
+        "format": FORMAT,
+        "fastsiam": fastsiam.__version__,
+        "config": checkpoint.config.to_dict(),
+    }
     temporary = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,11 +118,16 @@ def load(path: Path) -> Checkpoint:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"cannot read {path}: it is damaged or not a PyTorch file of plain tensors") from error
+        raise CheckpointError(
+            f"cannot read {path}: it is damaged or not a PyTorch file of plain tensors"
+        ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
     try:
         config = TrainConfig.from_dict(state["config"])
-        return Checkpoint(**{name: state[name] for name in Checkpoint.__slots__ if name != "config"}, config=config)
+        return Checkpoint(
+            **{name: state[name] for name in Checkpoint.__slots__ if name != "config"},
+            config=config,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is of another version of fastsiam: {error}") from error

@@ -1,4 +1,7 @@
-"""The command line: wiring only. torch is imported by the commands that need it, never for ``--help``."""
+"""The command line: wiring only.
+
+torch is imported by the commands that need it, never for ``--help``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 import fastsiam
-from fastsiam.config import DataConfig, MonitorConfig, Pipeline, RunConfig, TrainConfig
+from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.options import command_from
 
@@ -55,10 +58,7 @@ def train(recipe: str, config: TrainConfig) -> None:
     """Train SimSiam. The defaults shown are those of --recipe."""
     from fastsiam import distributed, run
 
-    if distributed.is_worker():
-        world = int(os.environ["WORLD_SIZE"])
-    else:
-        world = config.run.gpus
+    world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else config.run.gpus
     try:
         run.preflight(config, world=world)
     except ValueError as error:
@@ -75,17 +75,28 @@ app.command("train")(command_from(train))
 @eval_app.command("knn")
 def eval_knn(
     run: Annotated[Path, typer.Argument(help="Run folder, or a checkpoint file.")],
-    data: Annotated[str, typer.Option(help="Data folder with train/ and val/ or test/; default: the run's.")] = "",
-    k: Annotated[int, typer.Option(min=1, help="Neighbours that vote; default: the run's (authors: 200).")] = 0,
+    data: Annotated[
+        str, typer.Option(help="Data folder with train/ and val/ or test/; default: the run's.")
+    ] = "",
+    k: Annotated[
+        int, typer.Option(min=1, help="Neighbours that vote; default: the run's (authors: 200).")
+    ] = 0,
     temperature: Annotated[
-        float, typer.Option(help="T of the weights exp(similarity / T); default: the run's (authors: 0.2).")
+        float,
+        typer.Option(
+            help="T of the weights exp(similarity / T); default: the run's (authors: 0.2)."
+        ),
     ] = 0.0,
     baselines: Annotated[
         bool, typer.Option(help="Also the untrained network and the raw pixels, for comparison.")
     ] = False,
     workers: Annotated[int, typer.Option(help="Loader processes; -1 is one for each core.")] = -1,
-    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")] = "auto",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there too.")] = None,
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")
+    ] = "auto",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results there too.")
+    ] = None,
 ) -> None:
     """Classify the validation images by their nearest training images (pool5 features, cosine)."""
     from dataclasses import replace
@@ -94,11 +105,14 @@ def eval_knn(
     from fastsiam.run import evaluate_knn
 
     state = checkpoint.load(run)
-    changes: dict[str, Any] = {"workers": workers} | ({"data": data} if data else {})
-    protocol = ({"knn_k": k} if k else {}) | ({"knn_temperature": temperature} if temperature else {})
+    own = state.config
     try:
-        monitor: MonitorConfig = replace(state.config.monitor, **protocol)
-        source: DataConfig = replace(state.config.data, **changes)
+        monitor = replace(
+            own.monitor,
+            knn_k=k or own.monitor.knn_k,
+            knn_temperature=temperature or own.monitor.knn_temperature,
+        )
+        source = replace(own.data, data=data or own.data.data, workers=workers)
         place = distributed.start(RunConfig(device=device))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
@@ -108,22 +122,34 @@ def eval_knn(
         distributed.finish()
     if not place.leads:
         return
-    names = {"trained": f"after {state.epoch:g} epochs", "untrained": "untrained network", "pixels": "raw pixels"}
+    names = {
+        "trained": f"after {state.epoch:g} epochs",
+        "untrained": "untrained network",
+        "pixels": "raw pixels",
+    }
     for kind, result in results.items():
         print(f"{names[kind]}: {result}")
     if json_file:
-        record = {kind: {**result.record(), "epoch": state.epoch} for kind, result in results.items()}
+        record = {
+            kind: {**result.record(), "epoch": state.epoch} for kind, result in results.items()
+        }
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 
 @app.command()
 def views(
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
-    data: Annotated[str, typer.Option(help="Data folder; default: $FASTSIAM_DATA, else ./data.")] = "",
-    pipeline: Annotated[Pipeline, typer.Option(help="Pipeline that makes the views.")] = "torchvision",
+    data: Annotated[
+        str, typer.Option(help="Data folder; default: $FASTSIAM_DATA, else ./data.")
+    ] = "",
+    pipeline: Annotated[
+        Pipeline, typer.Option(help="Pipeline that makes the views.")
+    ] = "torchvision",
     recipe: Annotated[str, typer.Option(help="Recipe whose augmentation is shown.")] = "imagenet",
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
-    epoch: Annotated[int, typer.Option(min=0, help="Epoch whose first images and draws are shown.")] = 0,
+    epoch: Annotated[
+        int, typer.Option(min=0, help="Epoch whose first images and draws are shown.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
@@ -136,9 +162,14 @@ def views(
     if recipe not in RECIPES:
         raise typer.BadParameter(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
     source = DataConfig(data=data, pipeline=pipeline, workers=0)
-    sheet, record = show_views(source, RECIPES[recipe]().augment, images=images, epoch=epoch, seed=seed)
+    sheet, record = show_views(
+        source, RECIPES[recipe]().augment, images=images, epoch=epoch, seed=seed
+    )
     sheet.save(out)
-    print(f"wrote {out}: source and two views of {len(record)} images, pipeline {pipeline}, epoch {epoch}, seed {seed}")
+    print(
+        f"wrote {out}: source and two views of {len(record)} images, "
+        f"pipeline {pipeline}, epoch {epoch}, seed {seed}"
+    )
     if json_file:
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 
@@ -146,7 +177,9 @@ def views(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folder; more runs are drawn beside it.")],
-    out: Annotated[Path | None, typer.Option(help="Page to write; default: report.html in the first run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write; default: report.html in the first run.")
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page: loss, std, rank, kNN, images/s, data wait, settings."""
     from fastsiam.report import write_report
@@ -155,7 +188,11 @@ def report(
 
 
 @app.command()
-def info(json_file: Annotated[Path | None, typer.Option("--json", help="Write it there as JSON too.")] = None) -> None:
+def info(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write it there as JSON too.")
+    ] = None,
+) -> None:
     """Print versions, GPUs, and which pipelines can run here."""
     from fastsiam.info import environment, pipelines
 
@@ -168,14 +205,21 @@ def info(json_file: Annotated[Path | None, typer.Option("--json", help="Write it
     for name, state in ready.items():
         print(f"--pipeline {name:12} {state}")
     if json_file:
-        json_file.write_text(json.dumps({**found, "packages": packages, "pipelines": ready}, indent=2) + "\n")
+        json_file.write_text(
+            json.dumps({**found, "packages": packages, "pipelines": ready}, indent=2) + "\n"
+        )
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the images, the run and the report.")] = Path("runs/demo"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the images, the run and the report.")
+    ] = Path("runs/demo"),
 ) -> None:
-    """Make small images, train on them, and show that the features beat raw pixels: a few minutes on a laptop."""
+    """Make small images, train on them, and show that the features beat raw pixels.
+
+    Takes a few minutes on a laptop.
+    """
     from fastsiam.demo import run_demo
 
     run_demo(out)

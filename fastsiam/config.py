@@ -1,8 +1,8 @@
-"""Every setting of a run, as frozen dataclasses: defaults, meaning, validation. Standard library only.
+"""Every setting of a run, as frozen dataclasses: defaults, meaning, validation.
 
 The literal below a field is its documentation; fastsiam/options.py makes the command line's options
-and their help out of these classes, so a setting is written once. A value that makes no sense raises
-``ValueError`` here, before torch is imported or a worker starts.
+and their help out of these classes, so a setting is written once. A value that makes no sense
+raises ``ValueError`` here, before torch is imported or a worker starts: standard library only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,20 @@ class DataConfig:
     """Data: where the images are and how they are loaded."""
 
     data: str = ""
-    """Folder of images: class folders or flat, or train/ beside val/ or test/. Default: $FASTSIAM_DATA, else ./data."""
+    (
+        "Folder of images: class folders or flat, or train/ beside val/ or test/. "
+        "Default: $FASTSIAM_DATA, else ./data."
+    )
     pipeline: Pipeline = "torchvision"
-    """How images become batches: PIL in worker processes; decoded once and kept on the device; or ready tensors."""
+    (
+        "How images become batches: PIL in worker processes; "
+        "decoded once and kept on the device; or ready tensors."
+    )
     workers: int = -1
-    """Loader processes of each rank; -1 is one for each core of the rank, 0 loads in the training process."""
+    (
+        "Loader processes of each rank; -1 is one for each core of the rank, "
+        "0 loads in the training process."
+    )
 
     def __post_init__(self) -> None:
         _require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
@@ -88,21 +97,28 @@ class AugmentConfig:
         _require(self.crop >= 1, f"crop must be at least 1 pixel, not {self.crop}")
         _require(
             0 < self.scale_min <= self.scale_max <= 1,
-            f"crop scales must satisfy 0 < scale-min <= scale-max <= 1, not {self.scale_min} and {self.scale_max}",
+            "crop scales must satisfy 0 < scale-min <= scale-max <= 1, "
+            f"not {self.scale_min} and {self.scale_max}",
         )
         _require(
             0 < self.ratio_min <= self.ratio_max,
-            f"crop ratios must satisfy 0 < ratio-min <= ratio-max, not {self.ratio_min} and {self.ratio_max}",
+            "crop ratios must satisfy 0 < ratio-min <= ratio-max, "
+            f"not {self.ratio_min} and {self.ratio_max}",
         )
         for name in ("flip_p", "jitter_p", "gray_p", "blur_p"):
             value = getattr(self, name)
-            _require(0 <= value <= 1, f"{name.replace('_', '-')} is a probability, 0 to 1, not {value}")
+            _require(
+                0 <= value <= 1, f"{name.replace('_', '-')} is a probability, 0 to 1, not {value}"
+            )
         for name in ("brightness", "contrast", "saturation"):
-            _require(getattr(self, name) >= 0, f"{name} must be 0 or more, not {getattr(self, name)}")
+            _require(
+                getattr(self, name) >= 0, f"{name} must be 0 or more, not {getattr(self, name)}"
+            )
         _require(0 <= self.hue <= 0.5, f"hue must be 0 to 0.5 turns, not {self.hue}")
         _require(
             0 < self.blur_sigma_min <= self.blur_sigma_max,
-            f"blur sigmas must satisfy 0 < min <= max, not {self.blur_sigma_min} and {self.blur_sigma_max}",
+            "blur sigmas must satisfy 0 < min <= max, "
+            f"not {self.blur_sigma_min} and {self.blur_sigma_max}",
         )
         _require(min(self.std) > 0, f"std must be above 0 in every channel, not {self.std}")
 
@@ -112,9 +128,9 @@ class ModelConfig:
     """Model: the encoder, its heads and the loss (section 3 of the paper)."""
 
     backbone: Backbone = "resnet50"
-    """Encoder without its classifier: torchvision's blocks; resnet10 has one block in each stage."""
+    """Encoder without its classifier: torchvision's blocks; resnet10 has one block a stage."""
     stem: Literal["imagenet", "cifar"] = "imagenet"
-    """First layers: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride 1 without pool."""
+    """First layers: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride 1, no pool."""
     width: int = 64
     """Channels of the first stage; 64 is the standard network, less makes a narrow one."""
     projector_layers: int = 3
@@ -124,7 +140,10 @@ class ModelConfig:
     predictor_dim: int = 512
     """Hidden width of the predictor; the paper's bottleneck is a quarter of dim."""
     stop_gradient: bool = True
-    """Treat the other view's projection as a constant. Without it training collapses (the paper's Fig. 2)."""
+    (
+        "Treat the other view's projection as a constant. "
+        "Without it training collapses (the paper's Fig. 2)."
+    )
     zero_init_residual: bool = True
     """Start each residual block as the identity: the scale of its last BN at 0."""
 
@@ -149,21 +168,32 @@ class OptimConfig:
     weight_decay: float = 1e-4
     """Weight decay, on every parameter (BN and biases too)."""
     warmup_epochs: float = 0.0
-    """Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. The predictor is not warmed up."""
+    (
+        "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
+        "The predictor is not warmed up."
+    )
     predictor_lr: Literal["constant", "cosine"] = "constant"
-    """Whether the predictor's rate stays constant (68.1 in the paper) or decays with the rest (67.7)."""
+    """Predictor's rate: constant (68.1 in the paper) or decaying with the rest (67.7)."""
     accumulate: int = 1
-    """Parts that each rank's share of the batch is cut into; gradients add up, BN sees batch / accumulate."""
+    (
+        "Parts that each rank's share of the batch is cut into; "
+        "gradients add up, BN sees batch / accumulate."
+    )
 
     def __post_init__(self) -> None:
         _require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
-        _require(self.batch >= 2, f"batch must be at least 2 (BN needs two samples), not {self.batch}")
+        _require(
+            self.batch >= 2, f"batch must be at least 2 (BN needs two samples), not {self.batch}"
+        )
         _require(self.lr > 0, f"lr must be above 0, not {self.lr}")
-        _require(0 <= self.momentum < 1, f"momentum must be 0 or more and below 1, not {self.momentum}")
+        _require(
+            0 <= self.momentum < 1, f"momentum must be 0 or more and below 1, not {self.momentum}"
+        )
         _require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
         _require(
             0 <= self.warmup_epochs <= self.epochs,
-            f"warmup-epochs must lie between 0 and epochs ({self.epochs}), not {self.warmup_epochs}",
+            f"warmup-epochs must lie between 0 and epochs ({self.epochs}), "
+            f"not {self.warmup_epochs}",
         )
         _require(
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
@@ -178,7 +208,10 @@ class NumericsConfig:
     seed: int = 0
     """Seed of the initial weights, the order of the images and their augmentations."""
     precision: Precision = "auto"
-    """Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32; auto is bf16 where the hardware has it."""
+    (
+        "Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32; "
+        "auto is bf16 where the hardware has it."
+    )
     tf32: bool = True
     """On a GPU, let float32 matrix products and convolutions use TF32."""
     channels_last: bool = True
@@ -187,7 +220,9 @@ class NumericsConfig:
     """With several ranks, compute BN statistics over the global batch."""
 
     def __post_init__(self) -> None:
-        _require(0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}")
+        _require(
+            0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +230,10 @@ class MonitorConfig:
     """Monitoring: quality and collapse while the run goes on."""
 
     knn_every: int = 1
-    """Epochs between kNN evaluations (before the first epoch too); 0 turns them off. Needs train/ and val/ or test/."""
+    (
+        "Epochs between kNN evaluations (before the first epoch too); 0 turns them off. "
+        "Needs train/ and val/ or test/."
+    )
     knn_k: int = 200
     """Neighbours that vote (the authors' monitor: 200)."""
     knn_temperature: float = 0.2
@@ -208,7 +246,9 @@ class MonitorConfig:
     def __post_init__(self) -> None:
         _require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")
         _require(self.knn_k >= 1, f"knn-k must be at least 1, not {self.knn_k}")
-        _require(self.knn_temperature > 0, f"knn-temperature must be above 0, not {self.knn_temperature}")
+        _require(
+            self.knn_temperature > 0, f"knn-temperature must be above 0, not {self.knn_temperature}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,13 +256,16 @@ class RunConfig:
     """Run: where it runs, what it leaves and when."""
 
     gpus: int = 1
-    """GPUs of this machine to train on, one process each; with --device cpu, processes on the CPU."""
+    """GPUs of this machine to train on, one process each; with --device cpu, CPU processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes the GPU if there is one."""
     out: str = ""
     """Run folder. Default: runs/<time>-<recipe>."""
     resume: str = "auto"
-    """auto goes on where the run folder's last checkpoint was; never starts anew; or a checkpoint's path."""
+    (
+        "auto goes on where the run folder's last checkpoint was; "
+        "never starts anew; or a checkpoint's path."
+    )
     log_every: int = 50
     """Steps between two lines of metrics."""
     save_every: int = 1000
@@ -252,7 +295,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require(
             self.monitor.eval_resize >= self.augment.crop,
-            f"eval-resize ({self.monitor.eval_resize}) must not be smaller than crop ({self.augment.crop})",
+            f"eval-resize ({self.monitor.eval_resize}) must not be smaller than "
+            f"crop ({self.augment.crop})",
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -261,7 +305,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, sections: dict[str, dict[str, Any]]) -> TrainConfig:
-        """Rebuild from ``to_dict``'s result; raises ``ValueError`` for a section or field unknown here."""
+        """Rebuild from ``to_dict``'s result; ``ValueError`` for a section or field unknown here."""
         types = get_type_hints(cls)
         parts = {}
         for name, values in sections.items():

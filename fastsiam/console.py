@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a progress bar in a terminal, plain lines in a log file."""
+"""What a person sees while a run goes on: a progress bar in a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -36,21 +36,29 @@ class Console:
         if not self._out.is_terminal or self._out.quiet:
             yield
             return
-        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+        columns = (
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+        )
         with Progress(*columns, console=self._out) as self._progress:
             self._progress.add_task("", total=total, completed=done)
             yield
         self._progress = None
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
-        """Show the metrics of a log point and the time that ``remaining`` steps will take at this speed."""
+        """Show a log point's metrics and the time ``remaining`` steps will take at this speed."""
         left = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
             f"loss {values['loss']:.3f}  std {values['z_std']:.2f}  rank {values['rank']:.0f}  "
-            f"{values['images_per_second']:,.0f} images/s  data wait {values['data_wait']:.0%}  {duration(left)} left"
+            f"{values['images_per_second']:,.0f} images/s  data wait {values['data_wait']:.0%}  "
+            f"{duration(left)} left"
         )
         if self._progress:
-            self._progress.update(self._progress.task_ids[0], completed=values["step"], description=text)
+            self._progress.update(
+                self._progress.task_ids[0], completed=values["step"], description=text
+            )
         elif time.monotonic() - self._last_line >= _LINE_SECONDS or remaining == 0:
             self._last_line = time.monotonic()
             self.say(f"step {values['step']:,} (epoch {values['epoch']:.2f})  {text}")

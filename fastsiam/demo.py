@@ -1,8 +1,10 @@
-"""The whole job, small: make images, train, evaluate, report. ``make demo`` and ``fastsiam demo`` run it.
+"""The whole job, small: make images, train, evaluate, report.
+
+``make demo`` and ``fastsiam demo`` run it.
 
 The images are made so that raw pixels and average colours say little about the class: ten textures
 that differ in shape alone, each image with its own two colours, position, scale, turn, lighting and
-noise. What tells them apart is what SimSiam must learn to keep while colours and crops change.
+noise. What tells them apart is what SimSiam has to keep while colours and crops change.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def _waves(x: Plane, y: Plane) -> Plane:
 
 def _hexagons(x: Plane, y: Plane) -> Plane:
     half, root = 0.5, 0.75**0.5
-    return np.cos(x) + np.cos(half * x + root * y) + np.cos(half * x - root * y) - 0.3
+    plane: Plane = -0.3 + np.cos(x) + np.cos(half * x + root * y) + np.cos(half * x - root * y)
+    return plane
 
 
 def _bricks(x: Plane, y: Plane) -> Plane:
@@ -75,27 +78,23 @@ CLASSES: tuple[Callable[[Plane, Plane], Plane], ...] = (
 
 
 def _wrap(x: Plane, period: float) -> Plane:
-    return (x + period / 2) % period - period / 2
+    return np.mod(x + period / 2, period) - period / 2
 
 
 def make_image(kind: int, generator: np.random.Generator) -> Image.Image:
     """Draw one image of a class: SIDE x SIDE RGB."""
-    turn, period = generator.uniform(0, np.pi), generator.uniform(7, 11)
+    turn, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
     row, column = np.mgrid[0:SIDE, 0:SIDE] * (2 * np.pi / period)
     x = np.cos(turn) * column + np.sin(turn) * row + generator.uniform(0, 100)
     y = np.cos(turn) * row - np.sin(turn) * column + generator.uniform(0, 100)
-    ink = 1 / (1 + np.exp(-8 * CLASSES[kind](x, y)))
-    if generator.random() < 0.5:
-        ink = 1 - ink
-    while True:
-        front, back = generator.uniform(0, 1, (2, 3))
-        if np.abs(front - back).sum() > 0.7:
-            break
-    picture = ink[..., None] * front + (1 - ink[..., None]) * back
-    light = generator.uniform(-0.35, 0.35, 2) @ np.stack([np.linspace(-1, 1, SIDE)] * 2)
-    direction = generator.random() < 0.5
-    picture = picture + (light[:, None, None] if direction else light[None, :, None])
-    picture = picture + generator.normal(0, 0.05, picture.shape)
+    ink = 1 / (1 + np.exp(-8 * CLASSES[kind](x, y)))[..., None]
+    back = generator.uniform(0.1, 0.9)
+    front = back + generator.uniform(0.3, 0.5) * (1 if back < 0.5 else -1)
+    tints = generator.uniform(-0.05, 0.05, (2, 3))
+    picture = ink * (front + tints[0]) + (1 - ink) * (back + tints[1])
+    light = generator.uniform(-0.35, 0.35) * np.linspace(-1, 1, SIDE)
+    picture += light[:, None, None] if generator.random() < 0.5 else light[None, :, None]
+    picture += generator.normal(0, 0.05, picture.shape)
     return Image.fromarray(np.rint(picture.clip(0, 1) * 255).astype(np.uint8))
 
 
@@ -111,7 +110,7 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
 
 
 def run_demo(out: Path) -> None:
-    """Run the demo into a folder; an earlier demo there is gone on with, or shown again if it was done."""
+    """Run the demo into a folder; an earlier demo there goes on, or is shown again if done."""
     from fastsiam import checkpoint, distributed
     from fastsiam.report import write_report
     from fastsiam.run import evaluate_knn, show_views, train_here
@@ -122,7 +121,9 @@ def run_demo(out: Path) -> None:
         make_images(data)
         (data / "done").touch()
     config = demo()
-    config = replace(config, data=replace(config.data, data=str(data)), run=replace(config.run, out=str(run)))
+    config = replace(
+        config, data=replace(config.data, data=str(data)), run=replace(config.run, out=str(run))
+    )
     train_here(config, "demo")
     state = checkpoint.load(run)
     results = evaluate_knn(state, distributed.start(config.run), baselines=True)
@@ -132,9 +133,10 @@ def run_demo(out: Path) -> None:
     sheet.save(out / "views.png")
     page = write_report([run], run / "report.html")
     trained, pixels, untrained = (results[kind] for kind in ("trained", "pixels", "untrained"))
+    knn = f"k {trained.k}, T {trained.temperature:g}, bank {trained.bank:,}"
     print(
         f"""
-kNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes (k {trained.k}, T {trained.temperature:g}, bank {trained.bank:,})
+kNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes ({knn})
   raw pixels          {pixels.top1:5.1f}%
   untrained network   {untrained.top1:5.1f}%
   after {state.epoch:g} epochs     {trained.top1:5.1f}%

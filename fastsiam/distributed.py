@@ -1,7 +1,7 @@
 """Ranks: where this process stands among them, how they are started, what they exchange.
 
-One process drives one GPU (NCCL), or a share of the CPU's cores (gloo). All ranks run the same program;
-torch's launcher tells each its number through the environment.
+One process drives one GPU (NCCL), or a share of the CPU's cores (gloo). All ranks run the same
+program; torch's launcher tells each its number through the environment.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def start(config: RunConfig) -> Place:
         if local_rank >= torch.cuda.device_count():
             raise DeviceError(
                 f"rank {rank} is process {local_rank + 1} of this machine, which has "
-                f"{torch.cuda.device_count()} GPUs; start one process for each GPU, or add --device cpu"
+                f"{torch.cuda.device_count()} GPUs; start one process for each GPU, "
+                "or add --device cpu"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -167,7 +168,9 @@ def distribute(module: nn.Module, place: Place, *, sync_bn: bool) -> nn.Module:
         return module
     if sync_bn:
         on_gpu = place.device.type == "cuda"
-        module = nn.SyncBatchNorm.convert_sync_batchnorm(module) if on_gpu else to_cpu_sync_bn(module)
+        module = (
+            nn.SyncBatchNorm.convert_sync_batchnorm(module) if on_gpu else to_cpu_sync_bn(module)
+        )
     return nn.parallel.DistributedDataParallel(
         module,
         device_ids=[place.device] if place.device.type == "cuda" else None,
@@ -186,7 +189,7 @@ class CpuSyncBatchNorm(_BatchNorm):
         assert input.dim() >= 2
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise (N, C, ...) over all axes but C and over all ranks; running statistics as BatchNorm."""
+        """Normalise (N, C, ...) over all ranks and axes but C; running statistics as BatchNorm."""
         if not self.training:
             return super().forward(input)
         world = dist.get_world_size()
@@ -206,12 +209,14 @@ class CpuSyncBatchNorm(_BatchNorm):
         scale = torch.rsqrt(variance + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
-        y = centred * scale.view(shape)
-        return (y if self.bias is None else y + self.bias.view(shape)).to(input.dtype)
+        y: Tensor = centred * scale.view(shape)
+        if self.bias is not None:
+            y = y + self.bias.view(shape)
+        return y.to(input.dtype)
 
 
 def to_cpu_sync_bn(module: nn.Module) -> nn.Module:
-    """Turn every BatchNorm in a module into ``CpuSyncBatchNorm``, parameters and buffers as they are."""
+    """Turn a module's BatchNorms into ``CpuSyncBatchNorm``, parameters and buffers as they are."""
     for child in module.modules():
         if isinstance(child, _BatchNorm):
             child.__class__ = CpuSyncBatchNorm
@@ -221,14 +226,15 @@ def to_cpu_sync_bn(module: nn.Module) -> nn.Module:
 class StopSignals:
     """Turns SIGINT and SIGTERM into a decision that all ranks take after the same step.
 
-    A rank that got a signal says so in a one-number gloo all-reduce, which runs beside the next step:
-    the host never waits for the device, and no rank stops while another waits for it in a collective.
-    A second signal ends the process at once.
+    A rank that got a signal says so in a one-number gloo all-reduce, which runs beside the next
+    step: the host never waits for the device, and no rank stops while another waits for it in a
+    collective. A second signal ends the process at once.
     """
 
     def __init__(self, place: Place) -> None:
         self._got = 0
-        self._group = dist.new_group(backend="gloo") if place.world > 1 else None
+        self._alone = place.world == 1
+        self._group = None if self._alone else dist.new_group(backend="gloo")
         self._vote: tuple[Tensor, dist.Work] | None = None
         self._previous: dict[int, object] = {}
 
@@ -238,7 +244,10 @@ class StopSignals:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
@@ -252,15 +261,15 @@ class StopSignals:
         self._got = number
 
     def after_step(self) -> int:
-        """Return the signal that all ranks shall stop for now, or 0. Every rank calls it once a step."""
-        if self._group is None:
+        """The signal that all ranks shall stop for now, or 0. Each rank calls it once a step."""
+        if self._alone:
             return self._got
         agreed = 0
         if self._vote:
             self._vote[1].wait()
             agreed = int(self._vote[0])  # a CPU tensor: no wait for the device
         vote = torch.tensor(self._got)
-        work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work = dist.all_reduce(vote, dist.ReduceOp.MAX, self._group, async_op=True)  # type: ignore[arg-type]
         assert work is not None
         self._vote = vote, work
         return agreed

@@ -1,4 +1,7 @@
-"""The projection and prediction MLPs (section 3, "Baseline settings"). PyTorch's default initialisers."""
+"""The projection and prediction MLPs (section 3, "Baseline settings").
+
+The initialisers are PyTorch's defaults.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ def projector(features: int, dim: int, *, layers: int) -> nn.Sequential:
     modules: list[nn.Module] = []
     for i in range(layers):
         last = i == layers - 1
-        modules += [nn.Linear(widths[i], widths[i + 1], bias=False), nn.BatchNorm1d(dim, affine=not last)]
+        modules += [
+            nn.Linear(widths[i], widths[i + 1], bias=False),
+            nn.BatchNorm1d(dim, affine=not last),
+        ]
         if not last:
             modules.append(nn.ReLU(inplace=True))
     return nn.Sequential(*modules)
@@ -25,7 +31,8 @@ def projector(features: int, dim: int, *, layers: int) -> nn.Sequential:
 def predictor(dim: int, hidden: int) -> nn.Sequential:
     """Build the prediction MLP: (N, dim) to (N, dim) through a bottleneck.
 
-    "BN applied to its hidden fc layers. Its output fc does not have BN or ReLU"; the output has a bias.
+    "BN applied to its hidden fc layers. Its output fc does not have BN or ReLU"; the output has a
+    bias.
     """
     return nn.Sequential(
         nn.Linear(dim, hidden, bias=False),

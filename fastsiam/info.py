@@ -8,7 +8,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "torchvision", "numpy", "pillow", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "ffcv")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "nvidia-dali-cuda120",
+    "nvidia-dali-cuda130",
+    "ffcv",
+)
 
 
 def environment() -> dict[str, Any]:

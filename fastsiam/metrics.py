@@ -32,7 +32,7 @@ def z_std(z: Tensor) -> Tensor:
         times sqrt(d). 1 is spread over the sphere, 0 is collapse to one point.
     """
     z = F.normalize(z.float(), dim=1)
-    return z.std(0, unbiased=False).mean() * z.shape[1] ** 0.5
+    return z.std(0, unbiased=False).mean() * math.sqrt(z.shape[1])
 
 
 def effective_rank(z: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class CollapseGuard:
     """Fewer dimensions than this carry nothing, whatever their spread."""
 
     ADVICE = (
-        "usual causes: the stop-gradient is missing, the learning rate is too high for the batch, BN sees "
-        "too few samples, the augmentation is too weak, or fp16 overflow"
+        "usual causes: the stop-gradient is missing, the learning rate is too high for the batch, "
+        "BN sees too few samples, the augmentation is too weak, or fp16 overflow"
     )
 
     def __init__(self, on_collapse: str) -> None:
@@ -146,7 +146,7 @@ class Clock:
         self._begun = time.perf_counter()
 
     def read(self, images_per_step: int) -> dict[str, float]:
-        """Return speed, share of waiting and total time, and start a new interval. Call it paused."""
+        """Return speed, share of waiting and total time; start a new interval. Call it paused."""
         elapsed = max(self._elapsed, 1e-9)
         reading = {
             "images_per_second": self._steps * images_per_step / elapsed,
@@ -162,12 +162,16 @@ class MetricsLog:
     """``metrics.jsonl`` and TensorBoard events of a run; written by rank 0 alone."""
 
     def __init__(self, run: Path, *, step: int, steps_per_epoch: int) -> None:
-        """Open for appending after ``step`` steps: lines that a lost part of the run left are dropped."""
+        """Open for appending after ``step`` steps; lines of a lost part of the run are dropped."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.path = run / "metrics.jsonl"
         self._steps_per_epoch = steps_per_epoch
-        kept = [line for line in read_metrics(run) if self._step_of(line) <= step - (line["kind"] != "train")]
+        kept = [
+            line
+            for line in read_metrics(run)
+            if self._step_of(line) <= step - (line["kind"] != "train")
+        ]
         temporary = self.path.with_name("metrics.jsonl.tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         os.replace(temporary, self.path)
@@ -188,7 +192,8 @@ class MetricsLog:
         self._board.close()
 
     def _step_of(self, line: dict[str, Any]) -> int:
-        return line["step"] if line["kind"] == "train" else round(line["epoch"] * self._steps_per_epoch)
+        """Steps done when a line was written; evaluations carry only the epoch."""
+        return int(line["step"] if "step" in line else round(line["epoch"] * self._steps_per_epoch))
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

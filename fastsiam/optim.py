@@ -13,7 +13,11 @@ from fastsiam.config import OptimConfig
 def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.SGD:
     """Build SGD over a method's parameter groups, in torch's fused implementation."""
     return torch.optim.SGD(
-        groups, lr=peak_lr(config), momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+        groups,
+        lr=peak_lr(config),
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=True,
     )
 
 

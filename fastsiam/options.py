@@ -1,8 +1,9 @@
 """Typer options made out of the config dataclasses, so that every option is written exactly once.
 
-Typer reads a command's parameters from its signature. ``command_from`` builds that signature from the
-fields of ``TrainConfig``'s sections: name, type, default, and as help the literal below the field.
-Typer honours the built ``__signature__``; tests/test_cli.py holds that it does for every field.
+Typer reads a command's parameters from its signature. ``command_from`` builds that signature from
+the fields of ``TrainConfig``'s sections: name, type, default, and as help the literal below the
+field. Typer honours the built ``__signature__``; tests/test_cli.py holds that it does for every
+field.
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ def field_docs(cls: type) -> dict[str, str]:
     docs = {}
     for first, second in pairwise(body.body):
         match first, second:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 docs[name] = text
     return docs
 
 
 def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]:
-    """Turn ``run(recipe, config)`` into a Typer command with ``--recipe`` and one flag for each field.
+    """Turn ``run(recipe, config)`` into a Typer command with ``--recipe`` and one flag a field.
 
     A flag beats the recipe, the recipe beats the dataclass's default, in whatever order they are
     given. A value that the config refuses is a usage error (exit code 2).
@@ -49,7 +52,8 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
                 next(iter(RECIPES)),
                 is_eager=True,
                 callback=_use_recipe,
-                help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
+                help=f"Named starting point: {', '.join(RECIPES)}. "
+                "Flags change single settings of it.",
             ),
         )
     ]
@@ -59,7 +63,9 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
         for f in fields(cls):
             assert f.name not in home, f"{f.name} is in two sections; flags are flat"
             home[f.name] = section
-            option = typer.Option(f.default, help=docs[f.name], rich_help_panel=cls.__doc__.split("\n")[0])
+            option = typer.Option(
+                f.default, help=docs[f.name], rich_help_panel=cls.__doc__.split("\n")[0]
+            )
             parameters.append(_parameter(f.name, hints[f.name], option))
 
     def command(recipe: str, **flags: Any) -> None:
@@ -86,4 +92,6 @@ def _use_recipe(context: typer.Context, name: str) -> str:
 
 
 def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
+    )

@@ -1,10 +1,10 @@
 """The photometric stage: colour jitter, gray, blur and normalisation of uint8 crops, in batches.
 
-This is the reference: the operations that torchvision performs on PIL images, on whole batches on any
-device, with each image's own parameters. PIL works in uint8 and truncates after every operation, so
-the reference does the same (in float32, on whole numbers): brightness, contrast, saturation and gray
-come out equal to PIL's to the last bit, hue and blur to within one level; tests/test_photometric.py
-states and holds the tolerances.
+This is the reference: the operations that torchvision performs on PIL images, on whole batches on
+any device, with each image's own parameters. PIL works in uint8 and truncates after every
+operation, so the reference does the same (in float32, on whole numbers): brightness, contrast,
+saturation and gray come out equal to PIL's to the last bit, hue and blur to within one level;
+tests/test_photometric.py states and holds the tolerances.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def photometric(
 
 
 def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
-    """Blend with black. Shapes as for all jitter operations: x (M, 3, H, W) whole 0-255, factor (M,)."""
+    """Blend with black.
+
+    Shapes as for all jitter operations: x (M, 3, H, W) whole 0-255, factor (M,).
+    """
     return _blend(torch.zeros((), device=x.device), x, factor)
 
 
@@ -76,14 +79,16 @@ def adjust_saturation(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_hue(x: Tensor, factor: Tensor) -> Tensor:
-    """Turn the hue by ``factor`` of a full turn, through PIL's HSV with its 256 hues and saturations."""
+    """Turn the hue by ``factor`` of a turn, through PIL's HSV with its 256 hues and saturations."""
     r, g, b = x.unbind(1)
     value, low = x.amax(1), x.amin(1)
     chroma = value - low
     safe = chroma.clamp(min=1)
     rc, gc, bc = (value - r) / safe, (value - g) / safe, (value - b) / safe
     rc, gc, bc = rc.double(), gc.double(), bc.double()  # PIL mixes float and double; so does this
-    hue = torch.where(r == value, bc - gc, torch.where(g == value, 2 + rc - bc, 4 + gc - rc)).float()
+    hue = torch.where(
+        r == value, bc - gc, torch.where(g == value, 2 + rc - bc, 4 + gc - rc)
+    ).float()
     hue = torch.remainder(hue.double() / 6 + 1, 1).float()
     hue = torch.where(chroma == 0, 0, torch.floor(hue.double() * 255))
     saturation = torch.floor((chroma / value.clamp(min=1)).double() * 255)
@@ -94,7 +99,9 @@ def adjust_hue(x: Tensor, factor: Tensor) -> Tensor:
     p = torch.floor(value * (1 - s) + 0.5).float()
     q = torch.floor(value * (1 - s * f) + 0.5).float()
     t = torch.floor(value * (1 - s * (1 - f)) + 0.5).float()
-    table = torch.stack([value, q, p, p, t, value, t, value, value, q, p, p, p, p, t, value, value, q])
+    table = torch.stack(
+        [value, q, p, p, t, value, t, value, value, q, p, p, p, p, t, value, value, q]
+    )
     sector = torch.remainder(i, 6).long()
     channel = torch.arange(3, device=x.device).view(1, 3, 1, 1) * 6 + sector.unsqueeze(1)
     return table.transpose(0, 1).gather(1, channel)
@@ -122,30 +129,46 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
 
     Each pass is a box of fractional length whose edge pixel is repeated outwards, rounded to whole
     levels; lengths by Gwosdek et al., "Theoretical foundations of Gaussian convolution by extended
-    box filtering" (SSVM 2011), equations 7, 11 and 14.
+    box filtering" (SSVM 2011), equations 7, 11 and 14. PIL's weights are whole 2**-24ths, so its
+    sums are whole numbers below 2**33, which float64 holds exactly.
     """
-    variance = np.asarray(sigma, np.float64) ** 2 / 3
-    whole = np.floor((np.sqrt(12 * variance + 1) - 1) / 2)
-    edge = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance)
-    edge /= 6 * (variance - (whole + 1) ** 2)
+    inner, outer, whole = _box_weights(np.asarray(sigma, np.float32))
     reach = int(whole.max()) + 1
     offset = np.abs(np.arange(-reach, reach + 1))
-    taps = np.where(offset <= whole[:, None], 1.0, 0.0) + np.where(offset == whole[:, None] + 1, edge[:, None], 0.0)
-    weights = _to((taps / taps.sum(1, keepdims=True)).astype(np.float32), x.device).view(-1, 2 * reach + 1, 1, 1, 1)
+    taps = np.where(offset <= whole[:, None], inner[:, None], 0.0)
+    taps += np.where(offset == whole[:, None] + 1, outer[:, None], 0.0)
+    weights = _to(taps, x.device).view(-1, 2 * reach + 1, 1, 1, 1)
+    x = x.double()
     for axis in (3, 2):
         pad = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
         for _ in range(3):
             padded = F.pad(x, pad, mode="replicate")
-            x = sum(
-                (padded.narrow(axis, i, x.shape[axis]) * weights[:, i] for i in range(1, 2 * reach + 1)),
-                start=padded.narrow(axis, 0, x.shape[axis]) * weights[:, 0],
-            )
-            x = torch.floor(x + 0.5)
-    return x
+            total = torch.full_like(x, 2**23)
+            for i in range(2 * reach + 1):
+                total.addcmul_(padded.narrow(axis, i, x.shape[axis]), weights[:, i])
+            x = total.mul_(2.0**-24).floor_()
+    return x.float()
+
+
+def _box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights, in 2**-24ths, of a box's whole pixels and of its two ends, and its whole radius.
+
+    In float32, step by step as in PIL, because a weight's last digit decides roundings.
+    """
+    one = np.float32(1)
+    variance = sigma * sigma / np.float32(3)
+    length = np.sqrt(12 * variance.astype(np.float64) + 1).astype(np.float32)
+    whole = np.floor((length - one) / 2)
+    edge = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
+    radius = whole + edge / (6 * (variance - (whole + one) * (whole + one)))
+    inner = np.floor(np.float32(2**24) / (radius * 2 + one))
+    whole = np.floor(radius).astype(np.int64)
+    outer = (2**24 - (2 * whole + 1) * inner.astype(np.int64)) // 2
+    return inner.astype(np.float64), outer.astype(np.float64), whole
 
 
 def normalize(x: Tensor, config: AugmentConfig) -> Tensor:
-    """Scale (M, 3, H, W) from 0-255 to 0-1, subtract the channels' mean, divide by their deviation."""
+    """Scale (M, 3, H, W) from 0-255 to 0-1, subtract the channels' mean, divide by their std."""
     mean = torch.tensor(config.mean, device=x.device).view(3, 1, 1)
     std = torch.tensor(config.std, device=x.device).view(3, 1, 1)
     return (x / 255 - mean) / std
@@ -157,7 +180,7 @@ def _blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
 
 
 def _luma(x: Tensor) -> Tensor:
-    """(M, 1, H, W) luma with PIL's 16-bit weights; every sum stays below 2**24, so float32 is exact."""
+    """(M, 1, H, W) luma with PIL's 16-bit weights; all sums are below 2**24: float32 is exact."""
     r, g, b = x.split(1, dim=1)
     return torch.floor((r * 19595 + g * 38470 + b * 7471 + 32768) / 65536)
 

@@ -48,12 +48,19 @@ def demo() -> TrainConfig:
     """
     return TrainConfig(
         data=DataConfig(pipeline="memory"),
-        augment=AugmentConfig(crop=32, blur_p=0.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)),
-        model=ModelConfig(
-            backbone="resnet10", stem="cifar", width=16, projector_layers=2, dim=512, predictor_dim=128
+        augment=AugmentConfig(
+            crop=32, scale_min=0.4, blur_p=0.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
         ),
-        optim=OptimConfig(epochs=30, batch=128, lr=0.2, weight_decay=5e-4),
-        monitor=MonitorConfig(eval_resize=32, knn_every=5),
+        model=ModelConfig(
+            backbone="resnet10",
+            stem="cifar",
+            width=16,
+            projector_layers=2,
+            dim=512,
+            predictor_dim=128,
+        ),
+        optim=OptimConfig(epochs=24, batch=128, lr=0.4, weight_decay=5e-4),
+        monitor=MonitorConfig(eval_resize=32, knn_every=6),
         run=RunConfig(log_every=20),
     )
 

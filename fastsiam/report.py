@@ -15,24 +15,44 @@ from fastsiam.metrics import read_metrics
 
 _CURVES = (
     ("train", "loss", "Loss", "negative cosine similarity; -1 is the minimum"),
-    ("train", "z_std", "Std of the l2-normalised projections, times sqrt(d)", "1: spread over the sphere; 0: collapsed"),
+    (
+        "train",
+        "z_std",
+        "Std of the l2-normalised projections, times sqrt(d)",
+        "1: spread over the sphere; 0: collapsed",
+    ),
     ("knn", "top1", "kNN top-1 (%)", "frozen pool5 features"),
-    ("train", "rank", "Effective rank of the projections", "dimensions in use; at most the smaller of batch and dim"),
+    (
+        "train",
+        "rank",
+        "Effective rank of the projections",
+        "dimensions in use; at most the smaller of batch and dim",
+    ),
     ("train", "images_per_second", "Images per second", "one image is two views; all ranks"),
-    ("train", "data_wait", "Share of time waiting for data", "0: the loader keeps up; 1: nothing but waiting"),
+    (
+        "train",
+        "data_wait",
+        "Share of time waiting for data",
+        "0: the loader keeps up; 1: nothing but waiting",
+    ),
 )
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff; margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff }
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
 h1 { font-size: 1.5rem; margin-bottom: .25rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 .facts { color: #59636e; margin-top: 0 }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
 figure { margin: 0; border: 1px solid #d1d9e0; border-radius: 6px; padding: .75rem }
-figcaption { font-weight: 600 } figcaption small { display: block; font-weight: 400; color: #59636e }
+figcaption { font-weight: 600 }
+figcaption small { display: block; font-weight: 400; color: #59636e }
 img { width: 100%; height: auto; display: block }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .2rem .75rem .2rem 0; border-bottom: 1px solid #eaeef2; vertical-align: top }
+table { border-collapse: collapse; width: 100% }
+td, th { text-align: left; vertical-align: top }
+td, th { padding: .2rem .75rem .2rem 0; border-bottom: 1px solid #eaeef2 }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
-.settings { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 0 2rem }
+.settings { display: grid; gap: 0 2rem }
+.settings { grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)) }
 """
 
 
@@ -50,7 +70,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     for run in runs:
         lines = read_metrics(run)
         if not lines:
-            raise DataError(f"{run} is not a run folder, or has no metrics yet (no lines in {run / 'metrics.jsonl'})")
+            raise DataError(
+                f"{run} is not a run folder, or has no metrics yet "
+                f"(no lines in {run / 'metrics.jsonl'})"
+            )
         metrics[_name(run, runs)] = lines
     settings = json.loads((runs[0] / "config.json").read_text())
     figures = "".join(
@@ -61,7 +84,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     )
     title = f"fastsiam: {html.escape(', '.join(metrics))}"
     page = (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{_STYLE}</style><body><h1>{title}</h1>"
         f'<p class="facts">{html.escape(_facts(settings))}</p>{_results(metrics)}'
         f'<h2>Curves</h2><div class="curves">{figures}</div>'
@@ -87,7 +111,9 @@ def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> s
         points = [(line["epoch"], line[field]) for line in lines if line["kind"] == kind]
         if points:
             marker = "o" if kind == "knn" or len(points) == 1 else None
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.4, marker=marker, markersize=3.5)
+            axes.plot(
+                *zip(*points, strict=True), label=name, linewidth=1.4, marker=marker, markersize=3.5
+            )
     if not axes.lines:
         return ""
     axes.set_xlabel("epoch")
@@ -108,7 +134,8 @@ def _facts(settings: dict[str, Any]) -> str:
     config, environment = settings["config"], settings["environment"]
     where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     return (
-        f"SimSiam, {config['model']['backbone']}, recipe {settings['recipe']}, pipeline {config['data']['pipeline']}, "
+        f"SimSiam, {config['model']['backbone']}, recipe {settings['recipe']}, "
+        f"pipeline {config['data']['pipeline']}, "
         f"global batch {config['optim']['batch']}, {config['optim']['epochs']} epochs; {where}; "
         f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
     )
@@ -136,14 +163,19 @@ def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
         if knn:
             best = knn[-1]
             cells.append(
-                f"{knn[0]['top1']:.2f} at epoch {knn[0]['epoch']:g}, {best['top1']:.2f} at epoch {best['epoch']:g} "
+                f"{knn[0]['top1']:.2f} at epoch {knn[0]['epoch']:g}, "
+                f"{best['top1']:.2f} at epoch {best['epoch']:g} "
                 f"(k {best['k']}, T {best['temperature']:g}, bank {best['bank']:,})"
             )
         else:
             cells.append("not measured")
         rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
     heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
-    return "<table><tr>" + "".join(f"<th>{head}</th>" for head in heads) + f"</tr>{''.join(rows)}</table>"
+    return (
+        "<table><tr>"
+        + "".join(f"<th>{head}</th>" for head in heads)
+        + f"</tr>{''.join(rows)}</table>"
+    )
 
 
 def _sections(config: dict[str, dict[str, Any]]) -> str:
@@ -158,5 +190,8 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(values: dict[str, Any]) -> str:
-    rows = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>" for k, v in values.items())
+    rows = "".join(
+        f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>"
+        for k, v in values.items()
+    )
     return f"<table>{rows}</table>"

@@ -1,8 +1,9 @@
 """Random numbers that are pure functions of their key: no state, any order, any machine, any numpy.
 
-The generator is splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): a counter multiplied by an odd constant, then a mixing function. numpy's own bit
-streams are free to change between releases; a run that is resumed years later needs one that is not.
+The generator is splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014): a counter multiplied by an odd constant, then a mixing function. numpy's
+own bit streams are free to change between releases; a run that is resumed years later needs one
+that is not.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ def keys(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
     """
     key = np.zeros(1, np.uint64)
     for part in parts:
-        bits = np.atleast_1d(np.asarray(part & _MASK if isinstance(part, int) else part)).astype(np.uint64)
+        bits = np.atleast_1d(np.asarray(part & _MASK if isinstance(part, int) else part)).astype(
+            np.uint64
+        )
         key = mix((key ^ bits) + np.uint64(_GAMMA))
     return key
 
 
 def uniform(key: NDArray[np.uint64], count: int) -> NDArray[np.float64]:
-    """Draw ``count`` numbers in [0, 1) for each key; shape ``key.shape + (count,)``, 53 random bits."""
+    """Draw ``count`` numbers in [0, 1) for each key: ``key.shape + (count,)``, 53 random bits."""
     steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     return (mix(key[..., None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,4 +1,7 @@
-"""A training run and its evaluation, put together: data by ``fastsiam.pipelines``, the loop by ``train``."""
+"""A training run and its evaluation, put together.
+
+The data come from ``fastsiam.pipelines``, the loop from ``train``.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +48,24 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     distributed.check_devices(config.run)
     batch, parts = config.optim.batch, world * config.optim.accumulate
     if batch % parts:
-        raise ValueError(f"batch {batch} cannot be shared equally by {world} ranks x {config.optim.accumulate} parts")
+        raise ValueError(
+            f"batch {batch} cannot be shared equally by "
+            f"{world} ranks x {config.optim.accumulate} parts"
+        )
     if batch < 2 * parts:
-        raise ValueError(f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2")
-    if config.numerics.precision == "fp16" and (config.run.device == "cpu" or not torch.cuda.is_available()):
+        raise ValueError(
+            f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2"
+        )
+    if config.numerics.precision == "fp16" and (
+        config.run.device == "cpu" or not torch.cuda.is_available()
+    ):
         raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
     if world > 1 and config.data.pipeline != "synthetic":
         images = len(open_store(config.data.root, "train"))
         if images < batch:
-            raise DataError(f"{config.data.root} holds {images:,} images, fewer than one batch of {batch:,}")
+            raise DataError(
+                f"{config.data.root} holds {images:,} images, fewer than one batch of {batch:,}"
+            )
 
 
 def run_folder(config: TrainConfig, recipe: str) -> Path:
@@ -124,13 +136,17 @@ def evaluate_knn(
     bank, queries = _eval_loaders(data or config.data, config.augment, monitor.eval_resize, place)
     dtype = autocast_type(config, place)
     torch.manual_seed(config.numerics.seed)
-    method = build_method(config.model).to(place.device, memory_format=torch.channels_last)
+    method = build_method(config.model).to(place.device).to(memory_format=torch.channels_last)
     results = {}
     if baselines:
         results["pixels"] = _knn(monitor, bank, queries, pixel_features)
-        results["untrained"] = _knn(monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype))
+        results["untrained"] = _knn(
+            monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype)
+        )
     method.load_state_dict(checkpoint.model)
-    results["trained"] = _knn(monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype))
+    results["trained"] = _knn(
+        monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype)
+    )
     return results
 
 
@@ -140,7 +156,7 @@ def show_views(
     """Draw the first images of an epoch beside the views that a pipeline makes of them.
 
     Returns:
-        The contact sheet; for each image its path, position, label and the parameters of both views.
+        The contact sheet; for each image its path, position, label and both views' parameters.
     """
     if data.pipeline == "synthetic":
         raise DataError("the synthetic pipeline has no images to show")
@@ -153,7 +169,9 @@ def show_views(
         loader.close()
     index = batch.index.tolist()
     sources = [store.decode(i) for i in index]
-    sheet = contact_sheet(sources, denormalize(batch.view1, augment), denormalize(batch.view2, augment))
+    sheet = contact_sheet(
+        sources, denormalize(batch.view1, augment), denormalize(batch.view2, augment)
+    )
     size = np.array([(source.height, source.width) for source in sources])
     params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
     record = [
@@ -161,7 +179,10 @@ def show_views(
             "path": str(store.path(i)),
             "index": i,
             "label": int(store.labels[i]),
-            "views": [{f.name: getattr(params, f.name)[view, row].tolist() for f in fields(params)} for view in range(2)],
+            "views": [
+                {f.name: getattr(params, f.name)[view, row].tolist() for f in fields(params)}
+                for view in range(2)
+            ],
         }
         for row, i in enumerate(index)
     ]
@@ -180,7 +201,9 @@ def _monitor(
     bank, queries = _eval_loaders(config.data, config.augment, config.monitor.eval_resize, place)
 
     def evaluate(backbone: nn.Module) -> KnnResult:
-        return _knn(config.monitor, bank, queries, lambda x: backbone_features(backbone, x, dtype=dtype))
+        return _knn(
+            config.monitor, bank, queries, lambda x: backbone_features(backbone, x, dtype=dtype)
+        )
 
     return evaluate
 
@@ -191,14 +214,22 @@ def _eval_loaders(
     """Open the bank (training images) and the queries (validation images)."""
     bank, queries = (
         build_eval_loader(
-            data, split, augment, resize=resize, rank=place.rank, world=place.world, device=place.device
+            data,
+            split,
+            augment,
+            resize=resize,
+            rank=place.rank,
+            world=place.world,
+            device=place.device,
         )
         for split in ("train", "val")
     )
     if not bank.classes:
         raise DataError(f"{data.root} has no class folders: kNN needs labels")
     if bank.classes != queries.classes:
-        raise DataError(f"the training and validation images under {data.root} have different class folders")
+        raise DataError(
+            f"the training and validation images under {data.root} have different class folders"
+        )
     return bank, queries
 
 
@@ -208,7 +239,9 @@ def _knn(
     queries: EvalLoader,
     extract: Callable[[EvalLoader], tuple[Tensor, Tensor]],
 ) -> KnnResult:
-    return knn_accuracy(*extract(bank), *extract(queries), k=monitor.knn_k, temperature=monitor.knn_temperature)
+    return knn_accuracy(
+        *extract(bank), *extract(queries), k=monitor.knn_k, temperature=monitor.knn_temperature
+    )
 
 
 def _starting_point(config: TrainConfig, run: Path) -> Checkpoint | None:
@@ -219,14 +252,18 @@ def _starting_point(config: TrainConfig, run: Path) -> Checkpoint | None:
             return checkpoints.load(last) if last.is_file() else None
         case "never":
             if last.is_file():
-                raise CheckpointError(f"--resume never: {run} holds a run already; choose another --out or delete it")
+                raise CheckpointError(
+                    f"--resume never: {run} holds a run already; choose another --out or delete it"
+                )
             return None
         case path:
             return checkpoints.load(Path(path))
 
 
 def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
-    text = json.dumps({"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2)
+    text = json.dumps(
+        {"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2
+    )
     temporary = run / "config.json.tmp"
     temporary.write_text(text + "\n")
     os.replace(temporary, run / "config.json")
@@ -249,12 +286,14 @@ def _introduce(
     local = config.optim.batch // place.world // config.optim.accumulate
     bn = config.optim.batch // config.optim.accumulate if config.numerics.sync_bn else local
     console.say(
-        f"SimSiam {config.model.backbone} on {place.world} x {kind}, {str(dtype).removeprefix('torch.')}, "
-        f"pipeline {config.data.pipeline}: {images:,} images, {steps:,} steps an epoch, {config.optim.epochs} epochs"
+        f"SimSiam {config.model.backbone} on {place.world} x {kind}, "
+        f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
+        f"{images:,} images, {steps:,} steps an epoch, {config.optim.epochs} epochs"
     )
     console.say(
-        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), learning rate "
-        f"{peak_lr(config.optim):g} ({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), "
+        f"learning rate {peak_lr(config.optim):g} "
+        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
     )
     if start is not None:
         console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")

@@ -1,4 +1,7 @@
-"""The training loop. The loader and the evaluation are arguments; nothing here knows where images come from."""
+"""The training loop.
+
+The loader and the evaluation are arguments; nothing here knows where images come from.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +51,21 @@ def train(
 
     Raises:
         Interrupted: SIGINT or SIGTERM; the state is saved.
-        TrainingError: the loss is not finite, or the representation collapsed and the run shall stop.
+        TrainingError: the loss is not finite, or the representation collapsed and the run shall
+            stop.
         DataError: an image cannot be read; the state is saved.
     """
     console = console or Console(quiet=not place.leads)
     use_numerics(config.numerics)
-    memory_format = torch.channels_last if config.numerics.channels_last else torch.contiguous_format
-    method = method.to(place.device, memory_format=memory_format)
+    memory_format = (
+        torch.channels_last if config.numerics.channels_last else torch.contiguous_format
+    )
+    method = method.to(place.device).to(memory_format=memory_format)
     step, clock = 0, Clock()
     optimizer = build_optimizer(config.optim, method.param_groups())
-    scaler = torch.amp.GradScaler(place.device.type, enabled=autocast_type(config, place) == torch.float16)
+    scaler = torch.amp.GradScaler(
+        place.device.type, enabled=autocast_type(config, place) == torch.float16
+    )
     if start is not None:
         start.check_continues(config, loader.images)
         step, clock = start.step, Clock(start.seconds)
@@ -76,8 +84,15 @@ def train(
     def check_finite() -> None:
         bad = finite.verdict()
         if bad is not None:
-            kept = f"the last good checkpoint is {path} (step {saved:,})" if saved is not None else "nothing was saved yet"
-            raise TrainingError(f"the loss is not finite at step {bad:,}; {kept}; try a lower --lr or --precision fp32")
+            kept = (
+                f"the last good checkpoint is {path} (step {saved:,})"
+                if saved is not None
+                else "nothing was saved yet"
+            )
+            raise TrainingError(
+                f"the loss is not finite at step {bad:,}; {kept}; "
+                "try a lower --lr or --precision fp32"
+            )
 
     def save() -> None:
         nonlocal saved
@@ -120,7 +135,10 @@ def train(
                     finite.note(step, loss)
                     signalled = stop.after_step()
                     leaving = bool(signalled) or step == end
-                    log_due, save_due = step % config.run.log_every == 0, step % config.run.save_every == 0
+                    log_due, save_due = (
+                        step % config.run.log_every == 0,
+                        step % config.run.save_every == 0,
+                    )
                     if not (log_due or save_due or leaving):
                         continue
                     # From here on the host waits for the device.
@@ -147,7 +165,10 @@ def train(
                         save()
                     if signalled:
                         name = signal.Signals(signalled).name
-                        raise Interrupted(f"{name}: stopped after step {step:,}, saved {path}", exit_code=128 + signalled)
+                        raise Interrupted(
+                            f"{name}: stopped after step {step:,}, saved {path}",
+                            exit_code=128 + signalled,
+                        )
                     if step == end:
                         break
                     clock.resume()
@@ -196,12 +217,19 @@ def train_step(
 
 
 def autocast_type(config: TrainConfig, place: Place) -> torch.dtype:
-    """Resolve the precision: "auto" is bf16 where the hardware computes in it, else fp16 on a GPU, else fp32."""
+    """Resolve the precision.
+
+    "auto" is bf16 where the hardware computes in it, else fp16 on a GPU, else fp32.
+    """
     named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     if config.numerics.precision != "auto":
         return named[config.numerics.precision]
     if place.device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float16
+        )
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 

@@ -21,7 +21,11 @@ def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
 
 
 def contact_sheet(
-    sources: Sequence[Image.Image], view1: NDArray[np.uint8], view2: NDArray[np.uint8], *, columns: int = 4
+    sources: Sequence[Image.Image],
+    view1: NDArray[np.uint8],
+    view2: NDArray[np.uint8],
+    *,
+    columns: int = 4,
 ) -> Image.Image:
     """Arrange triples of source, first view and second view.
 
@@ -37,10 +41,14 @@ def contact_sheet(
     sheet = Image.new("RGB", (columns * width, rows * height), "white")
     for i, source in enumerate(sources):
         left, top = (i % columns) * width + _GAP, (i // columns) * height + _GAP
-        for place, picture in enumerate((source, Image.fromarray(view1[i]), Image.fromarray(view2[i]))):
+        for place, picture in enumerate(
+            (source, Image.fromarray(view1[i]), Image.fromarray(view2[i]))
+        ):
             scale = cell / max(picture.size)
             size = [max(1, round(side * scale)) for side in picture.size]
             method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
             at = left + place * (cell + _GAP) + (cell - size[0]) // 2
-            sheet.paste(picture.resize((size[0], size[1]), method), (at, top + (cell - size[1]) // 2))
+            sheet.paste(
+                picture.resize((size[0], size[1]), method), (at, top + (cell - size[1]) // 2)
+            )
     return sheet

@@ -7,8 +7,8 @@
         for batch in loader.epoch(epoch):
             loss = model(batch.view1, batch.view2)
 
-Every pipeline applies the parameters that ``fastsiam.augment.draw_views`` gives it to the images that
-``order.Order`` names, so they differ in speed and not in what they show.
+Every pipeline applies the parameters that ``fastsiam.augment.draw_views`` gives it to the images
+that ``order.Order`` names, so they differ in speed and not in what they show.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ def build_loader(
     if data.pipeline == "synthetic":
         from .synthetic_backend import SyntheticLoader
 
-        return SyntheticLoader(augment, batch=batch, seed=seed, rank=rank, world=world, device=device, dtype=dtype)
+        return SyntheticLoader(
+            augment, batch=batch, seed=seed, rank=rank, world=world, device=device, dtype=dtype
+        )
     store = open_store(data.root, "train")
     if len(store) < batch:
         raise DataError(
-            f"{store.root} holds {len(store):,} {'image' if len(store) == 1 else 'images'}, fewer than one batch "
-            f"of {batch:,}: add images or choose a smaller --batch"
+            f"{store.root} holds {len(store):,} {'image' if len(store) == 1 else 'images'}, "
+            f"fewer than one batch of {batch:,}: add images or choose a smaller --batch"
         )
     order = Order(images=len(store), batch=batch, seed=seed, rank=rank, world=world)
     if data.pipeline == "memory":
@@ -71,7 +73,9 @@ def build_loader(
         return MemoryLoader(store, order, augment, device=device, dtype=dtype)
     from .torchvision_backend import TorchvisionLoader
 
-    return TorchvisionLoader(store, order, augment, workers=data.workers, device=device, dtype=dtype)
+    return TorchvisionLoader(
+        store, order, augment, workers=data.workers, device=device, dtype=dtype
+    )
 
 
 def build_eval_loader(
@@ -104,5 +108,12 @@ def build_eval_loader(
 
     store = open_store(data.root, split)
     return CentralCrops(
-        store, augment, resize=resize, batch=batch, workers=data.workers, rank=rank, world=world, device=torch.device(device)
+        store,
+        augment,
+        resize=resize,
+        batch=batch,
+        workers=data.workers,
+        rank=rank,
+        world=world,
+        device=torch.device(device),
     )

@@ -21,7 +21,7 @@ from .store import FolderStore
 from .workers import in_workers
 
 _KEEP_BYTES = 2**30
-"""Crops of up to so many bytes are kept between passes: CIFAR-10 is decoded once for a whole run."""
+"""Crops of up to so many bytes are kept between passes: CIFAR-10 is decoded once a run."""
 
 
 class _Crops(Dataset[Tensor | DataError]):

@@ -33,7 +33,8 @@ class Order:
     def __post_init__(self) -> None:
         if self.batch % self.world:
             raise ValueError(
-                f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; choose a multiple of {self.world}"
+                f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "
+                f"choose a multiple of {self.world}"
             )
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fastsiam.errors import DataError
 
@@ -26,8 +26,8 @@ _SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("va
 class FolderStore:
     """Image files of a folder.
 
-    With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is the
-    position of the class folder's name among the sorted names. Without, every label is -1.
+    With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is
+    the position of the class folder's name among the sorted names. Without, every label is -1.
     """
 
     def __init__(self, root: Path) -> None:
@@ -38,11 +38,14 @@ class FolderStore:
         found = [(folder, images) for folder in folders if (images := _walk(root, folder))]
         if flat and found:
             raise DataError(
-                f"{root} holds images both by themselves ({flat[0]}) and in folders ({found[0][0]}/); "
-                "move the first into class folders, or point --data at a folder that has only one kind"
+                f"{root} holds images both by themselves ({flat[0]}) and in folders "
+                f"({found[0][0]}/); move the first into class folders, "
+                "or point --data at a folder that has only one kind"
             )
         if not flat and not found:
-            raise DataError(f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)")
+            raise DataError(
+                f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
+            )
         for label, (_, images) in enumerate(found):
             names += images
             labels += [label] * len(images)
@@ -89,7 +92,7 @@ class FolderStore:
 
     def _bad(self, index: int, error: Exception) -> DataError:
         reason = str(error).split(":")[0].split("<_io")[0].strip()
-        if isinstance(error, Image.UnidentifiedImageError):
+        if isinstance(error, UnidentifiedImageError):
             reason = "it is not an image that Pillow can read"
         return DataError(f"cannot decode {self.path(index)}: {reason}; repair or remove the file")
 
@@ -121,7 +124,7 @@ def has_split(root: Path, split: Split) -> bool:
 
 
 def _list(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the sorted names of a folder's images and of its sub-folders; hidden ones are skipped."""
+    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped."""
     images, folders = [], []
     try:
         with os.scandir(folder) as entries:

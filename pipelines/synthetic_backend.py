@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from fastsiam.batch import TwoViewBatch
 from fastsiam.config import AugmentConfig
@@ -34,18 +35,15 @@ class SyntheticLoader:
         self.images, self.steps = IMAGES, self._order.steps
         generator = torch.Generator(device).manual_seed(seed + rank)
         shape = (batch // world, 3, augment.crop, augment.crop)
+
+        def noise() -> Tensor:
+            views = torch.randn(shape, generator=generator, device=device).to(dtype)
+            return views.contiguous(memory_format=torch.channels_last)
+
+        index = torch.arange(shape[0], device=device)
+        label = torch.full_like(index, -1)
         self._batches = [
-            TwoViewBatch(
-                *(
-                    torch.randn(shape, generator=generator, device=device)
-                    .to(dtype)
-                    .contiguous(memory_format=torch.channels_last)
-                    for _ in range(2)
-                ),
-                index=torch.arange(shape[0], device=device) + i * shape[0],
-                label=torch.full(shape[:1], -1, device=device),
-            )
-            for i in range(_DISTINCT)
+            TwoViewBatch(noise(), noise(), index + i * shape[0], label) for i in range(_DISTINCT)
         ]
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:

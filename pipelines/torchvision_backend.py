@@ -34,7 +34,9 @@ _JITTER = {
 }
 
 
-def apply_view(image: Image.Image, params: ViewParams, view: int, row: int, config: AugmentConfig) -> Image.Image:
+def apply_view(
+    image: Image.Image, params: ViewParams, view: int, row: int, config: AugmentConfig
+) -> Image.Image:
     """Make one view of one PIL image, with torchvision's operations in the paper's order.
 
     Args:
@@ -65,7 +67,8 @@ def apply_view(image: Image.Image, params: ViewParams, view: int, row: int, conf
 class _Batches(Dataset[Tensor | DataError]):
     """One item is a batch: (2, N, 3, S, S) float32, or the error that stopped it.
 
-    An error travels as a value: raised in a worker it would arrive wrapped in that worker's traceback.
+    An error travels as a value: raised in a worker it would arrive wrapped in that worker's
+    traceback.
     """
 
     def __init__(self, store: FolderStore, augment: AugmentConfig, seed: int) -> None:
@@ -85,7 +88,7 @@ class _Batches(Dataset[Tensor | DataError]):
             for row, image in enumerate(images)
             for view in [apply_view(image, params, number, row, self.augment)]
         ]
-        return torch.stack(views).unflatten(0, (2, -1))
+        return torch.stack(views).view(2, len(images), *views[0].shape)
 
 
 class _Tasks:
@@ -119,7 +122,11 @@ class TorchvisionLoader:
         self._order, self._labels, self._device, self._dtype = order, store.labels, device, dtype
         self._tasks = _Tasks(order)
         self._loader = in_workers(
-            _Batches(store, augment, order.seed), self._tasks, workers=workers, device=device, persistent=True
+            _Batches(store, augment, order.seed),
+            self._tasks,
+            workers=workers,
+            device=device,
+            persistent=True,
         )
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:

@@ -15,14 +15,21 @@ def count(workers: int) -> int:
     """Fill in -1: the cores that this process may use, shared among the ranks of this machine."""
     if workers >= 0:
         return workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def in_workers(
-    dataset: Dataset[Any], tasks: Iterable[Any], *, workers: int, device: torch.device, persistent: bool
+    dataset: Dataset[Any],
+    tasks: Iterable[Any],
+    *,
+    workers: int,
+    device: torch.device,
+    persistent: bool,
 ) -> DataLoader[Any]:
-    """Run ``dataset[task]`` for each task in loader processes; results come in order, uncollated."""
+    """Run ``dataset[task]`` for each task in loader processes; results in order, uncollated."""
     workers = count(workers)
     return DataLoader(
         dataset,
@@ -41,8 +48,9 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _leave_signals_to_the_parent(_: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its batches then.
+    """Ignore the signals that are the parent's to handle.
 
+    Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its batches then.
     torch's worker loop ends by itself when the parent is gone.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

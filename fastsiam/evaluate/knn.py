@@ -1,7 +1,8 @@
 """The kNN classifier: how well do nearest neighbours of frozen features share a class?
 
 The authors' monitor (issue 10 of their repository): pool5 features, l2-normalised, 200 neighbours,
-temperature 0.2, the whole training set as the bank. The vote is Wu et al.'s (CVPR 2018, section 3.4).
+temperature 0.2, the whole training set as the bank. The vote is Wu et al.'s (CVPR 2018,
+section 3.4).
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class KnnResult:
 
     def __str__(self) -> str:
         """One line, protocol included."""
-        return f"kNN top-1 {self.top1:.2f}% (k {self.k}, T {self.temperature:g}, bank {self.bank:,})"
+        return (
+            f"kNN top-1 {self.top1:.2f}% (k {self.k}, T {self.temperature:g}, bank {self.bank:,})"
+        )
 
 
 @torch.inference_mode()

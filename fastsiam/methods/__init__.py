@@ -11,5 +11,5 @@ __all__ = ["SimSiam", "build_method"]
 
 
 def build_method(config: ModelConfig) -> SimSiam:
-    """Build the method with a fresh backbone, on the CPU; seed torch before for repeatable weights."""
+    """Build the method, backbone fresh, on the CPU; seed torch before for repeatable weights."""
     return SimSiam(config, build_backbone(config))

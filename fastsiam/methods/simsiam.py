@@ -13,7 +13,7 @@ from fastsiam.losses import negative_cosine
 
 
 class SimSiam(nn.Module):
-    """Encoder f (backbone and projector) and predictor h, with the symmetrised loss (algorithm 1)."""
+    """Encoder f (backbone and projector), predictor h and the symmetrised loss (algorithm 1)."""
 
     def __init__(self, config: ModelConfig, backbone: ResNet) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class SimSiam(nn.Module):
     def forward(self, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and the first view's projections for the monitors.
 
-        The encoder runs once for each view, so that BN normalises each view by its own statistics, as
-        the authors' code does; both runs lie within one forward, because DistributedDataParallel
+        The encoder runs once for each view, so that BN normalises each view by its own statistics,
+        as the authors' code does; both runs lie within one forward, because DistributedDataParallel
         reduces the gradients of one forward.
 
         Args:
@@ -47,7 +47,7 @@ class SimSiam(nn.Module):
         return z.detach() if self.stop_gradient else z
 
     def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters by schedule: the predictor's rate may stay constant. Weight decay is on all."""
+        """Parameters by schedule: the predictor's rate may be constant. Weight decay is on all."""
         encoder = [*self.backbone.parameters(), *self.projector.parameters()]
         return [
             {"params": encoder, "name": "encoder"},

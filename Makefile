@@ -1,0 +1,43 @@
+# Works with only python3 (3.11+), pip, git and make. Debian's python refuses global installs (PEP 668)
+# and may lack ensurepip, so the environment is made without pip and filled by the system's pip.
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+
+# What FFCV, which has no wheel, is compiled with.
+FFCV_PACKAGES := g++ pkg-config python3-dev libopencv-dev libturbojpeg0-dev
+
+.PHONY: demo test lint lock
+
+demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
+	rm -rf runs/demo
+	$(PY) -m fastsiam demo --out runs/demo
+
+test: $(VENV)/installed        ## the test suite
+	$(PY) -m pytest
+
+lint: $(VENV)/installed        ## style and types
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+lock: $(VENV)/installed        ## newest versions of everything, for pull requests that move them
+	$(PYTHON) -m pip --python $(PY) install --quiet uv
+	$(VENV)/bin/uv pip compile --quiet --system-certs --universal --all-extras --upgrade \
+	    --no-header --no-annotate --output-file requirements.lock pyproject.toml
+
+$(VENV)/installed: pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
+	$(PYTHON) -m venv --without-pip $(VENV)
+	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[dali,dev]"
+	@if ! pkg-config --exists opencv4 libturbojpeg 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing what FFCV is compiled with: $(FFCV_PACKAGES)"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(FFCV_PACKAGES) >/dev/null; \
+	fi
+	@if pkg-config --exists opencv4 libturbojpeg 2>/dev/null; then \
+	    echo "compiling FFCV"; \
+	    $(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[ffcv]"; \
+	else \
+	    echo "going on without FFCV; for it run: sudo apt-get install $(FFCV_PACKAGES) && rm $(VENV)/installed"; \
+	fi
+	touch $@

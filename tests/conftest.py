@@ -1,0 +1,184 @@
+"""Shared fixtures: images made on the spot, real images where they are at hand, ranks, one run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastsiam.config import (
+    AugmentConfig,
+    DataConfig,
+    ModelConfig,
+    MonitorConfig,
+    NumericsConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+ROOT = Path(__file__).parents[1]
+REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
+def skip(reason: str) -> None:
+    """Skip a test, except where everything has to be there."""
+    if os.environ.get("FASTSIAM_NO_SKIP"):
+        pytest.fail(f"must not be skipped here: {reason}")
+    pytest.skip(reason)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")  # the one thing that no machine can install
+    if item.get_closest_marker("dali") and find_spec("nvidia.dali") is None:
+        skip("needs nvidia-dali: pip install 'fastsiam[dali]'")
+    if item.get_closest_marker("ffcv") and find_spec("ffcv") is None:
+        skip("needs ffcv: pip install 'fastsiam[ffcv]'")
+
+
+def write_images(
+    folder: Path, *, classes: int = 3, each: int = 8, side: int = 24, seed: int = 0
+) -> Path:
+    """Write class folders of JPEGs whose classes differ in the stripes' period."""
+    generator = np.random.default_rng(seed)
+    for kind in range(classes):
+        (folder / f"class{kind}").mkdir(parents=True, exist_ok=True)
+        for number in range(each):
+            wave = np.sin(np.arange(side) * (kind + 1) / 2 + generator.uniform(0, 6))
+            stripes = np.broadcast_to(wave[:, None], (side, side))[..., None]
+            pixels = (
+                128
+                + 60 * stripes * generator.uniform(0.3, 1, 3)
+                + generator.normal(0, 12, (side, side, 3))
+            )
+            image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+            image.save(folder / f"class{kind}" / f"{number:03d}.jpg", quality=95)
+    return folder
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A data set with train/ (24 images of 3 classes) and val/ (12)."""
+    write_images(tmp_path / "data" / "train")
+    write_images(tmp_path / "data" / "val", each=4, seed=1)
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="session")
+def real_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """500 ImageNet JPEGs in class folders."""
+    return _unzip("imagenet-sample-500.zip", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def cifar10(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of CIFAR-10 as JPEG files, train/ and test/."""
+    return _unzip("cifar10-jpeg.zip", tmp_path_factory)
+
+
+def _unzip(name: str, factory: pytest.TempPathFactory) -> Path:
+    import zipfile
+
+    archive = REAL_DATA / name
+    if not archive.exists():
+        skip(f"needs {name} in {REAL_DATA} or in $FASTSIAM_TEST_DATA")
+    folder = factory.mktemp(archive.stem)
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def small(images: Path, tmp_path: Path) -> TrainConfig:
+    """A run of seconds: 24 images of 16 pixels, batch 8, a network 4 channels wide, float32."""
+    return TrainConfig(
+        data=DataConfig(data=str(images), pipeline="memory", workers=0),
+        augment=AugmentConfig(crop=16),
+        model=ModelConfig(
+            backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
+        ),
+        optim=OptimConfig(epochs=4, batch=8, lr=0.5),
+        numerics=NumericsConfig(precision="fp32"),
+        monitor=MonitorConfig(knn_every=2, knn_k=5, eval_resize=16),
+        run=RunConfig(device="cpu", out=str(tmp_path / "run"), log_every=1, save_every=100),
+    )
+
+
+def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
+    """Change single fields of a config, whatever their section."""
+    for section in ("data", "augment", "model", "optim", "numerics", "monitor", "run"):
+        part = getattr(config, section)
+        own = {k: v for k, v in settings.items() if k in type(part).__slots__}
+        config = replace(config, **{section: replace(part, **own)})
+        settings = {k: v for k, v in settings.items() if k not in own}
+    assert not settings, settings
+    return config
+
+
+def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
+    """Return the command line of a config."""
+    arguments = ["--recipe", recipe]
+    for section in config.to_dict().values():
+        for name, value in section.items():
+            flag = name.replace("_", "-")
+            match value:
+                case bool():
+                    arguments.append(f"--{flag}" if value else f"--no-{flag}")
+                case tuple():
+                    arguments += [f"--{flag}", *map(str, value)]
+                case _:
+                    arguments += [f"--{flag}", str(value)]
+    return arguments
+
+
+def fastsiam(
+    *arguments: str, code: int = 0, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line as a user does and expect an exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fastsiam", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Callable[[str, int], list[object]]:
+    """Run a function ``tests.rank_jobs.NAME(rank, world)`` in gloo ranks; return what each returned."""
+
+    def run(job: str, world: int) -> list[object]:
+        script = (
+            "import sys, torch, torch.distributed as dist\n"
+            "from tests import rank_jobs\n"
+            "job, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]\n"
+            "torch.set_num_threads(1)\n"
+            "dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=world)\n"
+            "torch.save(getattr(rank_jobs, job)(rank, world), f'{folder}/{rank}.pt')\n"
+            "dist.destroy_process_group()\n"
+        )
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, job, str(r), str(world), str(tmp_path)], cwd=ROOT
+            )
+            for r in range(world)
+        ]
+        codes = [process.wait(timeout=120) for process in processes]
+        assert codes == [0] * world
+        return [torch.load(tmp_path / f"{r}.pt", weights_only=True) for r in range(world)]
+
+    return run

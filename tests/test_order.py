@@ -1,0 +1,63 @@
+"""Which images make up which batch, over epochs, steps and ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastsiam.pipelines.order import Order
+
+
+def epoch_of(order: Order, epoch: int) -> np.ndarray:
+    return np.concatenate([order.indices(epoch, step) for step in range(order.steps)])
+
+
+@pytest.mark.parametrize(
+    ("images", "batch", "world"), [(1003, 12, 1), (1003, 12, 2), (1003, 12, 3), (24, 24, 4)]
+)
+def test_every_image_once_but_the_dropped_tail(images: int, batch: int, world: int) -> None:
+    shares = [
+        epoch_of(Order(images=images, batch=batch, seed=1, rank=r, world=world), 0)
+        for r in range(world)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    seen = np.concatenate(shares)
+    assert len(np.unique(seen)) == len(seen) == images // batch * batch
+    assert seen.min() >= 0 and seen.max() < images
+
+
+@pytest.mark.parametrize("world", [2, 3, 6])
+def test_global_batches_are_the_same_for_every_world(world: int) -> None:
+    alone = Order(images=100, batch=12, seed=5)
+    for step in range(alone.steps):
+        together = [
+            Order(images=100, batch=12, seed=5, rank=r, world=world).indices(3, step)
+            for r in range(world)
+        ]
+        np.testing.assert_array_equal(np.concatenate(together), alone.indices(3, step))
+
+
+def test_epochs_and_seeds_shuffle_anew() -> None:
+    orders = [
+        epoch_of(Order(images=500, batch=10, seed=seed), epoch)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
+    for i, one in enumerate(orders):
+        assert sorted(one) == list(range(500))
+        for other in [*orders[:i], np.arange(500)]:
+            assert (one == other).mean() < 0.05
+
+
+def test_shuffle_is_uniform() -> None:
+    """Each image's mean position over many epochs is the middle; neighbours do not stay neighbours."""
+    position = np.array(
+        [np.argsort(epoch_of(Order(images=50, batch=10, seed=0), e)) for e in range(400)]
+    )
+    assert np.abs(position.mean(0) - 24.5).max() < 4 * 14.4 / np.sqrt(400)
+    assert abs((np.diff(position, axis=1) == 1).mean() - 1 / 50) < 0.005
+
+
+def test_indivisible_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
+        Order(images=100, batch=10, seed=0, world=3)

@@ -1,0 +1,271 @@
+"""What holds for every pipeline: same images, same order, same views, resumable at any step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.augment import draw_views
+from fastsiam.batch import Loader, TwoViewBatch
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.errors import DataError
+from fastsiam.pipelines import build_eval_loader, build_loader
+from fastsiam.pipelines.memory_backend import crop_views
+from fastsiam.pipelines.workers import count
+
+from .conftest import write_images
+
+PIPELINES = get_args(Pipeline)
+WITH_IMAGES = [name for name in PIPELINES if name != "synthetic"]
+SMALL = AugmentConfig(crop=16)
+
+
+def build(
+    name: str,
+    root: Path,
+    *,
+    batch: int = 8,
+    augment: AugmentConfig = SMALL,
+    workers: int = 0,
+    **place: int,
+) -> Loader:
+    data = DataConfig(data=str(root), pipeline=name, workers=workers)  # type: ignore[arg-type]
+    return build_loader(data, augment, batch=batch, **place)
+
+
+def first(loader: Loader, epoch: int = 0) -> TwoViewBatch:
+    try:
+        return next(iter(loader.epoch(epoch)))
+    finally:
+        loader.close()
+
+
+def equal(one: TwoViewBatch, other: TwoViewBatch) -> bool:
+    return all(torch.equal(getattr(one, f), getattr(other, f)) for f in TwoViewBatch.__slots__)
+
+
+def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig) -> torch.Tensor:
+    return (one - other).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_batches_have_the_promised_form(name: str, images: Path) -> None:
+    loader = build(name, images / "train")
+    batch = first(loader)
+    assert loader.steps == loader.images // 8
+    for view in (batch.view1, batch.view2):
+        assert view.shape == (8, 3, 16, 16) and view.dtype == torch.float32
+        assert view.is_contiguous(memory_format=torch.channels_last)
+    assert batch.index.dtype == batch.label.dtype == torch.int64
+    assert batch.index.shape == batch.label.shape == (8,)
+    assert not torch.equal(batch.view1, batch.view2)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_labels_belong_to_the_images(name: str, images: Path) -> None:
+    loader = build(name, images / "train")
+    for batch in loader.epoch(0):
+        assert torch.equal(batch.label, batch.index // 8)
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_skipping_gives_the_tail_of_the_epoch(name: str, workers: int, images: Path) -> None:
+    loader = build(name, images / "train", workers=workers)
+    if name == "synthetic":
+        start = loader.steps - 3
+        whole = list(loader.epoch(1, skip=start))
+    else:
+        start, whole = 0, list(loader.epoch(1))
+        assert len(whole) == 3
+    for skip in range(3):
+        tail = list(loader.epoch(1, skip=start + skip))
+        assert len(tail) == 3 - skip
+        assert all(equal(a, b) for a, b in zip(tail, whole[skip:], strict=True))
+    loader.close()
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_an_abandoned_epoch_leaves_the_loader_usable(name: str, images: Path) -> None:
+    loader = build(name, images / "train", workers=2)
+    expected = list(loader.epoch(0))
+    for _ in range(2):
+        next(iter(loader.epoch(5)))
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+    loader.close()
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_the_same_global_batches(name: str, world: int, images: Path) -> None:
+    alone = build(name, images / "train")
+    shares = [build(name, images / "train", rank=rank, world=world) for rank in range(world)]
+    for whole, *parts in zip(alone.epoch(2), *(share.epoch(2) for share in shares), strict=True):
+        for field in TwoViewBatch.__slots__:
+            joined = torch.cat([getattr(part, field) for part in parts])
+            assert torch.equal(joined, getattr(whole, field)), field
+    for loader in (alone, *shares):
+        loader.close()
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_epochs_and_seeds_differ(name: str, images: Path) -> None:
+    keys = [(0, 0), (0, 1), (1, 0)]
+    batches = [first(build(name, images / "train", seed=seed), epoch) for seed, epoch in keys]
+    for i, one in enumerate(batches):
+        for other in batches[:i]:
+            assert not torch.equal(one.index, other.index)
+            assert not torch.equal(one.view1, other.view1)
+
+
+def test_two_loaders_at_once(images: Path) -> None:
+    one, other = (build("torchvision", images / "train", workers=1) for _ in range(2))
+    for a, b in zip(one.epoch(0), other.epoch(0), strict=True):
+        assert equal(a, b)
+    one.close()
+    other.close()
+
+
+def test_memory_equals_torchvision_on_cifar(cifar10: Path) -> None:
+    """To the last bit: decode, crop, antialiased resize, jitter, gray, flip, normalise."""
+    augment = AugmentConfig(crop=32, blur_p=0.5)
+    batches = [
+        first(build(name, cifar10 / "test", batch=512, augment=augment), 3) for name in WITH_IMAGES
+    ]
+    for batch in batches[1:]:
+        assert torch.equal(batch.index, batches[0].index) and torch.equal(
+            batch.label, batches[0].label
+        )
+        for view in ("view1", "view2"):
+            assert levels(getattr(batch, view), getattr(batches[0], view), augment).max() < 1e-3
+
+
+@pytest.mark.parametrize("colours", [False, True])
+def test_memory_equals_torchvision_on_photographs(
+    colours: bool, real_images: Path, tmp_path: Path
+) -> None:
+    """Crops within one level of PIL's, most to the last bit; the colour operations stretch that."""
+    for i, path in enumerate(sorted(real_images.glob("*/*.JPEG"))[:40]):
+        (tmp_path / f"{i}.jpg").symlink_to(path)
+    augment = AugmentConfig(crop=160)
+    if not colours:
+        augment = replace(augment, jitter_p=0, gray_p=0, blur_p=0)
+    a, b = (first(build(name, tmp_path, batch=40, augment=augment)) for name in WITH_IMAGES)
+    gap = torch.cat([levels(getattr(a, v), getattr(b, v), augment) for v in ("view1", "view2")])
+    exact = (gap.amax((1, 2, 3)) < 1e-3).float().mean()
+    assert exact > 0.7 and gap.mean() < 0.1
+    assert colours or gap.max() < 1.001
+
+
+def test_crops_follow_the_filter_to_the_last_bit() -> None:
+    """Against the definition, written out with whole numbers, for boxes that shrink and enlarge."""
+    generator = np.random.default_rng(0)
+    for height, width in ((40, 90), (90, 40), (7, 5), (300, 300)):
+        image = generator.integers(0, 256, (height, width), dtype=np.uint8)
+        box = [3, 1, height - 4, width - 2]
+        params = draw_views(SMALL, seed=0, epoch=0, index=[0], size=[(height, width)])
+        params = replace(
+            params, box=np.broadcast_to(np.int32(box), (2, 1, 4)), flip=np.array([[False], [True]])
+        )
+        planes = torch.from_numpy(image).expand(1, 3, -1, -1).contiguous()
+        crops = crop_views(planes, params, 16).numpy()
+        expected = image[3 : height - 1, 1 : width - 1].astype(np.int64)
+        for _ in range(2):  # along the rows, then along the columns
+            expected = resized_rows(expected, 16).T
+        for channel in range(3):
+            np.testing.assert_array_equal(crops[0, 0, ..., channel], expected)
+            np.testing.assert_array_equal(crops[1, 0, ..., channel], expected[:, ::-1])
+
+
+def resized_rows(rows: np.ndarray, side: int) -> np.ndarray:
+    length = rows.shape[1]
+    scale = length / side
+    support = max(scale, 1.0)
+    out = np.empty((len(rows), side), np.int64)
+    for x in range(side):
+        centre = (x + 0.5) * scale
+        weights = [max(0.0, 1 - abs(i + 0.5 - centre) / support) for i in range(length)]
+        whole = [int(weight / sum(weights) * 2**22 + 0.5) for weight in weights]
+        out[:, x] = (rows @ np.array(whole) + 2**21) >> 22
+    return out.clip(0, 255)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_a_broken_image_ends_the_epoch_with_its_name(name: str, workers: int, images: Path) -> None:
+    path = images / "train" / "class1" / "003.jpg"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg") as caught:
+        list(build(name, images / "train", workers=workers).epoch(0))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_too_few_images(name: str, tmp_path: Path) -> None:
+    write_images(tmp_path, classes=1, each=1)
+    with pytest.raises(DataError, match="holds 1 image, fewer than one batch of 8"):
+        build(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_batch_that_ranks_cannot_share(name: str, images: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be shared equally by 3 ranks"):
+        build(name, images / "train", world=3)
+
+
+def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastsiam.pipelines import memory_backend
+
+    monkeypatch.setattr(memory_backend, "_room", lambda device: 20_000)
+    with pytest.raises(
+        DataError, match="does not fit: 0 of 24 images .* use --pipeline torchvision"
+    ):
+        build("memory", images / "train")
+
+
+def test_memory_with_images_of_different_sizes(tmp_path: Path) -> None:
+    """Enlarged only, so equal to the last bit with any Pillow."""
+    for i, side in enumerate((20, 33, 47, 64)):
+        write_images(tmp_path / "all" / f"{side}", classes=1, each=1, side=side, seed=i)
+    augment = replace(SMALL, crop=64)
+    a, b = (first(build(name, tmp_path / "all", batch=4, augment=augment)) for name in WITH_IMAGES)
+    for view in ("view1", "view2"):
+        assert levels(getattr(a, view), getattr(b, view), augment).max() < 1e-3
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_evaluation_sees_every_image_once(world: int, images: Path) -> None:
+    """The ranks' shares join to the whole set in order, centrally cropped, on every pass."""
+    loaders = [
+        build_eval_loader(
+            DataConfig(data=str(images), workers=0),
+            "val",
+            SMALL,
+            resize=20,
+            batch=3,
+            rank=r,
+            world=world,
+        )
+        for r in range(world)
+    ]
+    for _ in range(2):
+        batches = [batch for loader in loaders for batch in loader]
+        assert torch.cat([batch.label for batch in batches]).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+        pictures = torch.cat([batch.image for batch in batches])
+        assert pictures.shape == (12, 3, 16, 16)
+        assert len(np.unique(pictures.flatten(1).numpy(), axis=0)) == 12
+    assert loaders[0].images == 12 and loaders[0].classes == ("class0", "class1", "class2")
+
+
+def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert [count(workers) for workers in (-1, 0, 5)] == [3, 0, 5]
