@@ -37,6 +37,12 @@ def main() -> None:
         rank = os.environ.get("RANK", "0")
         print(f"{'error' if rank == '0' else f'error on rank {rank}'}: {error}", file=sys.stderr)
         sys.exit(error.exit_code if isinstance(error, Interrupted) else 1)
+    except RuntimeError as error:
+        from fastsiam.distributed import peer_is_gone
+
+        if not peer_is_gone(error):
+            raise
+        sys.exit(1)
 
 
 def _version(show: bool) -> None:
@@ -79,14 +85,14 @@ def eval_knn(
         str, typer.Option(help="Data folder with train/ and val/ or test/; default: the run's.")
     ] = "",
     k: Annotated[
-        int, typer.Option(min=1, help="Neighbours that vote; default: the run's (authors: 200).")
-    ] = 0,
+        int | None, typer.Option(help="Neighbours that vote; default: the run's (authors: 200).")
+    ] = None,
     temperature: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="T of the weights exp(similarity / T); default: the run's (authors: 0.2)."
         ),
-    ] = 0.0,
+    ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Also the untrained network and the raw pixels, for comparison.")
     ] = False,
@@ -109,8 +115,8 @@ def eval_knn(
     try:
         monitor = replace(
             own.monitor,
-            knn_k=k or own.monitor.knn_k,
-            knn_temperature=temperature or own.monitor.knn_temperature,
+            knn_k=own.monitor.knn_k if k is None else k,
+            knn_temperature=own.monitor.knn_temperature if temperature is None else temperature,
         )
         source = replace(own.data, data=data or own.data.data, workers=workers)
         place = distributed.start(RunConfig(device=device))

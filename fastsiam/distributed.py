@@ -89,6 +89,12 @@ def start(config: RunConfig) -> Place:
     return Place(rank, world, device)
 
 
+def peer_is_gone(error: BaseException) -> bool:
+    """Tell whether a collective failed because another rank ended, which has said why itself."""
+    text = str(error).lower()
+    return is_worker() and ("closed by peer" in text or "reset by peer" in text)
+
+
 def finish() -> None:
     """Part from the other ranks."""
     if dist.is_initialized():

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = (
-    "torch",
     "torchvision",
     "numpy",
     "pillow",
@@ -29,7 +28,8 @@ def environment() -> dict[str, Any]:
     return {
         "fastsiam": fastsiam.__version__,
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {"torch": torch.__version__}
+        | {name: version for name in _PACKAGES if (version := _version(name))},
         "cuda": torch.version.cuda,
         "gpus": gpus,
         "cpu": _cpu(),

@@ -3,8 +3,8 @@
 The crop's resampling is PIL's: a triangle filter, widened when it shrinks, horizontally then
 vertically, each pass rounded to uint8. A pass is a matrix product with the filter's weights, which
 suits both a GPU and a CPU. PIL's weights are whole 2**-22ths, so the sums are whole numbers below
-2**31, which float64 holds exactly: the crops equal PIL's to the last bit. Pillow 13 takes the vertical
-pass first where that is cheaper, which moves some pixels of such crops by one level of 255.
+2**31, which float64 holds exactly: the crops equal PIL's to the last bit. Pillow 13 takes the
+vertical pass first for some boxes, which moves pixels of such crops by one level of 255.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def crop_views(images: Tensor, params: ViewParams, side: int) -> Tensor:
 
 
 def _filter(start: Tensor, length: Tensor, size: int, side: int) -> Tensor:
-    """Weights (..., side, size), in whole 2**-22ths, that resize [start, start + length) of ``size``."""
+    """Weights (..., side, size), in 2**-22ths, that resize [start, start + length) of ``size``."""
     device, length = start.device, length[..., None, None]
     scale = length / side
     support = scale.clamp(min=1)

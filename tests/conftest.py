@@ -159,26 +159,13 @@ def fastsiam(
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Callable[[str, int], list[object]]:
-    """Run a function ``tests.rank_jobs.NAME(rank, world)`` in gloo ranks; return what each returned."""
+    """Run ``tests.rank_jobs.JOB(rank, world)`` in gloo ranks; return what each returned."""
 
     def run(job: str, world: int) -> list[object]:
-        script = (
-            "import sys, torch, torch.distributed as dist\n"
-            "from tests import rank_jobs\n"
-            "job, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]\n"
-            "torch.set_num_threads(1)\n"
-            "dist.init_process_group('gloo', init_method=f'file://{folder}/meet', rank=rank, world_size=world)\n"
-            "torch.save(getattr(rank_jobs, job)(rank, world), f'{folder}/{rank}.pt')\n"
-            "dist.destroy_process_group()\n"
-        )
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", script, job, str(r), str(world), str(tmp_path)], cwd=ROOT
-            )
-            for r in range(world)
-        ]
+        command = [sys.executable, "-m", "tests.rank_jobs", job, str(world), str(tmp_path)]
+        processes = [subprocess.Popen([*command, str(rank)], cwd=ROOT) for rank in range(world)]
         codes = [process.wait(timeout=120) for process in processes]
         assert codes == [0] * world
-        return [torch.load(tmp_path / f"{r}.pt", weights_only=True) for r in range(world)]
+        return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
     return run

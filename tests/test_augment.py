@@ -118,7 +118,7 @@ def test_views_epochs_seeds_and_images_differ() -> None:
 
 
 def test_the_generator_is_fixed_for_ever() -> None:
-    """splitmix64 of its reference implementation, seed 1234567; a changed draw would change every run."""
+    """splitmix64's reference values for seed 1234567; a changed draw would change every run."""
     state = np.array([1234567], np.uint64)
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     gamma = np.uint64(0x9E3779B97F4A7C15)

@@ -180,7 +180,7 @@ def test_each_view_has_its_own_bn_statistics() -> None:
 
 
 def test_channels_last_survives_the_backbone() -> None:
-    backbone = build_backbone(TINY).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    backbone = build_backbone(TINY).to(memory_format=torch.channels_last)
     seen = []
     for module in backbone.modules():
         if isinstance(module, (nn.Conv2d, nn.BatchNorm2d)):

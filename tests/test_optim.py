@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_cosine_per_step() -> None:
     for step, rate in enumerate(rates):
         assert rate == pytest.approx(0.05 * (1 + math.cos(math.pi * step / 200)) / 2)
     assert rates[0] == 0.05 and rates[100] == pytest.approx(0.025) and 0 < rates[-1] < 1e-5
-    assert all(a > b for a, b in zip(rates, rates[1:], strict=False))
+    assert all(a > b for a, b in pairwise(rates))
 
 
 def test_predictor_rate_neither_decays_nor_warms_up() -> None:

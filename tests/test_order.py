@@ -50,7 +50,7 @@ def test_epochs_and_seeds_shuffle_anew() -> None:
 
 
 def test_shuffle_is_uniform() -> None:
-    """Each image's mean position over many epochs is the middle; neighbours do not stay neighbours."""
+    """Each image's mean position over many epochs is the middle; neighbours part."""
     position = np.array(
         [np.argsort(epoch_of(Order(images=50, batch=10, seed=0), e)) for e in range(400)]
     )

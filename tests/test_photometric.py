@@ -1,4 +1,4 @@
-"""The photometric reference against torchvision on PIL images: equal to the last bit, on real JPEGs.
+"""The photometric reference against torchvision on PIL images, on real JPEGs.
 
 Tolerance: 0 levels of 255 for every operation and for the whole chain.
 """

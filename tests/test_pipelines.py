@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def build(
     batch: int = 8,
     augment: AugmentConfig = SMALL,
     workers: int = 0,
-    **place: int,
+    **place: Any,
 ) -> Loader:
     data = DataConfig(data=str(root), pipeline=name, workers=workers)  # type: ignore[arg-type]
     return build_loader(data, augment, batch=batch, **place)
@@ -171,7 +171,9 @@ def test_crops_follow_the_filter_to_the_last_bit() -> None:
         box = [3, 1, height - 4, width - 2]
         params = draw_views(SMALL, seed=0, epoch=0, index=[0], size=[(height, width)])
         params = replace(
-            params, box=np.broadcast_to(np.int32(box), (2, 1, 4)), flip=np.array([[False], [True]])
+            params,
+            box=np.broadcast_to(np.array(box, np.int32), (2, 1, 4)),
+            flip=np.array([[False], [True]]),
         )
         planes = torch.from_numpy(image).expand(1, 3, -1, -1).contiguous()
         crops = crop_views(planes, params, 16).numpy()
@@ -224,7 +226,7 @@ def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(memory_backend, "_room", lambda device: 20_000)
     with pytest.raises(
-        DataError, match="does not fit: 0 of 24 images .* use --pipeline torchvision"
+        DataError, match=r"does not fit: 0 of 24 images .* use --pipeline torchvision"
     ):
         build("memory", images / "train")
 

@@ -140,5 +140,5 @@ def test_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match="cannot list .*: Permission denied"):
+    with pytest.raises(DataError, match=r"cannot list .*: Permission denied"):
         open_store(tmp_path, "train")

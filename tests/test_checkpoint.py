@@ -1,0 +1,133 @@
+"""Checkpoints: atomic, readable only as plain tensors, refused when they belong to another run."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import OptimConfig, TrainConfig
+from fastsiam.errors import CheckpointError
+
+from .conftest import ROOT
+
+
+def make(step: int = 3, size: int = 10) -> Checkpoint:
+    return Checkpoint(
+        config=TrainConfig(),
+        step=step,
+        seconds=1.5,
+        images=100,
+        steps_per_epoch=4,
+        model={"weight": torch.full((size,), float(step))},
+        optimizer={"state": {0: {"momentum_buffer": torch.ones(size)}}, "param_groups": []},
+        scaler={},
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    checkpoints.save(path, make())
+    for place in (path, tmp_path / "run"):
+        state = checkpoints.load(place)
+        assert state.config == TrainConfig() and state.step == 3 and state.epoch == 0.75
+        assert torch.equal(state.model["weight"], torch.full((10,), 3.0))
+    assert [p.name for p in path.parent.iterdir()] == ["last.pt"]
+
+
+def test_kill_9_during_a_save_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
+    """A process saves without pause; it is killed at a random moment, twelve times."""
+    path = tmp_path / "last.pt"
+    script = (
+        "import sys; from pathlib import Path; from tests.test_checkpoint import make; "
+        "from fastsiam import checkpoint\n"
+        "for step in range(10**6): checkpoint.save(Path(sys.argv[1]), make(step, 200_000))"
+    )
+    half_written = 0
+    for attempt in range(12):
+        process = subprocess.Popen([sys.executable, "-c", script, str(path)], cwd=ROOT)
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        while not path.exists() or path.stat().st_mtime_ns == before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.Random(attempt).uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        half_written += path.with_name("last.pt.tmp").exists()
+        state = checkpoints.load(path)
+        assert torch.equal(state.model["weight"], torch.full((200_000,), float(state.step)))
+    assert half_written > 0, "no kill fell into a save; the test proved nothing"
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    """/dev/full takes no byte; the temporary file is a link to it."""
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    path = tmp_path / "last.pt"
+    checkpoints.save(path, make(1))
+    path.with_name("last.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"cannot save .*last\.pt: ") as caught:
+        checkpoints.save(path, make(2, 10**6))
+    assert "\n" not in str(caught.value)
+    assert checkpoints.load(path).step == 1
+    assert not path.with_name("last.pt.tmp").exists()
+
+
+def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path}/executed",)
+
+    torch.save({"format": 1, "model": Hostile()}, tmp_path / "last.pt")
+    with pytest.raises(CheckpointError, match="damaged or not a PyTorch file of plain tensors"):
+        checkpoints.load(tmp_path / "last.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_damaged_files_are_refused(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    checkpoints.save(path, make())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoints.load(path)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        checkpoints.load(tmp_path)
+    torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
+        checkpoints.load(tmp_path / "foreign.pt")
+
+
+def test_another_run_is_refused_with_what_differs() -> None:
+    state, config = make(), TrainConfig()
+    state.check_continues(config, 100)
+    state.check_continues(
+        replace(config, run=replace(config.run, gpus=4), data=replace(config.data, workers=3)), 100
+    )
+    other = replace(
+        config,
+        optim=OptimConfig(lr=0.1, batch=256),
+        model=replace(config.model, backbone="resnet18"),
+    )
+    with pytest.raises(CheckpointError) as caught:
+        state.check_continues(other, 100)
+    for part in ("lr: 0.05 -> 0.1", "batch: 512 -> 256", "backbone: resnet50 -> resnet18"):
+        assert part in str(caught.value)
+    with pytest.raises(
+        CheckpointError, match="the data changed: 99 images now, 100 when the run began"
+    ):
+        state.check_continues(config, 99)

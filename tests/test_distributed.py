@@ -1,0 +1,116 @@
+"""Ranks: two of them with half a batch each equal one with the whole batch; errors and signals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastsiam.config import RunConfig
+from fastsiam.distributed import check_devices
+from fastsiam.errors import DeviceError
+
+from . import rank_jobs
+
+Ranks = Callable[[str, int], list[Any]]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_equal_one_process_with_the_joint_batch(world: int, ranks: Ranks) -> None:
+    """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
+    alone = rank_jobs.steps(0, 1)
+    together = ranks("steps", world)
+    torch.testing.assert_close(
+        torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
+    )
+    for result in together:
+        for got, expected in zip(result["gradient"], alone["gradient"], strict=True):
+            torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-3)
+        for name, value in alone["state"].items():
+            torch.testing.assert_close(result["state"][name], value, atol=1e-4, rtol=1e-3, msg=name)
+            torch.testing.assert_close(
+                result["state"][name], together[0]["state"][name], atol=0, rtol=0
+            )
+
+
+def test_without_joint_statistics_the_result_differs() -> None:
+    """The test above would notice a SyncBN that does nothing: BN over half batches is far off."""
+    whole, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
+    assert (whole["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
+
+
+def test_sync_bn_equals_batch_norm_of_the_joint_batch(ranks: Ranks) -> None:
+    torch.manual_seed(0)
+    plain = nn.BatchNorm2d(3)
+    nn.init.normal_(plain.weight)
+    nn.init.normal_(plain.bias)
+    joint, target = (torch.randn(8, 3, 5, 5) * 4 + 7).requires_grad_(), torch.randn(8, 3, 5, 5)
+    out = plain(joint)
+    (out * target).sum().backward()
+    parts = ranks("sync_bn", 2)
+    assert joint.grad is not None and plain.weight.grad is not None
+    torch.testing.assert_close(torch.cat([p["out"] for p in parts]), out.detach())
+    torch.testing.assert_close(
+        torch.cat([p["input_gradient"] for p in parts]), joint.grad, atol=1e-5, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        sum(p["weight_gradient"] for p in parts), plain.weight.grad, atol=1e-4, rtol=1e-4
+    )
+    plain.eval()
+    for part in parts:
+        torch.testing.assert_close(part["mean"], plain.running_mean)
+        torch.testing.assert_close(part["var"], plain.running_var)
+        torch.testing.assert_close(part["evaluated"], plain(joint).detach())
+
+
+def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:
+    """Each part weighs the same, and BN sees a part: by hand, on the first step."""
+    halves = rank_jobs.steps(0, 1, accumulate=2)
+    method = rank_jobs.make_method()
+    total = sum(
+        method(part.view1, part.view2)[0] / 2 for part in rank_jobs.global_batch().chunks(2)
+    )
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(total, list(method.parameters()))]
+    )
+    torch.testing.assert_close(halves["gradient"][0], expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(halves["loss"][0], total.detach())
+
+
+def test_uneven_tensors_join_in_order(ranks: Ranks) -> None:
+    expected = torch.tensor([[1.0, 1.0]] * 3 + [[2.0, 2.0]] * 6)
+    assert all(torch.equal(result, expected) for result in ranks("uneven", 3))
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks: Ranks) -> None:
+    verdicts = ranks("stop", 3)
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    assert verdicts[0][-1] == signal.SIGTERM and 4 <= len(verdicts[0]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("config", "there", "message"),
+    [
+        (RunConfig(gpus=8), 0, r"--gpus 8: torch sees no GPU here; .* --device cpu"),
+        (RunConfig(gpus=8), 1, r"--gpus 8: torch sees 1 GPU here; ask for at most 1"),
+        (RunConfig(device="cuda"), 0, r"--device cuda: torch sees no GPU"),
+    ],
+)
+def test_missing_gpus_are_refused(
+    config: RunConfig, there: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with pytest.raises(DeviceError, match=message):
+        check_devices(config)
+
+
+def test_what_is_there_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    check_devices(RunConfig())
+    check_devices(RunConfig(gpus=4, device="cpu"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    check_devices(RunConfig(gpus=8))

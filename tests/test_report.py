@@ -1,0 +1,37 @@
+"""The report: one page that needs nothing else, with every curve and setting."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import TrainConfig
+from fastsiam.errors import DataError
+from fastsiam.metrics import read_metrics
+from fastsiam.report import write_report
+from fastsiam.run import train_here
+
+from .conftest import with_settings
+
+
+def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None:
+    run = train_here(small, "imagenet")
+    other = train_here(
+        with_settings(small, stop_gradient=False, out=str(tmp_path / "other")), "imagenet"
+    )
+    page = write_report([run, other], tmp_path / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page) and "<script" not in page
+    charts = re.findall(r'<img alt="([^"]+)" src="data:image/svg\+xml;base64,', page)
+    assert len(charts) == 6 and any("kNN" in chart for chart in charts)
+    last = [line for line in read_metrics(run) if line["kind"] == "train"][-1]
+    assert f"<td>{last['loss']:.4f}</td>" in page
+    for setting in ("stop_gradient", "weight_decay", "knn_temperature", "pipeline"):
+        assert f"<td>{setting}</td>" in page
+    assert "<td>other</td>" in page and "<td>run</td>" in page
+
+
+def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report([tmp_path], tmp_path / "report.html")
