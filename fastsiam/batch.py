@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -26,6 +29,12 @@ class TwoViewBatch:
         """Cut into equal parts, for gradient accumulation."""
         parts = (t.chunk(count) for t in (self.view1, self.view2, self.index, self.label))
         return [TwoViewBatch(*part) for part in zip(*parts, strict=True)]
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy a host array to a device without making the host wait for the device."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class Loader(Protocol):

@@ -159,6 +159,15 @@ def mean_across_ranks(tensor: Tensor) -> Tensor:
     return tensor / dist.get_world_size()
 
 
+def minimum_across_ranks(tensor: Tensor) -> Tensor:
+    """Return the smallest of the ranks' values, element by element."""
+    if not dist.is_initialized():
+        return tensor
+    tensor = tensor.clone()
+    dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    return tensor
+
+
 def from_leader(text: str) -> str:
     """Return rank 0's text on every rank."""
     if not dist.is_initialized():

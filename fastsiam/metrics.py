@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastsiam.distributed import minimum_across_ranks
 from fastsiam.errors import TrainingError
 
 T = TypeVar("T")
@@ -102,8 +103,8 @@ class FiniteCheck:
         self._first = torch.minimum(self._first, at.to(self._first.dtype))
 
     def verdict(self) -> int | None:
-        """Return the first bad step, if any. Waits for the device."""
-        first = self._first.item()
+        """Return the first bad step of any rank, if any; every rank asks. Waits for the device."""
+        first = minimum_across_ranks(self._first).item()
         return None if math.isinf(first) else int(first)
 
 

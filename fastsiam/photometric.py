@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
+from fastsiam.batch import to_device
 from fastsiam.config import AugmentConfig
 
 
@@ -38,22 +39,22 @@ def photometric(
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
     order, jitter = params.order.reshape(-1, 4), params.jitter.reshape(-1, 1)
     order = np.where(jitter, order, -1)
-    factor = _to(params.factor.reshape(-1, 4), x.device)
+    factor = to_device(params.factor.reshape(-1, 4), x.device)
     for slot in range(4):
         for op in (BRIGHTNESS, CONTRAST, SATURATION, HUE):
             if op == HUE and config.hue == 0:  # as ColorJitter: no trip through HSV
                 continue
             rows = np.flatnonzero(order[:, slot] == op)
             if len(rows):
-                at = _to(rows, x.device)
+                at = to_device(rows, x.device)
                 x.index_copy_(0, at, _JITTER[op](x[at], factor[at, op]))
     gray = np.flatnonzero(params.gray)
     if len(gray):
-        at = _to(gray, x.device)
+        at = to_device(gray, x.device)
         x.index_copy_(0, at, grayscale(x[at]))
     blur = np.flatnonzero(params.blur)
     if len(blur):
-        at = _to(blur, x.device)
+        at = to_device(blur, x.device)
         x.index_copy_(0, at, gaussian_blur(x[at], params.blur.reshape(-1)[blur]))
     x = normalize(x, config).to(dtype, memory_format=torch.channels_last)
     return x[:n], x[n:]
@@ -137,7 +138,7 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
     offset = np.abs(np.arange(-reach, reach + 1))
     taps = np.where(offset <= whole[:, None], inner[:, None], 0.0)
     taps += np.where(offset == whole[:, None] + 1, outer[:, None], 0.0)
-    weights = _to(taps, x.device).view(-1, 2 * reach + 1, 1, 1, 1)
+    weights = to_device(taps, x.device).view(-1, 2 * reach + 1, 1, 1, 1)
     x = x.double()
     for axis in (3, 2):
         pad = (reach, reach, 0, 0) if axis == 3 else (0, 0, reach, reach)
@@ -169,8 +170,8 @@ def _box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def normalize(x: Tensor, config: AugmentConfig) -> Tensor:
     """Scale (M, 3, H, W) from 0-255 to 0-1, subtract the channels' mean, divide by their std."""
-    mean = torch.tensor(config.mean, device=x.device).view(3, 1, 1)
-    std = torch.tensor(config.std, device=x.device).view(3, 1, 1)
+    constants = np.array([config.mean, config.std], np.float32).reshape(2, 3, 1, 1)
+    mean, std = to_device(constants, x.device).unbind(0)
     return (x / 255 - mean) / std
 
 
@@ -183,9 +184,3 @@ def _luma(x: Tensor) -> Tensor:
     """(M, 1, H, W) luma with PIL's 16-bit weights; all sums are below 2**24: float32 is exact."""
     r, g, b = x.split(1, dim=1)
     return torch.floor((r * 19595 + g * 38470 + b * 7471 + 32768) / 65536)
-
-
-def _to(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy a host array to the device without making the host wait."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

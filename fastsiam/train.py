@@ -53,7 +53,7 @@ def train(
         Interrupted: SIGINT or SIGTERM; the state is saved.
         TrainingError: the loss is not finite, or the representation collapsed and the run shall
             stop.
-        DataError: an image cannot be read; the state is saved.
+        DataError: an image cannot be read; a single process saves the state first.
     """
     console = console or Console(quiet=not place.leads)
     use_numerics(config.numerics)
@@ -83,14 +83,13 @@ def train(
 
     def check_finite() -> None:
         bad = finite.verdict()
+        if bad is None and not all_finite(method):
+            bad = step
         if bad is not None:
-            kept = (
-                f"the last good checkpoint is {path} (step {saved:,})"
-                if saved is not None
-                else "nothing was saved yet"
-            )
+            kept = f"the last good checkpoint is {path} (step {saved:,})"
             raise TrainingError(
-                f"the loss is not finite at step {bad:,}; {kept}; "
+                f"the loss is not finite at step {bad:,}; "
+                f"{'nothing was saved yet' if saved is None else kept}; "
                 "try a lower --lr or --precision fp32"
             )
 
@@ -178,6 +177,8 @@ def train(
     except (TrainingError, CheckpointError, Interrupted):
         raise
     except FastSiamError as error:
+        if place.world > 1:  # the others know nothing of it; they cannot save together
+            raise
         save()
         raise type(error)(f"{error} (saved {path} at step {step:,})") from error
     finally:
@@ -214,6 +215,11 @@ def train_step(
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return total, z
+
+
+def all_finite(module: nn.Module) -> bool:
+    """Tell whether every parameter is a number; waits for the device."""
+    return bool(torch.stack([p.isfinite().all() for p in module.parameters()]).all())
 
 
 def autocast_type(config: TrainConfig, place: Place) -> torch.dtype:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from fastsiam.batch import EvalBatch
+from fastsiam.batch import EvalBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import normalize
@@ -61,7 +61,7 @@ class CentralCrops:
         self._dataset = _Crops(store, resize, augment.crop)
         share = np.array_split(np.arange(len(store)), world)[rank]
         self._tasks = [share[i : i + batch] for i in range(0, len(share), batch)]
-        self._labels = torch.from_numpy(store.labels)
+        self._labels = store.labels
         self._keep = len(share) * augment.crop**2 * 3 <= _KEEP_BYTES
         self._kept: list[Tensor] = []
 
@@ -70,7 +70,7 @@ class CentralCrops:
         for task, crops in zip(self._tasks, self._crops(), strict=True):
             image = crops.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float()
             image = normalize(image, self._augment).contiguous(memory_format=torch.channels_last)
-            yield EvalBatch(image, self._labels[torch.from_numpy(task)].to(self._device))
+            yield EvalBatch(image, to_device(self._labels[task], self._device))
 
     def _crops(self) -> Iterator[Tensor]:
         if len(self._kept) == len(self._tasks):

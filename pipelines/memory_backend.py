@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fastsiam.augment import ViewParams, draw_views
-from fastsiam.batch import TwoViewBatch
+from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
@@ -59,7 +60,7 @@ class MemoryLoader:
             )
             crops = crop_views(self._pixels.gather(chosen), params, self._augment.crop)
             view1, view2 = photometric(crops, params, self._augment, dtype=self._dtype)
-            index = torch.from_numpy(chosen.copy()).to(self._device)
+            index = to_device(chosen, self._device)
             yield TwoViewBatch(view1, view2, index, self._labels[index])
 
     def close(self) -> None:
@@ -90,8 +91,9 @@ class Pixels:
         room, used = _room(device), 0
         sizes: list[NDArray[np.int64]] = []
         planes: list[Tensor] = []
+        host = torch.device("cpu")
         for item in in_workers(
-            _Decode(store), stretches, workers=-1, device=device, persistent=False
+            _Decode(store), stretches, workers=-1, device=host, persistent=False
         ):
             if isinstance(item, DataError):
                 raise item
@@ -103,19 +105,21 @@ class Pixels:
                     f"on {device}; use --pipeline torchvision"
                 )
             sizes.append(item[0])
-            planes.append(item[1].to(device))
+            planes.append(item[1])
         self.size = np.concatenate(sizes)
         """(N, 2) height and width of each image."""
         count = 3 * self.size.prod(1)
         self._start = np.cumsum(count) - count
-        self._flat = torch.cat(planes)
+        self._flat = torch.empty(used, dtype=torch.uint8, device=device)
+        for part, place in zip(planes, self._flat.split([len(p) for p in planes]), strict=True):
+            place.copy_(part)
         self._uniform = bool((self.size == self.size[0]).all())
 
     def gather(self, chosen: NDArray[np.int64]) -> Tensor:
         """Return images as (N, 3, H, W) uint8; where sizes differ, zeros fill up to the largest."""
         height, width = self.size[chosen].max(0).tolist()
         if self._uniform:
-            index = torch.from_numpy(chosen.copy()).to(self._flat.device)
+            index = to_device(chosen, self._flat.device)
             return self._flat.view(-1, 3, height, width).index_select(0, index)
         images = self._flat.new_zeros(len(chosen), 3, height, width)
         for row, i in enumerate(chosen.tolist()):
@@ -137,8 +141,8 @@ def crop_views(images: Tensor, params: ViewParams, side: int) -> Tensor:
         (2, N, side, side, 3) uint8 on the images' device.
     """
     n, channels, height, width = images.shape
-    box = torch.from_numpy(params.box.astype(np.float64)).to(images.device)
-    flip = torch.from_numpy(params.flip).to(images.device)
+    box = to_device(params.box.astype(np.float64), images.device)
+    flip = to_device(params.flip, images.device)
     top, left, h, w = box.unbind(-1)
     across = _filter(left, w, width, side)
     across = torch.where(flip[..., None, None], across.flip(-2), across)
@@ -167,7 +171,11 @@ def _to_levels(x: Tensor) -> Tensor:
 
 
 def _room(device: torch.device) -> int:
-    """Bytes free on the device."""
+    """Bytes that can still be had on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

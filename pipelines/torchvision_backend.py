@@ -18,7 +18,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
-from fastsiam.batch import TwoViewBatch
+from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 
@@ -135,13 +135,13 @@ class TorchvisionLoader:
         for step, item in enumerate(self._loader, start=skip):
             if isinstance(item, DataError):
                 raise item
-            views = item.to(self._device, self._dtype, non_blocking=True)
+            views = item.to(self._device, non_blocking=True).to(self._dtype)
             index = self._order.indices(number, step)
             yield TwoViewBatch(
                 view1=views[0].contiguous(memory_format=torch.channels_last),
                 view2=views[1].contiguous(memory_format=torch.channels_last),
-                index=torch.from_numpy(index.copy()).to(self._device, non_blocking=True),
-                label=torch.from_numpy(self._labels[index]).to(self._device, non_blocking=True),
+                index=to_device(index, self._device),
+                label=to_device(self._labels[index], self._device),
             )
 
     def close(self) -> None:
