@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -31,18 +31,26 @@ def main() -> None:
     """Run the command line; an error of the user's world is one line and exit code 1."""
     try:
         app()
-    except FastSiamError as error:
+    except (FastSiamError, OSError) as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
         rank = os.environ.get("RANK", "0")
         print(f"{'error' if rank == '0' else f'error on rank {rank}'}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code if isinstance(error, Interrupted) else 1)
+        _leave(error.exit_code if isinstance(error, Interrupted) else 1)
     except RuntimeError as error:
         from fastsiam.distributed import peer_is_gone
 
         if not peer_is_gone(error):
             raise
-        sys.exit(1)
+        _leave(1)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; as one of several ranks at once, for parting from the others would wait for them."""
+    sys.stderr.flush()
+    if "LOCAL_RANK" in os.environ:
+        os._exit(code)
+    sys.exit(code)
 
 
 def _version(show: bool) -> None:
@@ -122,10 +130,8 @@ def eval_knn(
         place = distributed.start(RunConfig(device=device))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    try:
-        results = evaluate_knn(state, place, data=source, monitor=monitor, baselines=baselines)
-    finally:
-        distributed.finish()
+    results = evaluate_knn(state, place, data=source, monitor=monitor, baselines=baselines)
+    distributed.finish()
     if not place.leads:
         return
     names = {
@@ -171,7 +177,10 @@ def views(
     sheet, record = show_views(
         source, RECIPES[recipe]().augment, images=images, epoch=epoch, seed=seed
     )
-    sheet.save(out)
+    try:
+        sheet.save(out)
+    except ValueError as error:
+        raise typer.BadParameter(f"--out {out}: {error}") from error
     print(
         f"wrote {out}: source and two views of {len(record)} images, "
         f"pipeline {pipeline}, epoch {epoch}, seed {seed}"

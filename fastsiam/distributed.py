@@ -6,18 +6,22 @@ program; torch's launcher tells each its number through the environment.
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce as differentiable_all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastsiam.config import RunConfig
@@ -56,7 +60,7 @@ def check_devices(config: RunConfig) -> None:
     if config.device == "cpu":
         return
     if config.device == "cuda" and not there:
-        raise DeviceError("--device cuda: torch sees no GPU here (fastsiam info says why)")
+        raise DeviceError("--device cuda: torch sees no GPU here")
     if config.gpus > max(1, there):
         seen = f"{there} GPU{'' if there == 1 else 's'}" if there else "no GPU"
         raise DeviceError(
@@ -92,11 +96,12 @@ def start(config: RunConfig) -> Place:
 def peer_is_gone(error: BaseException) -> bool:
     """Tell whether a collective failed because another rank ended, which has said why itself."""
     text = str(error).lower()
-    return is_worker() and ("closed by peer" in text or "reset by peer" in text)
+    lost = isinstance(error, dist.DistError) or "closed by peer" in text or "reset by peer" in text
+    return is_worker() and lost
 
 
 def finish() -> None:
-    """Part from the other ranks."""
+    """Part from the other ranks when all are done; after one's error it could wait for ever."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -111,6 +116,9 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    home = str(Path(__file__).parents[1])  # so that the ranks find the package from any folder
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -186,12 +194,36 @@ def distribute(module: nn.Module, place: Place, *, sync_bn: bool) -> nn.Module:
         module = (
             nn.SyncBatchNorm.convert_sync_batchnorm(module) if on_gpu else to_cpu_sync_bn(module)
         )
+    parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    newer = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
+    buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not sync_bn}
     return nn.parallel.DistributedDataParallel(
         module,
         device_ids=[place.device] if place.device.type == "cuda" else None,
-        broadcast_buffers=False,  # synchronised BN keeps them equal
         gradient_as_bucket_view=True,
+        **buffers,  # synchronised BN keeps its statistics equal by itself
     )
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """An all-reduce whose gradient is the all-reduce of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+def _sum_over_ranks(x: Tensor) -> Tensor:
+    total: Tensor = _SumOverRanks.apply(x)
+    return total
 
 
 class CpuSyncBatchNorm(_BatchNorm):
@@ -211,9 +243,9 @@ class CpuSyncBatchNorm(_BatchNorm):
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         x = input.float()
-        mean = differentiable_all_reduce(x.mean(axes)) / world
+        mean = _sum_over_ranks(x.mean(axes)) / world
         centred = x - mean.view(shape)
-        variance = differentiable_all_reduce(centred.square().mean(axes)) / world
+        variance = _sum_over_ranks(centred.square().mean(axes)) / world
         if self.running_mean is not None and self.running_var is not None:
             assert self.num_batches_tracked is not None and self.momentum is not None
             count = world * input.numel() // input.shape[1]
@@ -246,8 +278,11 @@ class StopSignals:
     collective. A second signal ends the process at once.
     """
 
+    PATIENCE = 3.0
+    """Seconds in which further signals are taken for the first one."""
+
     def __init__(self, place: Place) -> None:
-        self._got = 0
+        self._got, self._since = 0, 0.0
         self._alone = place.world == 1
         self._group = None if self._alone else dist.new_group(backend="gloo")
         self._vote: tuple[Tensor, dist.Work] | None = None
@@ -270,10 +305,11 @@ class StopSignals:
             self._vote[1].wait()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._got:
+        if not self._got:
+            self._got, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > self.PATIENCE:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._got = number
 
     def after_step(self) -> int:
         """The signal that all ranks shall stop for now, or 0. Each rank calls it once a step."""

@@ -49,7 +49,7 @@ def effective_rank(z: Tensor) -> Tensor:
     z = F.normalize(z[:_RANK_ROWS].float(), dim=1)
     gram = z @ z.T if z.shape[0] < z.shape[1] else z.T @ z
     singular = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt()
-    share = singular / singular.sum()
+    share = singular / singular.sum().clamp(min=1e-30)
     return torch.exp(-torch.xlogy(share, share).sum())
 
 
@@ -162,8 +162,17 @@ class Clock:
 class MetricsLog:
     """``metrics.jsonl`` and TensorBoard events of a run; written by rank 0 alone."""
 
-    def __init__(self, run: Path, *, step: int, steps_per_epoch: int) -> None:
-        """Open for appending after ``step`` steps; lines of a lost part of the run are dropped."""
+    def __init__(
+        self, run: Path, *, step: int, steps_per_epoch: int, evaluates_again: bool = False
+    ) -> None:
+        """Open for appending after ``step`` steps; drop what a lost part of the run left.
+
+        Args:
+            run: the run's folder.
+            step: steps that the run goes on from.
+            steps_per_epoch: to place evaluation lines, which carry only the epoch.
+            evaluates_again: whether the evaluation after ``step`` is about to be repeated.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self.path = run / "metrics.jsonl"
@@ -171,7 +180,7 @@ class MetricsLog:
         kept = [
             line
             for line in read_metrics(run)
-            if self._step_of(line) <= step - (line["kind"] != "train")
+            if self._step_of(line) <= step - (line["kind"] != "train" and evaluates_again)
         ]
         temporary = self.path.with_name("metrics.jsonl.tmp")
         temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))

@@ -12,13 +12,18 @@ from fastsiam.config import OptimConfig
 
 def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.SGD:
     """Build SGD over a method's parameter groups, in torch's fused implementation."""
-    return torch.optim.SGD(
+    optimizer = torch.optim.SGD(
         groups,
         lr=peak_lr(config),
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         fused=True,
     )
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            # The fused kernel would leave a first momentum that a loss-scaled step skips unset.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def peak_lr(config: OptimConfig) -> float:

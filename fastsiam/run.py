@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fastsiam import distributed
 from fastsiam.augment import draw_views
 from fastsiam.batch import EvalLoader
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import AugmentConfig, DataConfig, MonitorConfig, TrainConfig
+from fastsiam.config import AugmentConfig, DataConfig, MonitorConfig, Precision, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
@@ -36,6 +36,9 @@ from fastsiam.pipelines import build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.store import has_split
 from fastsiam.train import autocast_type, train
 from fastsiam.views import contact_sheet, denormalize
+
+_PIXELS_GB = 8
+"""Raw pixels above this are not offered as a baseline."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
@@ -81,34 +84,35 @@ def run_folder(config: TrainConfig, recipe: str) -> Path:
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
+    config = _with_resolved_precision(config, place)
+    run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
+    console = Console(quiet=not place.leads)
+    start = _starting_point(config, run, place)
+    dtype = autocast_type(config, place)
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        seed=config.numerics.seed,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+        dtype=dtype,
+    )
     try:
-        run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
-        console = Console(quiet=not place.leads)
-        start = _starting_point(config, run)
-        dtype = autocast_type(config, place)
-        loader = build_loader(
-            config.data,
-            config.augment,
-            batch=config.optim.batch,
-            seed=config.numerics.seed,
-            rank=place.rank,
-            world=place.world,
-            device=place.device,
-            dtype=dtype,
-        )
-        try:
-            if place.leads:
-                _write_config(config, recipe, run)
-                _introduce(console, config, place, loader.images, loader.steps, dtype, run, start)
-            torch.manual_seed(config.numerics.seed)
-            method = build_method(config.model)
-            knn = _monitor(config, place, console, dtype)
-            train(config, method, loader, place, run=run, start=start, knn=knn, console=console)
-        finally:
-            loader.close()
-        return run
+        if start is not None:
+            start.check_continues(config, loader.images)
+        if place.leads:
+            _write_config(config, recipe, run)
+            _introduce(console, config, place, loader.images, loader.steps, dtype, run, start)
+        torch.manual_seed(config.numerics.seed)
+        method = build_method(config.model)
+        knn = _monitor(config, place, console, dtype)
+        train(config, method, loader, place, run=run, start=start, knn=knn, console=console)
     finally:
-        distributed.finish()
+        loader.close()
+    distributed.finish()
+    return run
 
 
 def evaluate_knn(
@@ -134,7 +138,15 @@ def evaluate_knn(
     config = checkpoint.config
     monitor = monitor or config.monitor
     bank, queries = _eval_loaders(data or config.data, config.augment, monitor.eval_resize, place)
+    gigabytes = bank.images * 3 * config.augment.crop**2 * 4 / 1e9
+    if baselines and gigabytes > _PIXELS_GB:
+        raise DataError(
+            f"the raw pixels of {bank.images:,} images would take {gigabytes:,.0f} GB; "
+            "leave --baselines out"
+        )
     dtype = autocast_type(config, place)
+    if dtype == torch.float16 and place.device.type == "cpu":
+        dtype = torch.float32
     torch.manual_seed(config.numerics.seed)
     method = build_method(config.model).to(place.device).to(memory_format=torch.channels_last)
     results = {}
@@ -198,7 +210,13 @@ def _monitor(
     if not has_split(config.data.root, "val"):
         console.say(f"no kNN monitor: {config.data.root} has no val/ or test/ folder beside train/")
         return None
-    bank, queries = _eval_loaders(config.data, config.augment, config.monitor.eval_resize, place)
+    try:
+        bank, queries = _eval_loaders(
+            config.data, config.augment, config.monitor.eval_resize, place
+        )
+    except DataError as error:
+        console.say(f"no kNN monitor: {error}")
+        return None
 
     def evaluate(backbone: nn.Module) -> KnnResult:
         return _knn(
@@ -224,6 +242,8 @@ def _eval_loaders(
         )
         for split in ("train", "val")
     )
+    if min(bank.images, queries.images) < place.world:
+        raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not bank.classes:
         raise DataError(f"{data.root} has no class folders: kNN needs labels")
     if bank.classes != queries.classes:
@@ -244,20 +264,39 @@ def _knn(
     )
 
 
-def _starting_point(config: TrainConfig, run: Path) -> Checkpoint | None:
-    """Find the checkpoint that ``--resume`` asks for."""
+def _with_resolved_precision(config: TrainConfig, place: Place) -> TrainConfig:
+    """Write down what "auto" means here, so that a run resumed elsewhere is the same or refused."""
+    names: dict[torch.dtype, Precision] = {
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+        torch.float32: "fp32",
+    }
+    precision = names[autocast_type(config, place)]
+    return replace(config, numerics=replace(config.numerics, precision=precision))
+
+
+def _starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
+    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
     last = checkpoints.last(run)
+    own = checkpoints.load(last) if last.is_file() else None
     match config.run.resume:
         case "auto":
-            return checkpoints.load(last) if last.is_file() else None
+            start = own
         case "never":
-            if last.is_file():
+            if own is not None:
                 raise CheckpointError(
                     f"--resume never: {run} holds a run already; choose another --out or delete it"
                 )
-            return None
+            start = None
         case path:
-            return checkpoints.load(Path(path))
+            given = checkpoints.load(Path(path))
+            start = own if own is not None and own.step > given.step else given
+    steps = torch.tensor([-1 if start is None else start.step], device=place.device)
+    if distributed.gather(steps).unique().numel() > 1:
+        raise CheckpointError(
+            f"the ranks find different checkpoints under {run}; all machines must share that folder"
+        )
+    return start
 
 
 def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:

@@ -45,7 +45,8 @@ def train(
         loader: batches of this rank, on ``place.device``.
         place: this rank; every rank calls this function.
         run: folder for metrics and checkpoints.
-        start: checkpoint to go on from, bit for bit as if the run had not been interrupted.
+        start: checkpoint of the same settings (``Checkpoint.check_continues``) to go on from; on a
+            CPU with as many threads, bit for bit as if the run had not been interrupted.
         knn: evaluates a backbone; every rank calls it.
         console: where rank 0 shows the progress.
 
@@ -57,17 +58,13 @@ def train(
     """
     console = console or Console(quiet=not place.leads)
     use_numerics(config.numerics)
-    memory_format = (
-        torch.channels_last if config.numerics.channels_last else torch.contiguous_format
-    )
-    method = method.to(place.device).to(memory_format=memory_format)
+    method = method.to(place.device).to(memory_format=memory_format_of(config))
     step, clock = 0, Clock()
     optimizer = build_optimizer(config.optim, method.param_groups())
     scaler = torch.amp.GradScaler(
         place.device.type, enabled=autocast_type(config, place) == torch.float16
     )
     if start is not None:
-        start.check_continues(config, loader.images)
         step, clock = start.step, Clock(start.seconds)
         method.load_state_dict(start.model)
         optimizer.load_state_dict(start.optimizer)
@@ -77,8 +74,17 @@ def train(
     per_epoch = loader.steps
     total = config.optim.epochs * per_epoch
     end = min(total, config.run.max_steps or total)
-    path, saved = checkpoints.last(run), step if start is not None else None
-    log = MetricsLog(run, step=step, steps_per_epoch=per_epoch) if place.leads else None
+    path = checkpoints.last(run)
+    saved = step if start is not None and path.is_file() else None
+
+    def knn_due() -> bool:
+        every, (epoch, within) = config.monitor.knn_every, divmod(step, per_epoch)
+        due = every > 0 and within == 0 and (epoch % every == 0 or step == total)
+        return due and knn is not None
+
+    log = None
+    if place.leads:
+        log = MetricsLog(run, step=step, steps_per_epoch=per_epoch, evaluates_again=knn_due())
     finite, guard = FiniteCheck(place.device), CollapseGuard(config.monitor.on_collapse)
 
     def check_finite() -> None:
@@ -97,7 +103,6 @@ def train(
         nonlocal saved
         if saved == step:
             return
-        check_finite()
         if place.leads:
             state = Checkpoint(
                 config=config,
@@ -112,8 +117,8 @@ def train(
             checkpoints.save(path, state)
         saved = step
 
-    def evaluate() -> None:
-        if knn is not None:
+    def evaluate_if_due() -> None:
+        if knn is not None and knn_due():
             result = knn(method.backbone)
             if log:
                 log.write("knn", {"epoch": step / per_epoch, **result.record()})
@@ -123,8 +128,9 @@ def train(
         with StopSignals(place) as stop, console.progress(total, step):
             while step < end:
                 epoch, skip = divmod(step, per_epoch)
-                if skip == 0 and config.monitor.knn_every and epoch % config.monitor.knn_every == 0:
-                    evaluate()
+                if step and knn_due():
+                    save()  # an evaluation can take minutes, and a scheduler's patience less
+                evaluate_if_due()
                 method.train()
                 for batch in clock.over(loader.epoch(epoch, skip=skip)):
                     rates = lr_at(config.optim, step, per_epoch)
@@ -141,6 +147,7 @@ def train(
                     if not (log_due or save_due or leaving):
                         continue
                     # From here on the host waits for the device.
+                    check_finite()
                     if log_due or leaving:
                         z = gather(z)
                         values = {
@@ -151,7 +158,6 @@ def train(
                             "rank": effective_rank(z).item(),
                             "lr": rates["encoder"],
                         }
-                        check_finite()
                         clock.pause()
                         values |= clock.read(config.optim.batch)
                         if log:
@@ -171,14 +177,15 @@ def train(
                     if step == end:
                         break
                     clock.resume()
-        if step == total and config.monitor.knn_every:
-            evaluate()
         save()
+        if step == total:
+            evaluate_if_due()
     except (TrainingError, CheckpointError, Interrupted):
         raise
     except FastSiamError as error:
-        if place.world > 1:  # the others know nothing of it; they cannot save together
+        if place.world > 1:  # the other ranks know nothing of it: no saving together
             raise
+        check_finite()
         save()
         raise type(error)(f"{error} (saved {path} at step {step:,})") from error
     finally:
@@ -202,13 +209,16 @@ def train_step(
         part. Both on the device, without gradient.
     """
     parts = batch.chunks(config.optim.accumulate)
-    dtype = autocast_type(config, place)
+    dtype, memory_format = autocast_type(config, place), memory_format_of(config)
     total = torch.zeros((), device=place.device)
     for number, part in enumerate(parts, start=1):
         alone = number < len(parts) and isinstance(model, nn.parallel.DistributedDataParallel)
         with model.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
             with torch.autocast(place.device.type, dtype=dtype, enabled=dtype != torch.float32):
-                loss, z = model(part.view1, part.view2)
+                loss, z = model(
+                    part.view1.contiguous(memory_format=memory_format),
+                    part.view2.contiguous(memory_format=memory_format),
+                )
             scaler.scale(loss / len(parts)).backward()
         total += loss.detach() / len(parts)
     scaler.step(optimizer)
@@ -237,6 +247,11 @@ def autocast_type(config: TrainConfig, place: Place) -> torch.dtype:
             else torch.float16
         )
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def memory_format_of(config: TrainConfig) -> torch.memory_format:
+    """Return the layout of images, activations and weights."""
+    return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
 
 
 def use_numerics(config: NumericsConfig) -> None:

@@ -83,5 +83,5 @@ class CentralCrops:
             if isinstance(item, DataError):
                 raise item
             if self._keep:
-                self._kept.append(item)
+                self._kept.append(item.clone())  # out of the worker's shared memory
             yield item

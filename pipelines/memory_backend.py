@@ -89,6 +89,7 @@ class Pixels:
     def __init__(self, store: FolderStore, device: torch.device) -> None:
         stretches = [range(i, min(i + 256, len(store))) for i in range(0, len(store), 256)]
         room, used = _room(device), 0
+        copies = 2 if device.type == "cpu" else 1  # the parts, and then the whole
         sizes: list[NDArray[np.int64]] = []
         planes: list[Tensor] = []
         host = torch.device("cpu")
@@ -98,14 +99,14 @@ class Pixels:
             if isinstance(item, DataError):
                 raise item
             used += item[1].numel()
-            if used > 0.8 * room:
+            if used * copies > 0.8 * room:
                 raise DataError(
                     f"{store.root} does not fit: {sum(len(part) for part in sizes):,} of "
                     f"{len(store):,} images fill four fifths of the {room / 2**30:.1f} GiB free "
                     f"on {device}; use --pipeline torchvision"
                 )
             sizes.append(item[0])
-            planes.append(item[1])
+            planes.append(item[1].clone())  # out of the worker's shared memory
         self.size = np.concatenate(sizes)
         """(N, 2) height and width of each image."""
         count = 3 * self.size.prod(1)

@@ -48,6 +48,7 @@ def test_measures_at_their_ends() -> None:
     point = torch.ones(64, 16)
     assert z_std(point).item() == pytest.approx(0, abs=1e-6)
     assert effective_rank(point).item() == pytest.approx(1, abs=1e-3)
+    assert effective_rank(point * 0).item() == 1
     assert effective_rank(torch.eye(16)).item() == pytest.approx(16, rel=1e-4)
 
 
@@ -105,9 +106,10 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # killed while writing
-    MetricsLog(tmp_path, step=4, steps_per_epoch=2).close()
+    MetricsLog(tmp_path, step=4, steps_per_epoch=2, evaluates_again=True).close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == read_metrics(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
-    # The evaluation after step 4 is made again: nobody knows whether it was finished.
     assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
+    MetricsLog(tmp_path, step=2, steps_per_epoch=2).close()
+    assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]

@@ -185,6 +185,29 @@ def test_signals_save_and_leave(
     assert state.step >= 5 and state.step == read_metrics(run)[-1]["step"]
 
 
+def test_a_signal_to_launcher_and_ranks_at_once_still_saves(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    """As a scheduler does: every process of the job gets SIGTERM, so the ranks get it twice."""
+    config = with_settings(
+        small, epochs=3000, save_every=10**6, knn_every=0, pipeline="torchvision", gpus=2
+    )
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "fastsiam", "train", *flags(config), "--out", str(run)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while len(read_metrics(run)) < 5:
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert "SIGTERM: stopped after step" in errors
+    assert checkpoints.load(run).step >= 5
+
+
 def test_two_cpu_ranks_by_the_launcher(small: TrainConfig, tmp_path: Path) -> None:
     """``--gpus 2 --device cpu`` gives the losses of one process, to float32's rounding."""
     config = with_settings(small, epochs=2)
@@ -269,6 +292,48 @@ def test_resume_refuses_other_settings_and_never_overwrites(
     assert checkpoints.load(branch).step == 12
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(small: TrainConfig, tmp_path: Path) -> None:
+    run = train_here(with_settings(small, max_steps=4), "imagenet")
+    before = {path: path.read_bytes() for path in run.glob("*.json*")}
+    with pytest.raises(CheckpointError):
+        train_here(with_settings(small, lr=0.1), "imagenet")
+    assert before == {path: path.read_bytes() for path in run.glob("*.json*")}
+
+
+def test_resuming_from_another_run_twice_keeps_the_progress(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    first = train_here(with_settings(small, max_steps=4), "imagenet")
+    branch = with_settings(small, resume=str(first), out=str(tmp_path / "branch"))
+    train_here(with_settings(branch, max_steps=7), "imagenet")
+    assert checkpoints.load(tmp_path / "branch").step == 7
+    train_here(with_settings(branch, max_steps=7), "imagenet")
+    assert [line[0] for line in history(tmp_path / "branch")] == [5, 6, 7]
+
+
+def test_what_auto_means_is_written_down(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    run = train_here(with_settings(small, precision="auto", max_steps=2), "imagenet")
+    assert checkpoints.load(run).config.numerics.precision == "fp32"
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    with pytest.raises(CheckpointError, match="precision: fp32 -> bf16"):
+        train_here(with_settings(small, precision="auto"), "imagenet")
+
+
+def test_data_without_validation_labels_trains_without_the_monitor(
+    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for folder in list((images / "val").iterdir()):
+        for path in folder.iterdir():
+            path.rename(images / "val" / f"{folder.name}-{path.name}")
+        folder.rmdir()
+    run = train_here(with_settings(small, epochs=1), "imagenet")
+    assert {line["kind"] for line in read_metrics(run)} == {"train"}
+    assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
+
+
 def test_a_finished_run_stays_finished(small: TrainConfig) -> None:
     run = train_here(small, "imagenet")
     before, state = read_metrics(run), checkpoints.load(run)
@@ -291,9 +356,14 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     assert checkpoints.load(tmp_path / "run").step >= 5
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(small: TrainConfig, tmp_path: Path) -> None:
-    """The step is named exactly although nobody looks before step 8."""
-    config = with_settings(small, epochs=10, log_every=10, save_every=4, knn_every=0)
+@pytest.mark.parametrize(("log_every", "save_every"), [(10, 4), (8, 4), (1, 4)])
+def test_a_loss_that_is_not_finite_stops_the_run(
+    log_every: int, save_every: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    """The step is named exactly whenever somebody looks, and the last good state is kept."""
+    config = with_settings(
+        small, epochs=10, log_every=log_every, save_every=save_every, knn_every=0
+    )
 
     def poison(step: int, batch: TwoViewBatch) -> TwoViewBatch | None:
         if step == 5:
@@ -323,7 +393,7 @@ def test_without_stop_gradient_the_solution_collapses(
     if stop_gradient:
         assert last["loss"] > -0.8 and last["z_std"] > 0.75 and last["rank"] > 4
     else:
-        assert last["loss"] < -0.95 and last["z_std"] < 0.3 and last["rank"] < 2
+        assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 2.5
 
 
 @pytest.mark.parametrize("on_collapse", ["stop", "warn"])
