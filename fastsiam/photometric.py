@@ -1,9 +1,9 @@
 """The photometric stage: colour jitter, gray, blur and normalisation of uint8 crops, in batches.
 
 This is the reference: the operations that torchvision performs on PIL images, on whole batches on
-any device, with each image's own parameters. PIL works in uint8 and truncates after every operation,
-so the reference does the same, on whole numbers: on the CPU every operation comes out equal to PIL's
-to the last bit, which tests/test_photometric.py holds.
+any device, with each image's own parameters. PIL works in uint8 and truncates after every
+operation, so the reference does the same, on whole numbers: on the CPU every operation comes out
+equal to PIL's to the last bit, which tests/test_photometric.py holds.
 """
 
 from __future__ import annotations
