@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 _LINE_SECONDS = 10.0
 """Without a terminal, at most one progress line in so many seconds."""
@@ -36,13 +36,11 @@ class Console:
         if not self._out.is_terminal or self._out.quiet:
             yield
             return
-        columns = (
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns, console=self._out) as self._progress:
+        bar = (BarColumn(20),) if self._out.width >= 110 else ()
+        count = TextColumn("step {task.completed:,.0f}/{task.total:,.0f}")
+        columns = (count, *bar, TextColumn("{task.description}"))
+        # No refresh thread: loaders fork, and a lock that it holds just then stays locked in the child.
+        with Progress(*columns, console=self._out, auto_refresh=False) as self._progress:
             self._progress.add_task("", total=total, completed=done)
             yield
         self._progress = None
@@ -51,17 +49,16 @@ class Console:
         """Show a log point's metrics and the time ``remaining`` steps will take at this speed."""
         left = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
-            f"loss {values['loss']:.3f}  std {values['z_std']:.2f}  rank {values['rank']:.0f}  "
-            f"{values['images_per_second']:,.0f} images/s  data wait {values['data_wait']:.0%}  "
+            f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
+            f"{values['images_per_second']:,.0f} images/s, data wait {values['data_wait']:.0%}, "
             f"{duration(left)} left"
         )
         if self._progress:
-            self._progress.update(
-                self._progress.task_ids[0], completed=values["step"], description=text
-            )
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=values["step"], description=text, refresh=True)
         elif time.monotonic() - self._last_line >= _LINE_SECONDS or remaining == 0:
             self._last_line = time.monotonic()
-            self.say(f"step {values['step']:,} (epoch {values['epoch']:.2f})  {text}")
+            self.say(f"step {values['step']:,} (epoch {values['epoch']:.2f}): {text}")
 
 
 def duration(seconds: float) -> str:

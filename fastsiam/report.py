@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fastsiam.config import TrainConfig, differences
 from fastsiam.errors import DataError
 from fastsiam.metrics import read_metrics
 
@@ -75,7 +76,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
                 f"(no lines in {run / 'metrics.jsonl'})"
             )
         metrics[_name(run, runs)] = lines
-    settings = json.loads((runs[0] / "config.json").read_text())
+    settings = _settings(runs[0])
+    changes = "".join(_changes(settings, other) for other in runs[1:])
     figures = "".join(
         f"<figure><figcaption>{title}<small>{note}</small></figcaption>"
         f'<img alt="{title} over epochs" src="data:image/svg+xml;base64,{chart}"></figure>'
@@ -87,7 +89,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{title}</title><style>{_STYLE}</style><body><h1>{title}</h1>"
-        f'<p class="facts">{html.escape(_facts(settings))}</p>{_results(metrics)}'
+        f'<p class="facts">{html.escape(_facts(settings))}</p>{_results(metrics)}{changes}'
         f'<h2>Curves</h2><div class="curves">{figures}</div>'
         f'<h2>Settings</h2><div class="settings">{_sections(settings["config"])}</div>'
         f"<h2>Machine</h2>{_table(_flat(settings['environment']))}</body></html>\n"
@@ -99,6 +101,22 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 def _name(run: Path, runs: Sequence[Path]) -> str:
     """The folder's name, or its path where names repeat."""
     return run.name if len({r.resolve().name for r in runs}) == len(runs) and run.name else str(run)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """Read what a run was made with."""
+    try:
+        settings: dict[str, Any] = json.loads((run / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the settings of the run, {run / 'config.json'}") from error
+    return settings
+
+
+def _changes(settings: dict[str, Any], run: Path) -> str:
+    """Name the settings in which another run trained something different."""
+    first, other = (TrainConfig.from_dict(s["config"]) for s in (settings, _settings(run)))
+    text = "; ".join(differences(first, other)) or "the same settings"
+    return f"<p>{html.escape(f'{run.name}: {text}')}</p>"
 
 
 def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> str:

@@ -29,6 +29,7 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
     assert f"<td>{last['loss']:.4f}</td>" in page
     for setting in ("stop_gradient", "weight_decay", "knn_temperature", "pipeline"):
         assert f"<td>{setting}</td>" in page
+    assert "<p>other: stop-gradient: True -&gt; False</p>" in page
     assert "<td>other</td>" in page and "<td>run</td>" in page
 
 
