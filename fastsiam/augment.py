@@ -7,7 +7,7 @@ views.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import permutations
 
 import numpy as np
@@ -43,10 +43,6 @@ class ViewParams:
     """(2, N): whether the view becomes gray."""
     blur: NDArray[np.float32]
     """(2, N): sigma of the Gaussian blur in pixels of the view; 0 is no blur."""
-
-    def select(self, rows: slice | NDArray[np.intp]) -> ViewParams:
-        """Return the parameters of some of the images."""
-        return ViewParams(*(getattr(self, field.name)[:, rows] for field in fields(self)))
 
 
 def draw_views(

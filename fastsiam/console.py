@@ -39,7 +39,7 @@ class Console:
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
         count = TextColumn("step {task.completed:,.0f}/{task.total:,.0f}")
         columns = (count, *bar, TextColumn("{task.description}"))
-        # No refresh thread: loaders fork, and a lock that it holds just then stays locked in the child.
+        # No refresh thread: loaders fork, and a lock that it holds then stays locked in the child.
         with Progress(*columns, console=self._out, auto_refresh=False) as self._progress:
             self._progress.add_task("", total=total, completed=done)
             yield

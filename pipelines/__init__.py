@@ -70,7 +70,7 @@ def build_loader(
     if data.pipeline == "memory":
         from .memory_backend import MemoryLoader
 
-        return MemoryLoader(store, order, augment, device=device, dtype=dtype)
+        return MemoryLoader(store, order, augment, workers=data.workers, device=device, dtype=dtype)
     from .torchvision_backend import TorchvisionLoader
 
     return TorchvisionLoader(

@@ -39,12 +39,13 @@ class MemoryLoader:
         order: Order,
         augment: AugmentConfig,
         *,
+        workers: int,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self.images, self.steps = len(store), order.steps
         self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
-        self._pixels = Pixels(store, device)
+        self._pixels = Pixels(store, workers, device)
         self._labels = torch.from_numpy(store.labels).to(device)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
@@ -86,7 +87,7 @@ class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
 class Pixels:
     """The decoded images of a store, planar uint8, one after the other on the device."""
 
-    def __init__(self, store: FolderStore, device: torch.device) -> None:
+    def __init__(self, store: FolderStore, workers: int, device: torch.device) -> None:
         stretches = [range(i, min(i + 256, len(store))) for i in range(0, len(store), 256)]
         room, used = _room(device), 0
         copies = 2 if device.type == "cpu" else 1  # the parts, and then the whole
@@ -94,7 +95,7 @@ class Pixels:
         planes: list[Tensor] = []
         host = torch.device("cpu")
         for item in in_workers(
-            _Decode(store), stretches, workers=-1, device=host, persistent=False
+            _Decode(store), stretches, workers=workers, device=host, persistent=False
         ):
             if isinstance(item, DataError):
                 raise item

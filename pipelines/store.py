@@ -70,24 +70,18 @@ class FolderStore:
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {error.strerror}") from error
 
-    def open(self, index: int) -> Image.Image:
-        """Return an image whose header is read and whose pixels are not, so ``.size`` is cheap."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                return Image.open(io.BytesIO(self.read(index)))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise self._bad(index, error) from error
-
     def decode(self, index: int) -> Image.Image:
         """Decode an image to RGB as torchvision's default loader does: EXIF rotation is left alone.
 
         Raises:
             DataError: the file is missing, truncated, too large or no image; names the file.
         """
+        encoded = self.read(index)
         try:
-            return self.open(index).convert("RGB")
-        except (OSError, ValueError, SyntaxError) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                return Image.open(io.BytesIO(encoded)).convert("RGB")
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise self._bad(index, error) from error
 
     def _bad(self, index: int, error: Exception) -> DataError:

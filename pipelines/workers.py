@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+_GRACE_SECONDS = 5
+
 
 def count(workers: int) -> int:
     """Fill in -1: the cores that this process may use, shared among the ranks of this machine."""
@@ -48,10 +50,10 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _leave_signals_to_the_parent(_: int) -> None:
-    """Ignore the signals that are the parent's to handle.
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its batch.
 
-    Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its batches then.
-    torch's worker loop ends by itself when the parent is gone.
+    After SIGTERM a worker goes on for a few seconds, and then it ends: it may be multiprocessing
+    that sent it, which waits for the worker before the parent exits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))

@@ -104,9 +104,6 @@ def test_draws_depend_on_nothing_but_their_key() -> None:
     for name in ViewParams.__slots__:
         np.testing.assert_array_equal(getattr(whole, name)[:, shuffled], getattr(again, name))
         np.testing.assert_array_equal(getattr(whole, name)[:, 17:18], getattr(alone, name))
-        np.testing.assert_array_equal(
-            getattr(whole.select(slice(17, 18)), name), getattr(alone, name)
-        )
 
 
 def test_views_epochs_seeds_and_images_differ() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +20,7 @@ from fastsiam.pipelines import build_eval_loader, build_loader
 from fastsiam.pipelines.memory_backend import crop_views
 from fastsiam.pipelines.workers import count
 
-from .conftest import write_images
+from .conftest import ROOT, write_images
 
 PIPELINES = get_args(Pipeline)
 WITH_IMAGES = [name for name in PIPELINES if name != "synthetic"]
@@ -204,8 +206,23 @@ def test_a_broken_image_ends_the_epoch_with_its_name(name: str, workers: int, im
     path = images / "train" / "class1" / "003.jpg"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg") as caught:
-        list(build(name, images / "train", workers=workers).epoch(0))
+        loader = build(name, images / "train", workers=workers)
+        try:
+            list(loader.epoch(0))
+        finally:
+            loader.close()
     assert "\n" not in str(caught.value)
+
+
+def test_a_loader_that_nobody_closed_does_not_keep_the_program(images: Path) -> None:
+    """Exceptions skip close(): the interpreter still has to end, workers and all."""
+    script = (
+        "import sys; from fastsiam.config import *; from fastsiam.pipelines import build_loader\n"
+        "data, augment = DataConfig(data=sys.argv[1], workers=2), AugmentConfig(crop=16)\n"
+        "batches = build_loader(data, augment, batch=8).epoch(0); next(batches); sys.exit(7)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(images)], timeout=60, cwd=ROOT)
+    assert done.returncode == 7
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
