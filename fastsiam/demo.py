@@ -14,12 +14,18 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastsiam import checkpoint, distributed
+from fastsiam.evaluate.knn import KnnResult
+from fastsiam.metrics import read_metrics
 from fastsiam.recipes import demo
+from fastsiam.report import write_report
+from fastsiam.run import evaluate_knn, show_views, train_here
 
 SIDE = 40
 TRAIN, VAL = 400, 100
@@ -111,9 +117,6 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
 
 def run_demo(out: Path) -> None:
     """Run the demo into a folder; an earlier demo there goes on, or is shown again if done."""
-    from fastsiam import checkpoint, distributed
-    from fastsiam.report import write_report
-    from fastsiam.run import evaluate_knn, show_views, train_here
 
     data, run = out / "images", out / "run"
     if not (data / "done").exists():
@@ -132,16 +135,22 @@ def run_demo(out: Path) -> None:
     sheet, _ = show_views(config.data, config.augment, images=12, epoch=0, seed=0)
     sheet.save(out / "views.png")
     page = write_report([run], run / "report.html")
-    trained, pixels, untrained = (results[kind] for kind in ("trained", "pixels", "untrained"))
-    knn = f"k {trained.k}, T {trained.temperature:g}, bank {trained.bank:,}"
-    print(
-        f"""
-kNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes ({knn})
-  raw pixels          {pixels.top1:5.1f}%
-  untrained network   {untrained.top1:5.1f}%
-  after {state.epoch:g} epochs     {trained.top1:5.1f}%
-images and their views   {out / "views.png"}
-curves and settings      {page}
+    print(_summary(results, [line for line in read_metrics(run) if line["kind"] == "knn"]))
+    print(f"images and their views   {out / 'views.png'}")
+    print(f"curves and settings      {page}")
+    print("\nthe real job, on 8 GPUs:  fastsiam train --data /path/to/imagenet --gpus 8")
 
-the real job, on 8 GPUs:  fastsiam train --data /path/to/imagenet --gpus 8"""
+
+def _summary(results: dict[str, KnnResult], curve: list[dict[str, Any]]) -> str:
+    """The demo's figures: kNN accuracy of pixels, and of the network before, during and after."""
+    protocol = results["trained"]
+    rows = [
+        ("raw pixels", results["pixels"].top1),
+        ("untrained network", results["untrained"].top1),
+    ]
+    rows += [(f"after {line['epoch']:g} epochs", line["top1"]) for line in curve if line["epoch"]]
+    return (
+        f"\nkNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes "
+        f"(k {protocol.k}, T {protocol.temperature:g}, bank {protocol.bank:,})\n"
+        + "".join(f"  {name:18} {top1:5.1f}%\n" for name, top1 in rows)
     )
