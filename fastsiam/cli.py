@@ -142,9 +142,8 @@ def eval_knn(
     for kind, result in results.items():
         print(f"{names[kind]}: {result}")
     if json_file:
-        record = {
-            kind: {**result.record(), "epoch": state.epoch} for kind, result in results.items()
-        }
+        record = {kind: result.record() for kind, result in results.items()}
+        record["trained"]["epoch"] = state.epoch
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 

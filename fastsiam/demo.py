@@ -117,7 +117,6 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
 
 def run_demo(out: Path) -> None:
     """Run the demo into a folder; an earlier demo there goes on, or is shown again if done."""
-
     data, run = out / "images", out / "run"
     if not (data / "done").exists():
         print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {data}", file=sys.stderr)
