@@ -298,6 +298,13 @@ class TrainConfig:
             f"eval-resize ({self.monitor.eval_resize}) must not be smaller than "
             f"crop ({self.augment.crop})",
         )
+        # torch's bfloat16 convolution leaves its gradient unset for one pixel at stride 2 on a CPU.
+        smallest = 17 if self.model.stem == "imagenet" else 5
+        _require(
+            self.augment.crop >= smallest,
+            f"crop {self.augment.crop} is too small for the {self.model.stem} stem, whose last stage "
+            f"would see one pixel; use {smallest} or more{' or --stem cifar' * (smallest > 5)}",
+        )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain nested dictionaries, as config.json and checkpoints hold them."""

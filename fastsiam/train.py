@@ -92,10 +92,11 @@ def train(
         if bad is None and not all_finite(method):
             bad = step
         if bad is not None:
-            kept = f"the last good checkpoint is {path} (step {saved:,})"
+            kept = "nothing was saved yet"
+            if saved is not None:
+                kept = f"the last good checkpoint is {path} (step {saved:,})"
             raise TrainingError(
-                f"the loss is not finite at step {bad:,}; "
-                f"{'nothing was saved yet' if saved is None else kept}; "
+                f"the loss is not finite at step {bad:,}; {kept}; "
                 "try a lower --lr or --precision fp32"
             )
 

@@ -136,6 +136,7 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
         (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
         (["--flip-p", "1.5"], "flip-p is a probability"),
         (["--no-such-flag"], "No such option"),
+        (["--crop", "16"], "crop 16 is too small for the imagenet stem"),
     ],
 )
 def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
@@ -189,21 +190,10 @@ def bad_world(kind: str, folder: Path) -> list[str]:
     ],
 )
 def test_the_users_world_in_one_line(kind: str, message: str, tmp_path: Path) -> None:
-    network = [
-        "--backbone",
-        "resnet10",
-        "--width",
-        "4",
-        "--dim",
-        "16",
-        "--predictor-dim",
-        "4",
-        "--crop",
-        "16",
-    ]
+    small = "--backbone resnet10 --stem cifar --width 4 --dim 16 --predictor-dim 4 --crop 16"
     done = fastsiam(
         "train",
-        *network,
+        *small.split(),
         "--batch",
         "8",
         "--epochs",

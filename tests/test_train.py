@@ -378,6 +378,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     assert checkpoints.load(tmp_path / "run").step == 4
 
 
+def test_a_loss_that_is_not_finite_before_the_first_checkpoint(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match=r"not finite at step \d; nothing was saved yet; try"):
+        run_once(with_settings(small, lr=1e30), tmp_path / "run")
+    assert not checkpoints.last(tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("stop_gradient", [True, False])
 def test_without_stop_gradient_the_solution_collapses(
     stop_gradient: bool, small: TrainConfig, tmp_path: Path
