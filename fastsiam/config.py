@@ -302,8 +302,9 @@ class TrainConfig:
         smallest = 17 if self.model.stem == "imagenet" else 5
         _require(
             self.augment.crop >= smallest,
-            f"crop {self.augment.crop} is too small for the {self.model.stem} stem, whose last stage "
-            f"would see one pixel; use {smallest} or more{' or --stem cifar' * (smallest > 5)}",
+            f"crop {self.augment.crop} is too small for the {self.model.stem} stem, whose last "
+            f"stage would see one pixel; use {smallest} or more"
+            + (" or --stem cifar" if smallest > 5 else ""),
         )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
