@@ -21,6 +21,7 @@ from fastsiam.options import command_from
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
     help="SimSiam pre-training at the speed of the hardware.",
 )
 eval_app = typer.Typer(no_args_is_help=True, help="Measure the quality of a trained encoder.")
@@ -35,8 +36,12 @@ def main() -> None:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
         rank = os.environ.get("RANK", "0")
+        if isinstance(error, Interrupted):
+            if rank == "0":
+                print(error, file=sys.stderr)
+            _leave(error.exit_code)
         print(f"{'error' if rank == '0' else f'error on rank {rank}'}: {error}", file=sys.stderr)
-        _leave(error.exit_code if isinstance(error, Interrupted) else 1)
+        _leave(1)
     except RuntimeError as error:
         from fastsiam.distributed import peer_is_gone
 

@@ -116,7 +116,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
     home = str(Path(__file__).parents[1])  # so that the ranks find the package from any folder
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     config = LaunchConfig(

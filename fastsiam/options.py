@@ -59,13 +59,10 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
     ]
     for section, cls in sections.items():
         hints, docs = get_type_hints(cls), field_docs(cls)
-        assert cls.__doc__
         for f in fields(cls):
             assert f.name not in home, f"{f.name} is in two sections; flags are flat"
             home[f.name] = section
-            option = typer.Option(
-                f.default, help=docs[f.name], rich_help_panel=cls.__doc__.split("\n")[0]
-            )
+            option = typer.Option(f.default, help=docs[f.name])
             parameters.append(_parameter(f.name, hints[f.name], option))
 
     def command(recipe: str, **flags: Any) -> None:

@@ -208,7 +208,7 @@ def _monitor(
     if not config.monitor.knn_every or config.data.pipeline == "synthetic":
         return None
     if not has_split(config.data.root, "val"):
-        console.say(f"no kNN monitor: {config.data.root} has no val/ or test/ folder beside train/")
+        console.say(f"no kNN monitor: {config.data.root} has no val/ or test/ folder")
         return None
     try:
         bank, queries = _eval_loaders(

@@ -125,8 +125,10 @@ def train(
                 log.write("knn", {"epoch": step / per_epoch, **result.record()})
             console.say(f"epoch {step / per_epoch:g}: {result}")
 
+    if step >= end:
+        console.say(f"nothing left to do: {path} is at step {step:,} of {total:,}")
     try:
-        with StopSignals(place) as stop, console.progress(total, step):
+        with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
                 epoch, skip = divmod(step, per_epoch)
                 if step and knn_due():
@@ -163,7 +165,7 @@ def train(
                         values |= clock.read(config.optim.batch)
                         if log:
                             log.write("train", values)
-                        console.show(values, remaining=total - step, batch=config.optim.batch)
+                        console.show(values, remaining=end - step, batch=config.optim.batch)
                         if warning := guard.check(step, values["z_std"], values["rank"]):
                             console.warn(warning)
                     clock.pause()
@@ -172,7 +174,8 @@ def train(
                     if signalled:
                         name = signal.Signals(signalled).name
                         raise Interrupted(
-                            f"{name}: stopped after step {step:,}, saved {path}",
+                            f"{name}: stopped after step {step:,}, saved {path}; "
+                            "the same command goes on from there",
                             exit_code=128 + signalled,
                         )
                     if step == end:
@@ -181,6 +184,8 @@ def train(
         save()
         if step == total:
             evaluate_if_due()
+        reason = "done" if step == total else f"stopped by --max-steps {config.run.max_steps}"
+        console.say(f"{reason}: step {step:,} of {total:,}, saved {path}")
     except (TrainingError, CheckpointError, Interrupted):
         raise
     except FastSiamError as error:

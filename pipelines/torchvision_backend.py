@@ -6,6 +6,8 @@ is the reference of every other pipeline, so it shares no augmentation code with
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,7 +26,7 @@ from fastsiam.errors import DataError
 
 from .order import Order
 from .store import FolderStore
-from .workers import in_workers
+from .workers import in_workers, shut_down
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -128,6 +130,7 @@ class TorchvisionLoader:
             device=device,
             persistent=True,
         )
+        atexit.register(_close_at_exit, weakref.ref(self))
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
@@ -146,4 +149,11 @@ class TorchvisionLoader:
 
     def close(self) -> None:
         """End the worker processes."""
-        del self._loader
+        shut_down(self._loader)
+
+
+def _close_at_exit(reference: weakref.ref[TorchvisionLoader]) -> None:
+    """Close a loader that its user left open, before multiprocessing waits for the workers."""
+    loader = reference()
+    if loader is not None:
+        loader.close()

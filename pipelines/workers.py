@@ -45,6 +45,13 @@ def in_workers(
     )
 
 
+def shut_down(loader: DataLoader[Any]) -> None:
+    """End a persistent loader's processes now, whoever still holds one of its iterators."""
+    iterator = getattr(loader, "_iterator", None)  # torch offers no public way
+    if iterator is not None:
+        iterator._shutdown_workers()
+
+
 def _as_it_is(item: Any) -> Any:
     return item
 

@@ -221,8 +221,9 @@ def test_a_loader_that_nobody_closed_does_not_keep_the_program(images: Path) -> 
         "data, augment = DataConfig(data=sys.argv[1], workers=2), AugmentConfig(crop=16)\n"
         "batches = build_loader(data, augment, batch=8).epoch(0); next(batches); sys.exit(7)"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(images)], timeout=60, cwd=ROOT)
-    assert done.returncode == 7
+    command = [sys.executable, "-c", script, str(images)]
+    done = subprocess.run(command, timeout=60, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 7 and not done.stderr
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
