@@ -75,7 +75,9 @@ def train(
     total = config.optim.epochs * per_epoch
     end = min(total, config.run.max_steps or total)
     path = checkpoints.last(run)
-    saved = step if start is not None and path.is_file() else None
+    # The start may be another run's checkpoint, and what lies in this run's place an older one.
+    kept = start is not None and path.is_file() and checkpoints.load(path).step == step
+    saved: int | None = step if kept else None
 
     def knn_due() -> bool:
         every, (epoch, within) = config.monitor.knn_every, divmod(step, per_epoch)
@@ -92,11 +94,11 @@ def train(
         if bad is None and not all_finite(method):
             bad = step
         if bad is not None:
-            kept = "nothing was saved yet"
+            last = "nothing was saved yet"
             if saved is not None:
-                kept = f"the last good checkpoint is {path} (step {saved:,})"
+                last = f"the last good checkpoint is {path} (step {saved:,})"
             raise TrainingError(
-                f"the loss is not finite at step {bad:,}; {kept}; "
+                f"the loss is not finite at step {bad:,}; {last}; "
                 "try a lower --lr or --precision fp32"
             )
 
