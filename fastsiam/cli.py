@@ -16,7 +16,7 @@ import typer
 import fastsiam
 from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.errors import FastSiamError, Interrupted
-from fastsiam.options import command_from
+from fastsiam.options import command_from, recipe_named
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -172,15 +172,11 @@ def views(
     ] = None,
 ) -> None:
     """Show images beside the two views that a pipeline makes of each, as training sees them."""
-    from fastsiam.recipes import RECIPES
     from fastsiam.run import show_views
 
-    if recipe not in RECIPES:
-        raise typer.BadParameter(f"unknown recipe {recipe!r}; there are {', '.join(RECIPES)}")
+    augment = recipe_named(recipe).augment
     source = DataConfig(data=data, pipeline=pipeline, workers=0)
-    sheet, record = show_views(
-        source, RECIPES[recipe]().augment, images=images, epoch=epoch, seed=seed
-    )
+    sheet, record = show_views(source, augment, images=images, epoch=epoch, seed=seed)
     try:
         sheet.save(out)
     except ValueError as error:

@@ -80,10 +80,15 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
     return command
 
 
-def _use_recipe(context: typer.Context, name: str) -> str:
+def recipe_named(name: str) -> TrainConfig:
+    """Return a recipe's settings; an unknown name is a usage error."""
     if name not in RECIPES:
         raise typer.BadParameter(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
-    recipe = asdict(RECIPES[name]())
+    return RECIPES[name]()
+
+
+def _use_recipe(context: typer.Context, name: str) -> str:
+    recipe = asdict(recipe_named(name))
     context.default_map = {k: v for section in recipe.values() for k, v in section.items()}
     return name
 

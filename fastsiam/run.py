@@ -32,8 +32,7 @@ from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.info import environment
 from fastsiam.methods import build_method
 from fastsiam.optim import peak_lr
-from fastsiam.pipelines import build_eval_loader, build_loader, open_store
-from fastsiam.pipelines.store import has_split
+from fastsiam.pipelines import build_eval_loader, build_loader, open_store, open_training_images
 from fastsiam.train import autocast_type, train
 from fastsiam.views import contact_sheet, denormalize
 
@@ -64,11 +63,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     ):
         raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
     if world > 1 and config.data.pipeline != "synthetic":
-        images = len(open_store(config.data.root, "train"))
-        if images < batch:
-            raise DataError(
-                f"{config.data.root} holds {images:,} images, fewer than one batch of {batch:,}"
-            )
+        open_training_images(config.data, batch=batch)
 
 
 def run_folder(config: TrainConfig, recipe: str) -> Path:
@@ -102,6 +97,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     try:
         if start is not None:
             start.check_continues(config, loader.images)
+            if place.leads and config.run.resume != "auto":
+                checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             _write_config(config, recipe, run)
             _introduce(console, config, place, loader.images, loader.steps, dtype, run, start)
@@ -207,9 +204,6 @@ def _monitor(
     """Return the kNN monitor, or say why there is none."""
     if not config.monitor.knn_every or config.data.pipeline == "synthetic":
         return None
-    if not has_split(config.data.root, "val"):
-        console.say(f"no kNN monitor: {config.data.root} has no val/ or test/ folder")
-        return None
     try:
         bank, queries = _eval_loaders(
             config.data, config.augment, config.monitor.eval_resize, place
@@ -230,7 +224,7 @@ def _eval_loaders(
     data: DataConfig, augment: AugmentConfig, resize: int, place: Place
 ) -> tuple[EvalLoader, EvalLoader]:
     """Open the bank (training images) and the queries (validation images)."""
-    bank, queries = (
+    queries, bank = (
         build_eval_loader(
             data,
             split,
@@ -240,7 +234,7 @@ def _eval_loaders(
             world=place.world,
             device=place.device,
         )
-        for split in ("train", "val")
+        for split in ("val", "train")  # the small one, which may be missing, first
     )
     if min(bank.images, queries.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")

@@ -45,8 +45,8 @@ def train(
         loader: batches of this rank, on ``place.device``.
         place: this rank; every rank calls this function.
         run: folder for metrics and checkpoints.
-        start: checkpoint of the same settings (``Checkpoint.check_continues``) to go on from; on a
-            CPU with as many threads, bit for bit as if the run had not been interrupted.
+        start: the run's last checkpoint, of the same settings (``Checkpoint.check_continues``), to
+            go on from; on a CPU with as many threads, bit for bit as if never interrupted.
         knn: evaluates a backbone; every rank calls it.
         console: where rank 0 shows the progress.
 
@@ -75,9 +75,7 @@ def train(
     total = config.optim.epochs * per_epoch
     end = min(total, config.run.max_steps or total)
     path = checkpoints.last(run)
-    # The start may be another run's checkpoint, and what lies in this run's place an older one.
-    kept = start is not None and path.is_file() and checkpoints.load(path).step == step
-    saved: int | None = step if kept else None
+    saved = None if start is None else step
 
     def knn_due() -> bool:
         every, (epoch, within) = config.monitor.knn_every, divmod(step, per_epoch)

@@ -22,7 +22,14 @@ from fastsiam.errors import DataError
 from .order import Order
 from .store import FolderStore, Split, open_store
 
-__all__ = ["FolderStore", "Order", "build_eval_loader", "build_loader", "open_store"]
+__all__ = [
+    "FolderStore",
+    "Order",
+    "build_eval_loader",
+    "build_loader",
+    "open_store",
+    "open_training_images",
+]
 
 
 def build_loader(
@@ -60,12 +67,7 @@ def build_loader(
         return SyntheticLoader(
             augment, batch=batch, seed=seed, rank=rank, world=world, device=device, dtype=dtype
         )
-    store = open_store(data.root, "train")
-    if len(store) < batch:
-        raise DataError(
-            f"{store.root} holds {len(store):,} {'image' if len(store) == 1 else 'images'}, "
-            f"fewer than one batch of {batch:,}: add images or choose a smaller --batch"
-        )
+    store = open_training_images(data, batch=batch)
     order = Order(images=len(store), batch=batch, seed=seed, rank=rank, world=world)
     if data.pipeline == "memory":
         from .memory_backend import MemoryLoader
@@ -76,6 +78,21 @@ def build_loader(
     return TorchvisionLoader(
         store, order, augment, workers=data.workers, device=device, dtype=dtype
     )
+
+
+def open_training_images(data: DataConfig, *, batch: int) -> FolderStore:
+    """Open the training images.
+
+    Raises:
+        DataError: they cannot be read, or are fewer than ``batch``.
+    """
+    store = open_store(data.root, "train")
+    if len(store) < batch:
+        raise DataError(
+            f"{store.root} holds {len(store):,} {'image' if len(store) == 1 else 'images'}, "
+            f"fewer than one batch of {batch:,}: add images or choose a smaller --batch"
+        )
+    return store
 
 
 def build_eval_loader(

@@ -109,12 +109,7 @@ def open_store(root: Path, split: Split) -> FolderStore:
             return FolderStore(root / name)
     if split == "train":
         return FolderStore(root)
-    raise DataError(f"{root} has no val/ or test/ folder beside train/")
-
-
-def has_split(root: Path, split: Split) -> bool:
-    """Tell whether ``open_store`` has a folder to look into."""
-    return any((root / name).is_dir() for name in _SPLIT_FOLDERS[split])
+    raise DataError(f"{root} has no val/ or test/ folder")
 
 
 def _list(folder: Path) -> tuple[list[str], list[str]]:

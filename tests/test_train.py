@@ -311,6 +311,12 @@ def test_resuming_from_another_run_twice_keeps_the_progress(
     assert [line[0] for line in history(tmp_path / "branch")] == [5, 6, 7]
 
 
+def test_a_branch_of_a_finished_run_owns_a_checkpoint(small: TrainConfig, tmp_path: Path) -> None:
+    first = train_here(small, "imagenet")
+    branch = with_settings(small, resume=str(first), out=str(tmp_path / "branch"))
+    assert checkpoints.load(train_here(branch, "imagenet")).step == 12
+
+
 def test_what_auto_means_is_written_down(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
