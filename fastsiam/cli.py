@@ -14,9 +14,9 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.config import DataConfig, Pipeline, RunConfig, TrainConfig
+from fastsiam.config import ConvertConfig, DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.errors import FastSiamError, Interrupted
-from fastsiam.options import command_from, recipe_named
+from fastsiam.options import command_from, command_of, recipe_named
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +26,11 @@ app = typer.Typer(
 )
 eval_app = typer.Typer(no_args_is_help=True, help="Measure the quality of a trained encoder.")
 app.add_typer(eval_app, name="eval")
+convert_app = typer.Typer(
+    no_args_is_help=True,
+    help="Turn a data set into one verified file that every pipeline reads.",
+)
+app.add_typer(convert_app, name="convert")
 
 
 def main() -> None:
@@ -89,6 +94,64 @@ def train(recipe: str, config: TrainConfig) -> None:
 
 
 app.command("train")(command_from(train))
+
+
+def imagenet(config: ConvertConfig) -> None:
+    """ImageNet: the official archives, folders, WebDataset shards or Hugging Face's parquet."""
+    from fastsiam.convert import convert_data
+
+    convert_data("imagenet", config)
+
+
+def cifar10(config: ConvertConfig) -> None:
+    """CIFAR-10: its authors' python archive, or its images as files."""
+    from fastsiam.convert import convert_data
+
+    convert_data("cifar10", config)
+
+
+def folder(config: ConvertConfig) -> None:
+    """Whatever --data of the train command takes: folders of images, tars, .beton files or parts.
+
+    Class folders or none; train/ beside val/ or test/, or training images alone.
+    """
+    from fastsiam.convert import convert_data
+
+    convert_data("folder", config)
+
+
+def parquet(config: ConvertConfig) -> None:
+    """Parquet files with an image column (a struct of bytes and path) and a label."""
+    from fastsiam.convert import convert_data
+
+    convert_data("parquet", config)
+
+
+def demo_images(config: ConvertConfig) -> None:
+    """Small images that are made on the spot, for trying things out."""
+    from fastsiam.convert import convert_demo
+
+    convert_demo(config)
+
+
+for _command in (imagenet, cifar10, folder, parquet):
+    convert_app.command(_command.__name__)(command_of(_command, ConvertConfig))
+convert_app.command("demo")(command_of(demo_images, ConvertConfig))
+
+
+@convert_app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="Converted folder, or one .beton file.")],
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Also decode every image, and compare its size.")
+    ] = False,
+    workers: Annotated[int, typer.Option(help="Processes; -1 is one for each core.")] = -1,
+) -> None:
+    """Check converted files: every byte against its checksum, the files against the manifest."""
+    from fastsiam.convert import verify_data
+
+    if not verify_data(path, decode=decode, workers=workers):
+        raise typer.Exit(1)
 
 
 @eval_app.command("knn")

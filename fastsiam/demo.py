@@ -115,13 +115,18 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
                 make_image(kind, generator).save(target / f"{number:04d}.jpg", quality=92)
 
 
+def make_images_once(folder: Path) -> None:
+    """Make the images if they are not there yet."""
+    if not (folder / "done").exists():
+        print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
+        make_images(folder)
+        (folder / "done").touch()
+
+
 def run_demo(out: Path) -> None:
     """Run the demo into a folder; an earlier demo there goes on, or is shown again if done."""
     data, run = out / "images", out / "run"
-    if not (data / "done").exists():
-        print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {data}", file=sys.stderr)
-        make_images(data)
-        (data / "done").touch()
+    make_images_once(data)
     config = demo()
     config = replace(
         config, data=replace(config.data, data=str(data)), run=replace(config.run, out=str(run))

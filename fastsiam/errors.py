@@ -9,6 +9,10 @@ class DataError(FastSiamError):
     """A data set cannot be found, listed or read."""
 
 
+class NoSplitError(DataError):
+    """A data set has no such split."""
+
+
 class DeviceError(FastSiamError):
     """The devices or ranks that were asked for are not there."""
 

@@ -1,9 +1,9 @@
 """Typer options made out of the config dataclasses, so that every option is written exactly once.
 
 Typer reads a command's parameters from its signature. ``command_from`` builds that signature from
-the fields of ``TrainConfig``'s sections: name, type, default, and as help the literal below the
-field. Typer honours the built ``__signature__``; tests/test_cli.py holds that it does for every
-field.
+the fields of ``TrainConfig``'s sections, ``command_of`` from those of one dataclass: name, type,
+default, and as help the literal below the field. Typer honours the built ``__signature__``;
+tests/test_cli.py holds that it does for every field.
 """
 
 from __future__ import annotations
@@ -58,12 +58,10 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
         )
     ]
     for section, cls in sections.items():
-        hints, docs = get_type_hints(cls), field_docs(cls)
         for f in fields(cls):
             assert f.name not in home, f"{f.name} is in two sections; flags are flat"
             home[f.name] = section
-            option = typer.Option(f.default, help=docs[f.name])
-            parameters.append(_parameter(f.name, hints[f.name], option))
+        parameters += _parameters(cls)
 
     def command(recipe: str, **flags: Any) -> None:
         parts: dict[str, dict[str, Any]] = {section: {} for section in sections}
@@ -80,6 +78,21 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
     return command
 
 
+def command_of(run: Callable[[Any], None], cls: type) -> Callable[..., None]:
+    """Turn ``run(config)`` into a Typer command with one flag for each field of the config."""
+
+    def command(**flags: Any) -> None:
+        try:
+            config = cls(**flags)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        run(config)
+
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    command.__signature__ = inspect.Signature(_parameters(cls))  # type: ignore[attr-defined]
+    return command
+
+
 def recipe_named(name: str) -> TrainConfig:
     """Return a recipe's settings; an unknown name is a usage error."""
     if name not in RECIPES:
@@ -91,6 +104,14 @@ def _use_recipe(context: typer.Context, name: str) -> str:
     recipe = asdict(recipe_named(name))
     context.default_map = {k: v for section in recipe.values() for k, v in section.items()}
     return name
+
+
+def _parameters(cls: type) -> list[inspect.Parameter]:
+    hints, docs = get_type_hints(cls), field_docs(cls)
+    return [
+        _parameter(f.name, hints[f.name], typer.Option(f.default, help=docs[f.name]))
+        for f in fields(cls)
+    ]
 
 
 def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:

@@ -185,7 +185,7 @@ def show_views(
     params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
     record = [
         {
-            "path": str(store.path(i)),
+            "path": store.where(i),
             "index": i,
             "label": int(store.labels[i]),
             "views": [

@@ -13,18 +13,22 @@ that ``order.Order`` names, so they differ in speed and not in what they show.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from fastsiam.batch import EvalLoader, Loader
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
 from .order import Order
-from .store import FolderStore, Split, open_store
+from .store import Split, Store, open_store
+
+if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
+    import torch
+
+    from fastsiam.batch import EvalLoader, Loader
 
 __all__ = [
-    "FolderStore",
     "Order",
+    "Store",
     "build_eval_loader",
     "build_loader",
     "open_store",
@@ -41,7 +45,7 @@ def build_loader(
     rank: int = 0,
     world: int = 1,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of two-view batches.
 
@@ -53,14 +57,19 @@ def build_loader(
         rank: this process's number.
         world: number of processes.
         device: where the views shall lie.
-        dtype: floating type of the views.
+        dtype: floating type of the views; float32 by default.
 
     Raises:
         DataError: the data cannot be read, or holds fewer images than a batch.
         ValueError: the batch cannot be shared equally among the ranks.
     """
-    augment = augment or AugmentConfig()
-    device = torch.device(device)
+    import torch
+
+    augment, device, dtype = (
+        augment or AugmentConfig(),
+        torch.device(device),
+        dtype or torch.float32,
+    )
     if data.pipeline == "synthetic":
         from .synthetic_backend import SyntheticLoader
 
@@ -80,7 +89,7 @@ def build_loader(
     )
 
 
-def open_training_images(data: DataConfig, *, batch: int) -> FolderStore:
+def open_training_images(data: DataConfig, *, batch: int) -> Store:
     """Open the training images.
 
     Raises:
@@ -121,6 +130,8 @@ def build_eval_loader(
     Raises:
         DataError: the split is missing or cannot be read.
     """
+    import torch
+
     from .evaluation import CentralCrops
 
     store = open_store(data.root, split)

@@ -17,7 +17,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import normalize
 
-from .store import FolderStore
+from .store import Store
 from .workers import in_workers
 
 _KEEP_BYTES = 2**30
@@ -27,7 +27,7 @@ _KEEP_BYTES = 2**30
 class _Crops(Dataset[Tensor | DataError]):
     """One item is a batch of crops (N, S, S, 3) uint8, or the error that stopped it."""
 
-    def __init__(self, store: FolderStore, resize: int, crop: int) -> None:
+    def __init__(self, store: Store, resize: int, crop: int) -> None:
         self.store, self.resize, self.crop = store, resize, crop
 
     def __getitem__(self, indices: NDArray[np.int64]) -> Tensor | DataError:
@@ -46,7 +46,7 @@ class CentralCrops:
 
     def __init__(
         self,
-        store: FolderStore,
+        store: Store,
         augment: AugmentConfig,
         *,
         resize: int,

@@ -26,7 +26,7 @@ from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
 
 from .order import Order
-from .store import FolderStore
+from .store import Store
 from .workers import in_workers
 
 
@@ -35,7 +35,7 @@ class MemoryLoader:
 
     def __init__(
         self,
-        store: FolderStore,
+        store: Store,
         order: Order,
         augment: AugmentConfig,
         *,
@@ -72,7 +72,7 @@ class MemoryLoader:
 class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
     """One item is a stretch of images: sizes (n, 2), and all their planes in one uint8 tensor."""
 
-    def __init__(self, store: FolderStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
     def __getitem__(self, indices: range) -> tuple[NDArray[np.int64], Tensor] | DataError:
@@ -87,7 +87,7 @@ class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
 class Pixels:
     """The decoded images of a store, planar uint8, one after the other on the device."""
 
-    def __init__(self, store: FolderStore, workers: int, device: torch.device) -> None:
+    def __init__(self, store: Store, workers: int, device: torch.device) -> None:
         stretches = [range(i, min(i + 256, len(store))) for i in range(0, len(store), 256)]
         room, used = _room(device), 0
         copies = 2 if device.type == "cpu" else 1  # the parts, and then the whole

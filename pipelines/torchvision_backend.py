@@ -25,7 +25,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 
 from .order import Order
-from .store import FolderStore
+from .store import Store
 from .workers import in_workers, shut_down
 
 _JITTER = {
@@ -73,7 +73,7 @@ class _Batches(Dataset[Tensor | DataError]):
     traceback.
     """
 
-    def __init__(self, store: FolderStore, augment: AugmentConfig, seed: int) -> None:
+    def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
     def __getitem__(self, task: tuple[int, NDArray[np.int64]]) -> Tensor | DataError:
@@ -112,7 +112,7 @@ class TorchvisionLoader:
 
     def __init__(
         self,
-        store: FolderStore,
+        store: Store,
         order: Order,
         augment: AugmentConfig,
         *,

@@ -17,9 +17,11 @@ def test_every_package_is_listed() -> None:
     listed = set(
         tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     )
-    found = {"fastsiam.pipelines"}
-    for init in (ROOT / "fastsiam").rglob("__init__.py"):
-        found.add(".".join(init.parent.relative_to(ROOT).parts))
+    found = {
+        ".".join(["fastsiam", *init.parent.relative_to(folder).parts])
+        for folder in (ROOT / "fastsiam", ROOT)
+        for init in (folder if folder != ROOT else ROOT / "pipelines").rglob("__init__.py")
+    }
     assert listed == found
 
 

@@ -1,0 +1,135 @@
+"""From any source to one verified data set file that every pipeline reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import fastsiam
+from fastsiam import rng
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError
+
+from ..store import Split, Store
+from .sources import Kind, open_sources
+from .verify import Report, verify
+from .writer import BadImagesError, count_workers, write
+
+__all__ = [
+    "BadImagesError",
+    "Kind",
+    "Report",
+    "Watcher",
+    "Written",
+    "convert",
+    "count_workers",
+    "verify",
+]
+
+
+class Watcher(Protocol):
+    """Who is told how a conversion goes on."""
+
+    def say(self, text: str) -> None:
+        """Take a message."""
+
+    def begin(self, name: str, images: int, size: int) -> None:
+        """Learn that a file of so many images, from so many bytes, is begun."""
+
+    def progress(self, images: int, size: int) -> None:
+        """Learn how many images and bytes of it are done."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """One file of a conversion."""
+
+    path: Path
+    about: dict[str, Any]
+    """Its part of the manifest."""
+
+
+def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written]:
+    """Convert a data set: each of its splits to a file, and a manifest of all of them.
+
+    Args:
+        kind: which data set, or in which form.
+        config: where it is, where to, and what becomes of the images.
+        watcher: is told how it goes on.
+
+    Returns:
+        The files, in the order train, val.
+
+    Raises:
+        BadImagesError: some images are bad and ``config.skip_bad`` is off.
+        DataError: the source is not there or cannot be read, or the file cannot be written.
+    """
+    sources = open_sources(kind, config.root)
+    source = config.root
+    out = Path(config.out) if config.out else source if source.is_dir() else source.parent
+    number, count = config.part_of
+    suffix = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make the folder {out}: {error.strerror}") from error
+    written = []
+    bad: list[tuple[str, str]] = []
+    failures = []
+    for split, store in sources.items():
+        indices = _chosen(store, config)
+        if not len(indices):
+            raise DataError(f"part {config.part} of the {split} split of {source} has no images")
+        path = out / f"{split}{suffix}.beton"
+        watcher.begin(path.name, len(indices), int(store.sizes()[indices].sum()))
+        try:
+            about = write(store, indices, path, config, say=watcher.say, progress=watcher.progress)
+        except BadImagesError as error:  # the other split's are wanted too
+            bad += error.bad
+            failures.append(str(error))
+            continue
+        written.append(Written(path, about))
+    if failures:
+        raise BadImagesError("; ".join(failures), bad)
+    _write_manifest(out / f"manifest{suffix}.json", written, sources)
+    return written
+
+
+def _chosen(store: Store, config: ConvertConfig) -> NDArray[np.int64]:
+    """Return which images are converted: this part's share of all, or of the limit's sample."""
+    images = np.arange(len(store))
+    if 0 < config.limit < len(store):
+        images = _sample(store.labels, config.limit, config.seed)
+    number, count = config.part_of
+    share: NDArray[np.int64] = np.array_split(images, count)[number - 1]
+    return share
+
+
+def _sample(labels: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
+    """Choose images at random, each class in its proportion: (size,) positions, sorted."""
+    key = rng.keys(seed, 0, -2, np.arange(len(labels)))
+    order = np.lexsort((key, labels))
+    _, start, count = np.unique(labels[order], return_index=True, return_counts=True)
+    rank = np.arange(len(labels)) - np.repeat(start, count)
+    share = (rank + 0.5) / np.repeat(count, count)
+    return np.sort(order[np.argsort(share, kind="stable")[:size]])
+
+
+def _write_manifest(path: Path, written: list[Written], sources: dict[Split, Store]) -> None:
+    manifest = {
+        "fastsiam": fastsiam.__version__,
+        "classes": list(sources["train"].classes),
+        "files": {file.path.name: file.about for file in written},
+    }
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_text(json.dumps(manifest, indent=1) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,162 @@
+"""Checks converted files: that every byte is what was written, and that every image decodes."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastsiam.errors import DataError
+
+from ..store import BetonStore, beton_files
+from ..store.base import decode
+from .writer import workers_for
+
+_AT_ONCE = 512
+"""Images of one task."""
+
+
+@dataclass
+class Report:
+    """What was found in one file."""
+
+    path: Path
+    images: int = 0
+    bytes: int = 0
+    checked: str = ""
+    """What the images were compared with."""
+    bad: list[str] = field(default_factory=list)
+    """What is wrong, a line each."""
+
+
+def verify(
+    path: Path,
+    *,
+    decode: bool = False,
+    workers: int = -1,
+    begin: Callable[[str, int, int], None],
+    progress: Callable[[int, int], None],
+) -> list[Report]:
+    """Check a .beton file, or all of a folder with its manifest.
+
+    Args:
+        path: the file or the folder.
+        decode: also decode every image and compare its size with the noted one.
+        workers: processes; -1 is one for each core.
+        begin: called with name, images and bytes of each file.
+        progress: called with the images and bytes that are done.
+
+    Raises:
+        DataError: there is nothing to check.
+    """
+    if path.is_file():
+        files = [path]
+    else:
+        files = [file for split in ("train", "val") for file in beton_files(path, split)]
+    manifests, known = ([], {}) if path.is_file() else _manifests(path)
+    if not files and not known:
+        raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
+    reports = []
+    for file in files:
+        report = Report(file)
+        reports.append(report)
+        try:
+            store = BetonStore(file)
+        except DataError as error:
+            report.bad.append(str(error))
+            continue
+        if manifests:
+            _compare(report, store, known)
+        begin(file.name, len(store), int(store.bytes.sum()))
+        _check(report, store, decode, workers, progress)
+    for name in known.keys() - {file.name for file in files}:
+        reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
+    return reports
+
+
+def _manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
+    """Read the manifests of a folder: what they say of each file."""
+    paths = sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")])
+    known: dict[str, Any] = {}
+    for path in paths:
+        try:
+            known |= dict(json.loads(path.read_text())["files"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} cannot be read ({error}); convert again to renew it"
+            ) from error
+    return paths, known
+
+
+def _compare(report: Report, store: BetonStore, known: dict[str, Any]) -> None:
+    """Hold the file against its manifest."""
+    told = known.get(report.path.name)
+    if told is None:
+        report.bad.append(f"{report.path} is not in the manifest")
+    elif told != store.about:
+        report.bad.append(f"{report.path} is another file than its manifest describes")
+
+
+def _check(
+    report: Report,
+    store: BetonStore,
+    decode: bool,
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    report.images, report.bytes = len(store), int(store.bytes.sum())
+    compared = ["checksums"] if store.crc is not None else []
+    report.checked = " and ".join([*compared, *(["decoded"] if decode else [])]) or "structure"
+    tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
+    found: list[tuple[int, str]] = []
+    done = size = 0
+    with workers_for(workers, _begin, (store, decode)) as run:
+        for task, bad in run(_check_images, tasks):
+            found += bad
+            done += len(task)
+            size += int(store.bytes[task.start : task.stop].sum())
+            progress(done, size)
+    report.bad += [f"{store.where(index)}: {reason}" for index, reason in sorted(found)]
+    if not found and store.crc is not None:
+        report.bad += _check_blocks(store)
+
+
+def _check_blocks(store: BetonStore) -> list[str]:
+    """Compare the checksums of the blocks in the manifest with those of their images."""
+    assert store.crc is not None
+    bad = []
+    for number, block in enumerate(store.about.get("blocks", [])):
+        crc = store.crc[block["first"] : block["first"] + block["images"]]
+        if zlib.crc32(crc.tobytes()) != block["crc32"]:
+            bad.append(f"{store.root}: block {number} has another checksum than its images")
+    return bad
+
+
+_shared: tuple[BetonStore, bool]
+
+
+def _begin(store: BetonStore, decode: bool) -> None:
+    global _shared
+    _shared = store, decode
+
+
+def _check_images(task: range) -> tuple[range, list[tuple[int, str]]]:
+    store, wanted = _shared
+    bad = []
+    for index in task:
+        data = store.read(index)
+        if store.crc is not None and zlib.crc32(data) != store.crc[index]:
+            bad.append((index, "its bytes are not those that were written"))
+        elif wanted:
+            try:
+                image = decode(data, store.raw_size(index))
+            except ValueError as error:
+                bad.append((index, str(error)))
+                continue
+            size = int(store.width[index]), int(store.height[index])
+            if image.size != size:
+                bad.append((index, f"it is {image.size} pixels, and {size} were noted"))
+    return task, bad

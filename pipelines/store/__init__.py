@@ -1,0 +1,191 @@
+"""Data sets as stores: position -> encoded bytes, label, name.
+
+``open_store`` recognises what lies at a path: a converted folder or .beton file, tars, CIFAR's
+archive, a folder of images.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fastsiam.errors import DataError, NoSplitError
+
+from .archive import ArchiveStore
+from .base import Bytes, Split, Store
+from .beton import BetonStore
+from .cifar import ARCHIVES as CIFAR_ARCHIVES
+from .cifar import CifarStore
+from .folder import FolderStore
+from .imagenet import LISTS, VALIDATION_NAME, validation_labels
+from .joined import JoinedStore
+
+__all__ = [
+    "ArchiveStore",
+    "BetonStore",
+    "Bytes",
+    "CifarStore",
+    "FolderStore",
+    "JoinedStore",
+    "Split",
+    "Store",
+    "beton_files",
+    "open_store",
+]
+
+_SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "test")}
+_PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+
+
+def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
+    """Open a split of the data at ``root``.
+
+    Args:
+        root: a .beton or .tar file, CIFAR's archive, or a folder. In a folder are looked for, in
+            this order: ``<split>.beton`` or its parts; a folder named after the split; tars;
+            CIFAR's archive; images, which are training images.
+        split: "train" or "val" (for which "test" stands too).
+        sources: take .beton files last, not first: what they were made of is wanted.
+
+    Raises:
+        DataError: there is no such data or no such split, or it cannot be read.
+    """
+    if not root.exists():
+        raise DataError(
+            f"no data at {root}: name a folder of images, a .beton or a .tar "
+            "with --data or $FASTSIAM_DATA"
+        )
+    store = _open_file(root, split) if root.is_file() else _open_folder(root, split, sources)
+    if split == "val" and (store.labels < 0).all():
+        _label_validation(store, root)
+    return store
+
+
+def beton_files(folder: Path, split: Split) -> list[Path]:
+    """Return the file of a split, or all of its parts; none if there are none.
+
+    Raises:
+        DataError: parts are missing.
+    """
+    whole = folder / f"{split}.beton"
+    if whole.is_file():
+        return [whole]
+    found = sorted(p for p in folder.glob(f"{split}-*.beton") if _PART.fullmatch(p.name))
+    if not found:
+        return []
+    matches = [_PART.fullmatch(path.name) for path in found]
+    counts = {int(match[3]) for match in matches if match}
+    numbers = [int(match[2]) for match in matches if match]
+    if len(counts) > 1:
+        raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
+    if missing := sorted(set(range(1, counts.pop() + 1)) - set(numbers)):
+        raise DataError(
+            f"{folder} lacks part {missing[0]} of {found[0].name} and its like; "
+            "convert it too, with --part"
+        )
+    return found
+
+
+def _open_file(path: Path, split: Split) -> Store:
+    if path.suffix == ".beton":
+        if split == "train":
+            return BetonStore(path)
+        beside = path.with_name("val.beton")
+        if path.name == "train.beton" and beside.is_file():
+            return BetonStore(beside)
+        raise NoSplitError(f"{path} has no val.beton beside it")
+    if path.name in CIFAR_ARCHIVES:
+        return CifarStore(path, split)
+    if path.suffix == ".tar":
+        if split == "val" and _has(path, "train"):
+            return _open_tars(path.parent, split)
+        return ArchiveStore([path], split, of_split=split == "train")
+    if path.name.endswith(_COMPRESSED):
+        raise DataError(f"{path} is compressed as a whole: unpack it, or make it a plain .tar")
+    raise DataError(f"{path} is neither a folder of images nor a .beton or .tar file")
+
+
+def _open_folder(root: Path, split: Split, sources: bool) -> Store:
+    files = beton_files(root, split)
+    if sources:
+        try:
+            return _open_unconverted(root, split)
+        except DataError:
+            if not files:
+                raise
+    if not files:
+        return _open_unconverted(root, split)
+    stores = [BetonStore(path) for path in files]
+    return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
+
+
+def _open_unconverted(root: Path, split: Split) -> Store:
+    for name in _SPLIT_FOLDERS[split]:
+        folder = root / name
+        if folder.is_dir():
+            tars = sorted(folder.glob("*.tar"))
+            return ArchiveStore(tars, split) if tars else FolderStore(folder)
+    if any(root.glob("*.tar")):
+        return _open_tars(root, split)
+    for name in CIFAR_ARCHIVES:
+        if (root / name).is_file():
+            return CifarStore(root / name, split)
+    if split == "val":
+        raise NoSplitError(f"{root} has no val/ or test/ folder")
+    try:
+        return FolderStore(root)
+    except DataError as error:
+        if any(root.glob("**/*.parquet")):
+            raise DataError(
+                f"{root} holds parquet files, which have to be converted first: "
+                f"fastsiam convert parquet --source {root}"
+            ) from error
+        raise
+
+
+def _open_tars(folder: Path, split: Split) -> Store:
+    """Open a split's tars, chosen by their names; else all, and their folders have to tell."""
+    tars = sorted(folder.glob("*.tar"))
+    for word in _SPLIT_FOLDERS[split]:
+        if chosen := [path for path in tars if _has(path, word)]:
+            return ArchiveStore(chosen, split)
+    words = [word for names in _SPLIT_FOLDERS.values() for word in names]
+    if any(_has(path, word) for path in tars for word in words):
+        raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
+    return ArchiveStore(tars, split, of_split=split == "train")
+
+
+def _has(path: Path, word: str) -> bool:
+    return word in path.stem.lower()
+
+
+def _label_validation(store: Store, root: Path) -> None:
+    """Label ImageNet's validation images by the list that their authors ship apart."""
+    named = [VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
+    if not all(named):
+        return
+    labels = validation_labels([store.root, *store.root.resolve().parents[:4]])
+    if labels is None:
+        raise DataError(
+            f"{store.root} has ImageNet's validation images without their labels: put "
+            f"ILSVRC2012_devkit_t12.tar.gz or one of {', '.join(LISTS[:3])} beside them"
+        )
+    try:
+        own = [labels[int(match[1])] for match in named if match]
+    except KeyError as error:
+        raise DataError(f"the list of labels lacks validation image {error}") from error
+    if all(isinstance(label, str) for label in own):
+        store.classes = tuple(sorted(set(map(str, own))))
+        place = {name: number for number, name in enumerate(store.classes)}
+        store.labels = np.array([place[str(label)] for label in own])
+    else:
+        store.classes = open_store(root, "train").classes
+        store.labels = np.array(own, np.int64)
+        if store.labels.max() >= len(store.classes):
+            raise DataError(
+                f"the list of labels counts to {store.labels.max()}, "
+                f"but the training images have {len(store.classes)} classes"
+            )

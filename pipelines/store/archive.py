@@ -1,0 +1,437 @@
+"""Images in tar files, read in place through an index that is built once.
+
+Takes plain tars, WebDataset shards and tars of tars (ImageNet's official archive). One row of the
+index is 24 bytes: 1.28 million images in 30 MB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import logging
+import os
+import re
+import tarfile
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError, NoSplitError
+
+from .base import Bytes, Mapped, Split, Store, is_image_name
+from .probe import GZIP_MAGIC, Flags, probe
+
+log = logging.getLogger(__name__)
+
+ROW = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("label", "<i4"),
+        ("file", "<u2"),
+        ("width", "<u2"),
+        ("height", "<u2"),
+        ("flags", "<u2"),
+    ]
+)
+"""An image of the index: where its bytes are, its class, its size in pixels, ``Flags``."""
+
+_FORMAT = 1
+_WNID = re.compile(r"n\d{8}")
+_SPLITS = {"train": False, "val": True, "test": True}
+"""Folders within a tar that tell splits, and whether their images are held out."""
+_LARGEST_UNZIPPED = 2**28
+_MOST_CLASSES = 10**6
+_BLOCK, _NAME_BYTES = tarfile.BLOCKSIZE, tarfile.LENGTH_NAME
+
+
+@dataclass(frozen=True)
+class Index:
+    """What lies where in a set of tar files."""
+
+    rows: NDArray[np.void]
+    """(images,) of type ROW, sorted by class and name."""
+    classes: tuple[str, ...]
+    split: bool
+    """Whether folders train/ and val/ tell the splits; ``Flags.HELD_OUT`` marks the second."""
+
+
+class ArchiveStore(Store):
+    """Images of one or more tar files, in place.
+
+    The label is, in this order: the WebDataset sibling ``key.cls``; the inner tar's name in a tar
+    of tars; the folder within the tar (a common parent of all is left out, and ``train/`` and
+    ``val/`` are taken for splits); the tar's own name if it is a WordNet id. Otherwise -1. Images
+    are sorted by class and name, as those of a folder are.
+
+    Args:
+        paths: the tar files.
+        split: which images, if the tars hold folders train/ and val/.
+        of_split: all images are of that split, if the tars hold no such folders.
+
+    Raises:
+        NoSplitError: the tars hold no images of that split.
+        DataError: a tar cannot be read, is damaged or compressed, or there is no image.
+    """
+
+    def __init__(self, paths: list[Path], split: Split = "train", of_split: bool = True) -> None:
+        self.root = paths[0] if len(paths) == 1 else paths[0].parent
+        self._files = [Mapped(path) for path in paths]
+        index = _cached_index(paths, self._files)
+        self.rows, self.classes = index.rows, index.classes
+        if index.split:
+            held_out = (self.rows["flags"] & Flags.HELD_OUT) > 0
+            self.rows = self.rows[held_out == (split == "val")]
+        if not len(self.rows) or not (index.split or of_split):
+            raise NoSplitError(f"{_short(paths)} holds no {split} images")
+        self.labels = self.rows["label"].astype(np.int64)
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's encoded bytes: a view into the mapped tar, unless they are gzipped."""
+        data = self._stored(index)
+        if self.rows["flags"][index] & Flags.GZIP:
+            return _gunzip(data, _LARGEST_UNZIPPED)
+        return data
+
+    def name(self, index: int) -> str:
+        """Return class/file, the file's name read from the tar's header."""
+        start = int(self.rows["offset"][index]) - _BLOCK
+        header = self._files[self.rows["file"][index]].view[start : start + _NAME_BYTES]
+        own = bytes(header).split(b"\0")[0].decode("utf-8", "surrogateescape").rpartition("/")[2]
+        label = int(self.labels[index])
+        return f"{self.classes[label]}/{own}" if label >= 0 else own
+
+    def where(self, index: int) -> str:
+        """Return an image's tar, place and name, for messages."""
+        row = self.rows[index]
+        path = self._files[row["file"]].path
+        return f"{self.name(index)} (in {path}, {row['size']:,} bytes at {row['offset']:,})"
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image as stored: (images,)."""
+        return self.rows["size"].astype(np.int64)
+
+    def stamp(self) -> str:
+        """Return a text that changes with the tars and with what was found in them."""
+        text = json.dumps(_file_facts([file.path for file in self._files]))
+        return hashlib.sha256(text.encode() + self.rows.tobytes()).hexdigest()
+
+    def _stored(self, index: int) -> memoryview:
+        row = self.rows[index]
+        start, size = int(row["offset"]), int(row["size"])
+        file = self._files[int(row["file"])]
+        return file.view[start : start + size]
+
+
+def _cached_index(paths: list[Path], files: list[Mapped]) -> Index:
+    """Load the index beside the tars, or in the user's cache; else build it and leave it there."""
+    facts = _file_facts(paths)
+    names = [fact[0] for fact in facts]
+    key = hashlib.sha256(json.dumps([str(paths[0].parent.resolve()), names]).encode()).hexdigest()
+    stem = paths[0].stem if len(paths) == 1 else f"{paths[0].stem}-and-{len(paths) - 1}-more"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "fastsiam"
+    homes = [
+        paths[0].parent / f".{stem}.fastsiam-index",
+        cache / f"{key[:16]}.index",
+    ]
+    for home in homes:
+        if (index := _load(home, facts)) is not None:
+            return index
+    began = time.monotonic()
+    index = _build(paths, files)
+    kept = _keep(index, homes, facts)
+    odd = _odd(index.rows["flags"])
+    log.info(
+        f"indexed {len(index.rows):,} images of {len(index.classes):,} classes in {_short(paths)} "
+        f"in {time.monotonic() - began:.1f} s ({'kept in ' + str(kept) if kept else 'not kept'})"
+        + (f"; odd ones: {odd}" if odd else "")
+    )
+    return index
+
+
+def _file_facts(paths: list[Path]) -> list[list[str | int]]:
+    facts: list[list[str | int]] = []
+    for path in paths:
+        found = path.stat()
+        facts.append([path.name, found.st_size, found.st_mtime_ns])
+    return facts
+
+
+def _load(home: Path, facts: list[list[str | int]]) -> Index | None:
+    """Read a kept index, if it is whole and of these files."""
+    try:
+        head, _, body = home.read_bytes().partition(b"\n")
+        known = json.loads(head)
+        if known["format"] != _FORMAT or known["files"] != facts:
+            return None
+        if known["crc32"] != zlib.crc32(body):
+            return None
+        return Index(np.frombuffer(body, ROW), tuple(known["classes"]), bool(known["split"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(index: Index, homes: list[Path], facts: list[list[str | int]]) -> Path | None:
+    """Write the index to the first place that takes it."""
+    body = index.rows.tobytes()
+    head = {
+        "format": _FORMAT,
+        "files": facts,
+        "classes": index.classes,
+        "split": index.split,
+        "crc32": zlib.crc32(body),
+    }
+    for home in homes:
+        temporary = home.with_name(f"{home.name}.{os.getpid()}.tmp")
+        try:
+            home.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(json.dumps(head).encode() + b"\n" + body)
+            os.replace(temporary, home)
+            return home
+        except OSError:
+            temporary.unlink(missing_ok=True)
+    return None
+
+
+def _odd(flags: NDArray[np.uint16]) -> str:
+    """Count the images with each flag, in words."""
+    counts = {f.name: int(np.count_nonzero(flags & f)) for f in Flags if f != Flags.HELD_OUT}
+    words = ((name or "").lower().replace("_", " ") for name in counts)
+    return ", ".join(f"{n:,} {word}" for word, n in zip(words, counts.values(), strict=True) if n)
+
+
+def _short(paths: list[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{len(paths)} tars in {paths[0].parent}"
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+class _Part(NamedTuple):
+    """A tar, or a tar within a tar."""
+
+    file: int
+    start: int
+    end: int
+    group: str
+    """Name that the place gives its images: the inner tar's, or ""."""
+
+
+class _Member(NamedTuple):
+    name: str
+    file: int
+    offset: int
+    size: int
+    width: int
+    height: int
+    flags: int
+
+
+def _build(paths: list[Path], files: list[Mapped]) -> Index:
+    parts = [part for number in range(len(files)) for part in _parts(paths, files, number)]
+    found: list[tuple[list[_Member], dict[str, str]]]
+    if sum(len(file) for file in files) < 2**28 or len(parts) == 1:
+        found = [_scan(paths, files, part) for part in parts]
+    else:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        with ProcessPoolExecutor(
+            cores, get_context("fork"), initializer=_share, initargs=(paths, files)
+        ) as pool:
+            found = list(pool.map(_scan_shared, parts, chunksize=max(1, len(parts) // 256)))
+    members = [member for part, _ in found for member in part]
+    texts = {key: text for _, classes in found for key, text in classes.items()}
+    return _sorted(members, texts, _short(paths))
+
+
+_shared: tuple[list[Path], list[Mapped]]
+
+
+def _share(paths: list[Path], files: list[Mapped]) -> None:
+    global _shared
+    _shared = paths, files
+
+
+def _scan_shared(part: _Part) -> tuple[list[_Member], dict[str, str]]:
+    return _scan(*_shared, part)
+
+
+def _parts(paths: list[Path], files: list[Mapped], number: int) -> Iterator[_Part]:
+    """Find the tars within a tar; a tar without any is a part itself."""
+    path, view = paths[number], files[number].view
+    if view[:2] == GZIP_MAGIC:
+        raise DataError(
+            f"{path} is compressed, and so cannot be read in place: gunzip it and name the .tar"
+        )
+    inner = []
+    for member, start in _members(view, 0, len(view), path):
+        if member.name.endswith(".tar"):
+            group = PurePosixPath(member.name).stem
+            inner.append(_Part(number, start, start + member.size, group))
+        elif not inner and is_image_name(PurePosixPath(member.name).name):
+            break  # a tar of images; the workers walk it
+    if not inner:
+        inner = [_Part(number, 0, len(view), path.stem if _WNID.fullmatch(path.stem) else "")]
+    yield from inner
+
+
+def _scan(
+    paths: list[Path], files: list[Mapped], part: _Part
+) -> tuple[list[_Member], dict[str, str]]:
+    """List the images of one part, and its WebDataset class files by key."""
+    view = files[part.file].view
+    images: list[_Member] = []
+    classes: dict[str, str] = {}
+    for member, start in _members(view, part.start, part.end, paths[part.file]):
+        path = _safe(member.name)
+        name = path.name
+        full = str(PurePosixPath(part.group) / name) if part.group else str(path)
+        if name.endswith(".cls") and member.size < 1024:
+            key = f"{part.file}/{_key(str(path))}"
+            classes[key] = bytes(view[start : start + member.size]).decode("utf-8", "replace")
+        elif is_image_name(name):
+            images.append(_probed(full, part.file, start, member.size, view))
+    return images, classes
+
+
+def _members(
+    view: memoryview, start: int, end: int, path: Path
+) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Walk a tar within ``view[start:end]``: its regular files and where their data begin."""
+    try:
+        with tarfile.open(fileobj=_Window(view[start:end]), mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay in memory
+                if not member.isreg():
+                    continue
+                if member.sparse is not None:
+                    raise tarfile.ReadError(f"{member.name} is stored sparsely")
+                if start + member.offset_data + member.size > end:
+                    raise tarfile.ReadError("unexpected end of data")
+                yield member, start + member.offset_data
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
+        ) from error
+
+
+class _Window(io.RawIOBase):
+    """A part of a mapped file, as a file."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = len(self._view) if size is None or size < 0 else self._at + size
+        data = bytes(self._view[self._at : end])
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._view)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+def _probed(name: str, file: int, start: int, size: int, view: memoryview) -> _Member:
+    data: Bytes = view[start : start + size]
+    flags = Flags(0)
+    try:
+        if data[:2] == GZIP_MAGIC:
+            flags |= Flags.GZIP
+            data = _gunzip(data, 2**20)
+        found = probe(data)
+    except (ValueError, DataError):
+        return _Member(name, file, start, size, 0, 0, flags | Flags.BAD)
+    width, height = min(found.width, 0xFFFF), min(found.height, 0xFFFF)
+    return _Member(name, file, start, size, width, height, flags | found.flags)
+
+
+def _gunzip(data: Bytes, limit: int) -> bytes:
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data, limit)
+    except zlib.error as error:
+        raise DataError(f"a gzipped image in a tar is damaged: {error}") from error
+
+
+def _safe(name: str) -> PurePosixPath:
+    """Drop from a member's name what could lead anywhere; it serves for labels and messages."""
+    return PurePosixPath(*(part for part in name.split("/") if part not in ("", ".", "..")), "")
+
+
+def _key(name: str) -> str:
+    """Return a WebDataset key: the path up to the first dot of the file's name."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/{file.split('.', 1)[0]}"
+
+
+def _sorted(members: list[_Member], texts: dict[str, str], source: str) -> Index:
+    """Give every image its class, and put the images in the order of class and name."""
+    if not members:
+        raise DataError(f"{source} holds no images")
+    paths = [PurePosixPath(member.name).parts for member in members]
+    shared = _shared_parents(paths)
+    paths = [path[shared:] for path in paths]
+    tops = {path[0] for path in paths if len(path) > 1}
+    held_out = [False] * len(paths)
+    split = bool(tops) and tops <= _SPLITS.keys() and all(len(path) > 1 for path in paths)
+    if split:
+        held_out = [_SPLITS[path[0]] for path in paths]
+        paths = [path[1:] for path in paths]
+    if texts:
+        names = [texts.get(f"{m.file}/{_key(m.name)}", "").strip() for m in members]
+        if not all(names):
+            bare = members[names.index("")].name
+            raise DataError(f"{source}: {bare} has no .cls file beside it, though others have one")
+    else:
+        names = [path[0] if len(path) > 1 else "" for path in paths]
+        if any(names) and not all(names):
+            alone, inside = paths[names.index("")], next(p for p in paths if len(p) > 1)
+            raise DataError(
+                f"{source} holds images both by themselves ({alone[-1]}) and in folders "
+                f"({inside[0]}/)"
+            )
+    numbered = bool(texts) and all(name.isdigit() for name in names)
+    if numbered:  # as WebDataset shards of ImageNet have it: the label itself
+        labels = [int(name) for name in names]
+        if max(labels) > _MOST_CLASSES:
+            raise DataError(f"{source} has the label {max(labels)} in a .cls file")
+        classes = tuple(str(label) for label in range(max(labels) + 1))
+    else:
+        classes = tuple(sorted(set(names) - {""}))
+        place = {name: label for label, name in enumerate(classes)}
+        labels = [place.get(name, -1) for name in names]
+    order = sorted(zip(labels, paths, range(len(paths)), strict=True))
+    rows = np.zeros(len(order), ROW)
+    for field in ("file", "offset", "size", "width", "height", "flags"):
+        rows[field] = [getattr(members[i], field) for _, _, i in order]
+    rows["label"] = [label for label, _, _ in order]
+    rows["flags"] |= np.array([Flags.HELD_OUT * held_out[i] for _, _, i in order], np.uint16)
+    return Index(rows, classes, split)
+
+
+def _shared_parents(paths: Iterable[tuple[str, ...]]) -> int:
+    """Count the leading folders that all images share, the last level of folders left out."""
+    folders = {path[:-1] for path in paths}
+    longest = max(len(folder) for folder in folders)
+    levels = zip(*folders, strict=False)
+    shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
+    return min(shared, longest - 1) if longest else 0

@@ -1,0 +1,137 @@
+"""What a data set is to everything that reads one: position -> encoded bytes, label, name."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import warnings
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from fastsiam.errors import DataError
+
+Split = Literal["train", "val"]
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+
+Bytes = bytes | memoryview
+"""An encoded image, or the pixels of a raw one; a memoryview looks into a mapped file."""
+
+
+class Store(ABC):
+    """An index-addressed set of images.
+
+    Names and labels live in numpy arrays and files are mapped, so that loader processes share them
+    without copying.
+    """
+
+    root: Path
+    """Where the images lie, for messages."""
+    classes: tuple[str, ...]
+    """Class names, in the order of their labels; empty if the images have none."""
+    labels: NDArray[np.int64]
+    """(images,) position of each image's class among ``classes``, or -1."""
+    groups: NDArray[np.int64] | None = None
+    """(images,) number of the piece that has to be read as a whole to get at each image, if any."""
+
+    def __len__(self) -> int:
+        """Count the images."""
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, index: int) -> Bytes:
+        """Return an image's bytes: an encoded file, or pixels where ``raw_size`` says so.
+
+        Raises:
+            DataError: they cannot be read; names the image.
+        """
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return an image's name within the data set, such as ``class/file.jpg``."""
+
+    def where(self, index: int) -> str:
+        """Return where an image lies, for messages."""
+        return f"{self.root}: {self.name(index)}"
+
+    def raw_size(self, index: int) -> tuple[int, int] | None:
+        """Return (height, width) if the image is kept as H x W x 3 uint8 pixels, else None."""
+        return None
+
+    @abstractmethod
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image: (images,)."""
+
+    @abstractmethod
+    def stamp(self) -> str:
+        """Return a text that changes when the files do (names, sizes, modification times)."""
+
+    def decode(self, index: int) -> Image.Image:
+        """Decode an image to RGB as torchvision's default loader does: EXIF rotation is left alone.
+
+        Raises:
+            DataError: the file is missing, truncated, too large or no image; names the file.
+        """
+        data = self.read(index)
+        try:
+            return decode(data, self.raw_size(index))
+        except ValueError as error:
+            raise DataError(
+                f"cannot decode {self.where(index)}: {error}; repair or remove the file"
+            ) from error
+
+
+class Mapped:
+    """A file mapped into memory, read-only; mapped again by a process that it is pickled to.
+
+    Raises:
+        DataError: it cannot be opened, or is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise DataError(f"{path} is empty") from error
+
+    def __len__(self) -> int:
+        """Return the file's size in bytes."""
+        return len(self.view)
+
+    def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
+        """Pickle the path alone."""
+        return Mapped, (self.path,)
+
+
+def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:
+    """Decode one image to RGB, or wrap H x W x 3 pixels of a given (height, width).
+
+    Raises:
+        ValueError: the bytes are not an image; says why.
+    """
+    if raw_size is not None:
+        return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(data)).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise ValueError(
+            "it is not an image that Pillow can read" if len(data) else "it is empty"
+        ) from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error).split(":")[0].split("<_io")[0].strip()) from error
+
+
+def is_image_name(name: str) -> bool:
+    """Tell whether a file's name (without folders) ends as an image's does and is not hidden."""
+    return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")

@@ -1,0 +1,316 @@
+"""FFCV's file format, read without FFCV: encoded images and labels in one mapped file.
+
+The layout is that of FFCV 1.0 (``ffcv/types.py``, version 2): header, field descriptors, metadata,
+records, allocation table. Files that ``fastsiam convert`` wrote hold an *annex* besides: names,
+class names and checksums. Its place is noted in the image field's arguments, which FFCV's image
+field does not use; so FFCV reads the same files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from .base import Bytes, Mapped, Store
+
+VERSION = 2
+HEADER = np.dtype(
+    [
+        ("version", "<u2"),
+        ("num_fields", "<u2"),
+        ("page_size", "<u4"),
+        ("num_samples", "<u8"),
+        ("alloc_table_ptr", "<u8"),
+    ]
+)
+FIELD = np.dtype([("type_id", "u1"), ("name", "S16"), ("arguments", "V1024")])
+RECORD = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+"""A row of the allocation table."""
+IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
+METADATA = np.dtype({"names": ["image", "label"], "formats": [IMAGE, "<i8"], "offsets": [0, 16]})
+"""Of one image in our files: FFCV aligns the label to 8 bytes."""
+
+JPEG, RAW = 0, 1
+"""Modes of a record."""
+FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, NDARRAY_FIELD, JSON_FIELD = range(6)
+LARGEST_SIDE = 0xFFFF
+
+_FORMATS: dict[int, Any] = {
+    FLOAT_FIELD: "<f8",
+    INT_FIELD: "<i8",
+    IMAGE_FIELD: IMAGE,
+    BYTES_FIELD: np.dtype([("ptr", "<u8"), ("size", "<u8")]),
+    JSON_FIELD: np.dtype([("ptr", "<u8"), ("size", "<u8")]),
+    NDARRAY_FIELD: "<u8",
+    6: "<u8",
+}
+"""Metadata of FFCV's field types."""
+_MARK = struct.Struct("<8sHQQII")
+_MAGIC = b"fastsiam"
+_ANNEX_FORMAT = 1
+_MOST_FIELDS = 64
+
+
+@dataclass(frozen=True)
+class Annex:
+    """What our files hold besides FFCV's."""
+
+    about: dict[str, Any]
+    """The split's part of the manifest."""
+    classes: tuple[str, ...]
+    crc: NDArray[np.uint32]
+    """(images,) CRC-32 of each record."""
+    names: bytes
+    """Names of the images, joined by zeros."""
+
+    def pack(self) -> bytes:
+        """Return it as bytes: an npz archive, whose members have checksums of their own."""
+        text = json.dumps({"about": self.about, "classes": self.classes}).encode()
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            text=np.frombuffer(text, np.uint8),
+            crc=self.crc,
+            names=np.frombuffer(self.names, np.uint8),
+        )
+        return buffer.getvalue()
+
+
+class BetonStore(Store):
+    """A .beton file; its metadata are read, its records are mapped.
+
+    Everything that a record's place depends on is checked when the file is opened, so that a
+    truncated or damaged file is refused and no read leaves the file. For files of our own that is a
+    checksum over header, metadata and table.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, or has no image field.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.root = path
+        self._file = Mapped(path)
+        view = self._file.view
+        header, fields = _read_head(path, view)
+        self.page_size = int(header["page_size"])
+        self._annex_place = _annex_place(path, view, header, fields)
+        image, label = _read_metadata(path, view, header, fields)
+        table = _read_table(path, view, header)
+        self.modes = image["mode"].copy()
+        """(images,) JPEG or RAW."""
+        self.width, self.height = image["width"].astype(np.int32), image["height"].astype(np.int32)
+        self.start = image["data_ptr"].astype(np.int64)
+        """(images,) where each record begins."""
+        self.bytes = _record_sizes(path, table, image["data_ptr"])
+        """(images,) length of each record."""
+        self.classes = ()
+        self.labels = np.full(len(image), -1) if label is None else label.astype(np.int64)
+        self.crc: NDArray[np.uint32] | None = None
+        """(images,) CRC-32 of each record, where the file names them."""
+        self.about: dict[str, Any] = {}
+        """What the converter noted."""
+        if self._annex_place is not None:
+            self._read_annex(header, len(fields))
+        elif len(self.labels) and self.labels.min() >= 0:
+            self.classes = tuple(str(i) for i in range(int(self.labels.max()) + 1))
+        self._check_records(path)
+
+    @property
+    def ours(self) -> bool:
+        """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
+        return self._annex_place is not None
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's record: a view into the mapped file."""
+        start = int(self.start[index])
+        return self._file.view[start : start + int(self.bytes[index])]
+
+    def raw_size(self, index: int) -> tuple[int, int] | None:
+        """Return (height, width) of an image that is stored as pixels."""
+        if self.modes[index] == RAW:
+            return int(self.height[index]), int(self.width[index])
+        return None
+
+    def name(self, index: int) -> str:
+        """Return the image's name in the data set that the file was made of."""
+        return self._names[index] if self.ours else f"image {index}"
+
+    def where(self, index: int) -> str:
+        """Return file, position and name, for messages."""
+        return f"image {index} of {self.root}" + (f" ({self.name(index)})" if self.ours else "")
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each record: (images,)."""
+        return self.bytes
+
+    def stamp(self) -> str:
+        """Return a text that changes with the file."""
+        found = self.root.stat()
+        return f"{self.root.resolve()} {found.st_size} {found.st_mtime_ns}"
+
+    @cached_property
+    def _names(self) -> list[str]:
+        names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
+        return names.split("\0")
+
+    def _annex_array(self, name: str) -> NDArray[Any]:
+        assert self._annex_place is not None
+        start, end = self._annex_place
+        try:
+            with np.load(io.BytesIO(self._file.view[start:end])) as annex:
+                array: NDArray[Any] = annex[name]
+                return array
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise _damaged(self.root, f"its annex cannot be read ({error})") from error
+
+    def _read_annex(self, header: np.void, fields: int) -> None:
+        try:
+            text = json.loads(self._annex_array("text").tobytes())
+            self.about, self.classes = dict(text["about"]), tuple(text["classes"])
+            tables = int(self.about["tables_crc32"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(self.root, "its annex cannot be read") from error
+        self.crc = self._annex_array("crc")
+        if len(self.crc) != len(self.labels):
+            raise _damaged(self.root, "its annex is of another file")
+        view, at = self._file.view, HEADER.itemsize + fields * FIELD.itemsize
+        metadata = view[at : at + len(self.labels) * METADATA.itemsize]
+        table = view[int(header["alloc_table_ptr"]) :]
+        if zlib.crc32(table, zlib.crc32(metadata)) != tables:
+            raise _damaged(self.root, "its metadata do not have the checksum that was noted")
+
+    def _check_records(self, path: Path) -> None:
+        """Refuse records that lie outside the file or cannot be what they say."""
+        whole = len(self._file)
+        outside = (self.start < HEADER.itemsize) | (self.bytes < 0) | (self.bytes > whole)
+        outside |= self.start > whole - self.bytes
+        if outside.any():
+            raise _damaged(path, f"image {int(np.argmax(outside))} lies outside of it")
+        raw = self.modes == RAW
+        pixels = 3 * self.width[raw].astype(np.int64) * self.height[raw]
+        if (pixels != self.bytes[raw]).any() or (self.modes > RAW).any():
+            raise _damaged(path, "sizes and lengths of its images do not agree")
+        if self.classes and self.labels.max(initial=-1) >= len(self.classes):
+            raise _damaged(path, "it has labels without a class name")
+
+
+def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
+    """Return the first bytes of a file of ours: header and field descriptors.
+
+    Args:
+        images: how many there are.
+        page_size: a power of 2 that no record crosses.
+        table: where the allocation table begins.
+        annex: the packed annex.
+        annex_start: where it begins.
+    """
+    header = np.zeros(1, HEADER)
+    header[0] = (VERSION, 2, page_size, images, table)
+    mark = [_MAGIC, _ANNEX_FORMAT, annex_start, len(annex), zlib.crc32(annex)]
+
+    def with_check(check: int) -> bytes:
+        fields = np.zeros(2, FIELD)
+        arguments = np.zeros(1024, np.uint8)
+        arguments[: _MARK.size] = np.frombuffer(_MARK.pack(*mark, check), np.uint8)
+        fields[0] = (IMAGE_FIELD, b"image", arguments.tobytes())
+        fields[1] = (INT_FIELD, b"label", bytes(1024))
+        return header.tobytes() + fields.tobytes()
+
+    return with_check(zlib.crc32(with_check(0)))
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"{path} is damaged or no .beton file: {why}; convert it again")
+
+
+def _read_head(path: Path, view: memoryview) -> tuple[np.void, NDArray[np.void]]:
+    if len(view) < HEADER.itemsize:
+        raise _damaged(path, f"it has {len(view)} bytes")
+    header: np.void = np.frombuffer(view, HEADER, 1)[0]
+    if header["version"] != VERSION:
+        raise _damaged(path, f"it says format {header['version']}, not {VERSION}")
+    count = int(header["num_fields"])
+    if not 0 < count <= _MOST_FIELDS or HEADER.itemsize + count * FIELD.itemsize > len(view):
+        raise _damaged(path, f"it says that it has {count} fields")
+    return header, np.frombuffer(view, FIELD, count, HEADER.itemsize)
+
+
+def _annex_place(
+    path: Path, view: memoryview, header: np.void, fields: NDArray[np.void]
+) -> tuple[int, int] | None:
+    """Return where the annex lies, None in a file of FFCV's own making."""
+    for number, field in enumerate(fields):
+        arguments = field["arguments"].tobytes()
+        if field["type_id"] != IMAGE_FIELD or not arguments.startswith(_MAGIC):
+            continue
+        _, version, start, size, crc, check = _MARK.unpack_from(arguments)
+        if version != _ANNEX_FORMAT:
+            raise DataError(
+                f"{path} was written by a newer fastsiam (annex {version}); update fastsiam"
+            )
+        own = bytearray(view[: HEADER.itemsize + len(fields) * FIELD.itemsize])
+        place = HEADER.itemsize + number * FIELD.itemsize + 17 + _MARK.size - 4
+        own[place : place + 4] = bytes(4)
+        if zlib.crc32(own) != check:
+            raise _damaged(path, "its header does not have the checksum that was noted")
+        if start + size > len(view) or zlib.crc32(view[start : start + size]) != crc:
+            raise _damaged(path, "its annex is not where it should be")
+        return start, start + size
+    return None
+
+
+def _read_metadata(
+    path: Path, view: memoryview, header: np.void, fields: NDArray[np.void]
+) -> tuple[NDArray[np.void], NDArray[np.int64] | None]:
+    """Return the columns of the first image field and, if there is one, the first integer field."""
+    kinds = [int(kind) for kind in fields["type_id"]]
+    unknown = [f["name"].decode("ascii", "replace") for f in fields if f["type_id"] not in _FORMATS]
+    if unknown:
+        raise DataError(f"{path} has a field of a type of its own, which cannot be read: {unknown}")
+    if IMAGE_FIELD not in kinds:
+        raise DataError(f"{path} has no image field (only {fields['name'].tolist()})")
+    row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
+    at, count = HEADER.itemsize + len(fields) * FIELD.itemsize, int(header["num_samples"])
+    if not count:
+        raise DataError(f"{path} holds no images")
+    if at + count * row.itemsize > len(view):
+        raise _damaged(path, f"it ends before its metadata of {count:,} images")
+    rows = np.frombuffer(view, row, count, at)
+    label = rows[f"f{kinds.index(INT_FIELD)}"] if INT_FIELD in kinds else None
+    return rows[f"f{kinds.index(IMAGE_FIELD)}"], label
+
+
+def _read_table(path: Path, view: memoryview, header: np.void) -> NDArray[np.void]:
+    at = int(header["alloc_table_ptr"])
+    size = len(view) - at
+    if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
+        raise _damaged(path, "its allocation table is not whole")
+    return np.frombuffer(view, RECORD, offset=at)
+
+
+def _record_sizes(
+    path: Path, table: NDArray[np.void], start: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Look up each image's record in the table, which may be in any order."""
+    if len(table) == len(start) and (table["ptr"] == start).all():
+        return table["size"].astype(np.int64)
+    order = np.argsort(table["ptr"], kind="stable")
+    place = np.searchsorted(table["ptr"], start, sorter=order)
+    if (place == len(table)).any():
+        raise _damaged(path, "its allocation table lacks images")
+    found = table[order[place]]
+    if (found["ptr"] != start).any():
+        raise _damaged(path, "its allocation table lacks images")
+    return found["size"].astype(np.int64)

@@ -1,0 +1,172 @@
+"""CIFAR-10 and CIFAR-100 as their authors publish them: pickled pixels in a .tar.gz.
+
+A pickle can name any function and have it called when it is read. Here nothing that a file names is
+looked up: the three names that numpy's arrays need stand for stand-ins of ours, every other name is
+refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from .base import Bytes, Split, Store
+
+SIDE = 32
+ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")
+_LABELS = ((b"labels", b"label_names"), (b"fine_labels", b"fine_label_names"))
+_LARGEST_MEMBER = 2**28
+
+
+class CifarStore(Store):
+    """Raw 32 x 32 images out of a CIFAR archive, kept in memory (150 MB for the training images).
+
+    Raises:
+        DataError: the archive cannot be read, is damaged, or holds anything but plain arrays.
+    """
+
+    def __init__(self, path: Path, split: Split) -> None:
+        self.root = path
+        pixels: list[NDArray[np.uint8]] = []
+        labels: list[NDArray[np.int64]] = []
+        names: list[str] = []
+        classes: tuple[str, ...] = ()
+        for member, content in _pickles(path):
+            classes = classes or _class_names(content)
+            if b"data" not in content or (split == "train") == member.startswith("test"):
+                continue
+            rows, own = _images(path, member, content)
+            pixels.append(rows)
+            labels.append(own)
+            names += [f"{member}/{i}" for i in range(len(own))]
+        if not pixels or not classes:
+            raise DataError(f"{path} holds no {split} images of CIFAR")
+        self._pixels = np.concatenate(pixels)
+        self.labels, self.classes, self._names = np.concatenate(labels), classes, names
+        if self.labels.min() < 0 or self.labels.max() >= len(classes):
+            raise DataError(f"{path} has labels without a class name")
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's 32 x 32 x 3 pixels."""
+        return memoryview(self._pixels[index]).cast("B")
+
+    def raw_size(self, index: int) -> tuple[int, int]:
+        """Return (32, 32)."""
+        return SIDE, SIDE
+
+    def name(self, index: int) -> str:
+        """Return the batch file and the image's place in it."""
+        return self._names[index]
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return 3072 for each image."""
+        return np.full(len(self), SIDE * SIDE * 3)
+
+    def stamp(self) -> str:
+        """Return a text that changes with the pixels and labels."""
+        return f"{zlib.crc32(self._pixels.data, zlib.crc32(self.labels.data)):08x} {len(self)}"
+
+
+def _pickles(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
+    """Yield the name and content of each pickle of the archive, by name."""
+    try:
+        with tarfile.open(path, "r:*") as tar:
+            members = [m for m in tar.getmembers() if m.isreg() and m.size <= _LARGEST_MEMBER]
+            for member in sorted(members, key=lambda m: m.name):
+                name = PurePosixPath(member.name).name
+                if name.split("_")[0] in ("data", "test", "train", "batches.meta", "meta"):
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    yield name, _Unpickler(path, name, file, encoding="bytes").read()
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise DataError(f"{path} is no whole CIFAR archive ({error}); fetch it again") from error
+
+
+def _class_names(content: dict[bytes, Any]) -> tuple[str, ...]:
+    for _, key in _LABELS:
+        if isinstance(names := content.get(key), list):
+            return tuple(bytes(name).decode("utf-8", "replace") for name in names)
+    return ()
+
+
+def _images(
+    path: Path, member: str, content: dict[bytes, Any]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    data = content[b"data"]
+    labels = next((content[key] for key, _ in _LABELS if key in content), None)
+    try:
+        rows = np.frombuffer(data.raw, np.uint8).reshape(-1, 3, SIDE, SIDE)
+        own = np.array(labels, np.int64)
+        if data.dtype != "u1" or own.shape != (len(rows),):
+            raise ValueError("other types or lengths than CIFAR's")
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{path}: {member} is damaged ({error}); fetch it again") from error
+    return np.ascontiguousarray(rows.transpose(0, 2, 3, 1)), own
+
+
+class _Dtype:
+    def __init__(self, kind: object = None, *_: object) -> None:
+        self.kind = kind.decode() if isinstance(kind, bytes) else kind
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _Array:
+    """What is kept of a pickled array: the name of its type and its bytes."""
+
+    def __init__(self, *_: object) -> None:
+        self.dtype: object = None
+        self.raw = b""
+
+    def __setstate__(self, state: Any) -> None:
+        _, _, dtype, fortran, raw = state
+        if fortran or not isinstance(raw, bytes) or not isinstance(dtype, _Dtype):
+            raise ValueError("an array of another kind")
+        self.dtype, self.raw = dtype.kind, raw
+
+
+def _reconstruct(*_: object) -> _Array:
+    return _Array()
+
+
+class _Unpickler(pickle.Unpickler):
+    _KNOWN = {  # noqa: RUF012 - a constant
+        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Dtype,
+    }
+
+    def __init__(self, path: Path, member: str, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._where = f"{path}: {member}"
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._KNOWN:
+            raise DataError(
+                f"{self._where} names {module}.{name}, which CIFAR's files do not; "
+                "nothing of it was run; fetch the archive again from its authors"
+            )
+        return self._KNOWN[module, name]
+
+    def read(self) -> dict[bytes, Any]:
+        """Read the pickle, a dict."""
+        try:
+            content = self.load()
+        except DataError:
+            raise
+        except Exception as error:  # a broken pickle raises anything
+            raise DataError(f"{self._where} is damaged ({error}); fetch it again") from error
+        if not isinstance(content, dict):
+            raise DataError(f"{self._where} is no file of CIFAR; fetch it again")
+        return content

@@ -1,0 +1,120 @@
+"""Image files in folders."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from .base import IMAGE_ENDINGS, Bytes, Store, is_image_name
+
+_STAT_THREADS = 16
+"""A network file system answers slowly, but many at once."""
+
+
+class FolderStore(Store):
+    """Image files of a folder.
+
+    With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is
+    the position of the class folder's name among the sorted names. Without, every label is -1.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        names: list[bytes] = []
+        labels: list[int] = []
+        flat, folders = _list(root)
+        found = [(folder, images) for folder in folders if (images := _walk(root, folder))]
+        if flat and found:
+            raise DataError(
+                f"{root} holds images both by themselves ({flat[0]}) and in folders "
+                f"({found[0][0]}/); move the first into class folders, "
+                "or point --data at a folder that has only one kind"
+            )
+        if not flat and not found:
+            raise DataError(
+                f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
+            )
+        for label, (_, images) in enumerate(found):
+            names += images
+            labels += [label] * len(images)
+        if flat:
+            names, labels = [os.fsencode(name) for name in flat], [-1] * len(flat)
+        self.classes = tuple(folder for folder, _ in found)
+        self.labels = np.array(labels, np.int64)
+        self._names = np.array(names)
+        self._stats: NDArray[np.int64] | None = None
+
+    def path(self, index: int) -> Path:
+        """Return an image's file."""
+        return self.root / self.name(index)
+
+    def name(self, index: int) -> str:
+        """Return an image's path below the root."""
+        return os.fsdecode(self._names[index])
+
+    def where(self, index: int) -> str:
+        """Return an image's path, for messages."""
+        return str(self.path(index))
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's encoded bytes."""
+        try:
+            return self.path(index).read_bytes()
+        except OSError as error:
+            raise DataError(f"cannot read {self.path(index)}: {error.strerror}") from error
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image: (images,); 0 where a file is not there any more."""
+        return self._stat()[:, 0]
+
+    def stamp(self) -> str:
+        """Return a text that changes with the files' names, sizes and modification times."""
+        parts = (self._names.tobytes(), self.labels.tobytes(), self._stat().tobytes())
+        return hashlib.sha256(b"".join(parts)).hexdigest()
+
+    def _stat(self) -> NDArray[np.int64]:
+        def stat(index: int) -> tuple[int, int]:
+            try:
+                found = os.stat(self.path(index))
+            except OSError:
+                return 0, 0
+            return found.st_size, found.st_mtime_ns
+
+        if self._stats is None:
+            with ThreadPoolExecutor(_STAT_THREADS) as pool:
+                found = list(pool.map(stat, range(len(self)), chunksize=1024))
+            self._stats = np.array(found, np.int64).reshape(-1, 2)
+        return self._stats
+
+
+def _list(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped."""
+    images, folders = [], []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif is_image_name(entry.name):
+                    images.append(entry.name)
+    except OSError as error:
+        raise DataError(f"cannot list {folder}: {error.strerror}") from error
+    return sorted(images), sorted(folders)
+
+
+def _walk(root: Path, folder: str) -> list[bytes]:
+    """Return the paths, relative to ``root``, of all images in a folder and below it."""
+    images, folders = _list(root / folder)
+    names = [os.fsencode(os.path.join(folder, name)) for name in images]
+    for name in folders:
+        names += _walk(root, os.path.join(folder, name))
+    return names

@@ -1,0 +1,62 @@
+"""Several stores as one: the parts of a conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from .base import Bytes, Store
+
+
+class JoinedStore(Store):
+    """The images of several stores, one store after the other.
+
+    Raises:
+        DataError: the stores do not have the same classes.
+    """
+
+    def __init__(self, root: Path, stores: Sequence[Store]) -> None:
+        self.root, self.stores = root, stores
+        self.classes = stores[0].classes
+        for store in stores[1:]:
+            if store.classes != self.classes:
+                raise DataError(f"{store.root} has other classes than {stores[0].root}")
+        self.labels = np.concatenate([store.labels for store in stores])
+        self._first = np.cumsum([0, *map(len, stores)])
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's bytes."""
+        store, own = self._find(index)
+        return store.read(own)
+
+    def name(self, index: int) -> str:
+        """Return an image's name."""
+        store, own = self._find(index)
+        return store.name(own)
+
+    def where(self, index: int) -> str:
+        """Return where an image lies, for messages."""
+        store, own = self._find(index)
+        return store.where(own)
+
+    def raw_size(self, index: int) -> tuple[int, int] | None:
+        """Return (height, width) of an image that is stored as pixels."""
+        store, own = self._find(index)
+        return store.raw_size(own)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image: (images,)."""
+        return np.concatenate([store.sizes() for store in self.stores])
+
+    def stamp(self) -> str:
+        """Return a text that changes with any of the stores."""
+        return " ".join(store.stamp() for store in self.stores)
+
+    def _find(self, index: int) -> tuple[Store, int]:
+        number = int(np.searchsorted(self._first, index, side="right")) - 1
+        return self.stores[number], index - int(self._first[number])

@@ -1,0 +1,148 @@
+"""What can be learnt of an encoded image from its first bytes: size, and what is odd about it.
+
+Reads JPEG headers itself (a few microseconds each); every other format is left to Pillow. The
+markers are those of ITU-T T.81, annex B.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import re
+import struct
+from dataclasses import dataclass
+
+from PIL import Image
+
+from .base import Bytes
+
+_SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
+_SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
+"""Frame headers that every JPEG decoder reads (baseline, extended, progressive)."""
+_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
+_SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
+_ORIENTATION = 0x0112
+_NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class Flags(enum.IntFlag):
+    """What is odd about an image, for those who cannot take everything."""
+
+    PROGRESSIVE = 1
+    """A progressive JPEG: decoded by software where the hardware takes baseline only."""
+    GRAY = 2
+    """One channel."""
+    CMYK = 4
+    """Four channels of ink."""
+    NOT_JPEG = 8
+    """Another format, whatever the file's name says."""
+    ROTATED = 16
+    """EXIF asks viewers to turn it. torchvision does not, nor does any pipeline here."""
+    GZIP = 32
+    """Compressed within its archive."""
+    UNUSUAL = 64
+    """A JPEG that not every decoder reads: coded as RGB, arithmetic, lossless, 12 bits."""
+    BAD = 128
+    """Its header cannot be read."""
+    HELD_OUT = 256
+    """Not odd: it lies in a folder val/ or test/ of its archive."""
+
+
+_PROGRESSIVE, _GRAY, _CMYK = int(Flags.PROGRESSIVE), int(Flags.GRAY), int(Flags.CMYK)
+_ROTATED, _UNUSUAL = int(Flags.ROTATED), int(Flags.UNUSUAL)
+# Plain numbers: operations on members of an enum take longer than all the rest of a header.
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An image's header."""
+
+    height: int
+    width: int
+    flags: int
+    """Of ``Flags``."""
+    scan: int = 0
+    """JPEG: where the first scan begins."""
+    rotation: tuple[int, int] | None = None
+    """JPEG: where the EXIF segment begins and ends that asks to turn it."""
+
+
+def probe(data: Bytes) -> Probe:
+    """Read an image's header.
+
+    Raises:
+        ValueError: it is not an image; says why.
+    """
+    if data[:2] == _SOI:
+        return _jpeg(data)
+    if not len(data):
+        raise ValueError("it is empty")
+    try:
+        with Image.open(io.BytesIO(data)) as image:  # reads no pixels
+            return Probe(image.height, image.width, int(Flags.NOT_JPEG))
+    except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
+        raise ValueError("it is not an image that Pillow can read") from error
+
+
+def ends(data: Bytes, scan: int) -> bool:
+    """Tell whether a JPEG has its end marker after the beginning of its first scan."""
+    return data[-2:] == _EOI or bytes(data).rfind(_EOI, scan) >= 0
+
+
+def _jpeg(data: Bytes) -> Probe:
+    """Walk from marker to marker up to the first scan."""
+    flags, size, rotation, adobe = 0, (0, 0), None, -1
+    place, end = 2, len(data)
+    while place + 4 <= end:
+        if data[place] != 0xFF:
+            raise ValueError("its JPEG header is damaged")
+        marker = data[place + 1]
+        if marker == 0xFF:  # fill byte
+            place += 1
+            continue
+        length = data[place + 2] << 8 | data[place + 3]
+        body, following = place + 4, place + 2 + length
+        if length < 2 or following > end:
+            break
+        if marker in _SOF or marker in _OTHER_SOF:
+            if length < 8 + 3 * data[body + 5]:
+                raise ValueError("its JPEG header is damaged")
+            bits, height, width, channels = struct.unpack_from(">BHHB", data, body)
+            size = (height, width)
+            if marker in _OTHER_SOF or bits != 8:
+                flags |= _UNUSUAL
+            elif _SOF[marker]:
+                flags |= _PROGRESSIVE
+            if channels == 1:
+                flags |= _GRAY
+            elif channels == 4:
+                flags |= _CMYK
+            elif channels != 3:
+                flags |= _UNUSUAL
+        elif marker == _APP1 and data[body : body + 6] == b"Exif\x00\x00":
+            if _orientation(data[body:following]) not in (0, 1):
+                flags, rotation = flags | _ROTATED, (place, following)
+        elif marker == _APP14 and length >= 14 and data[body : body + 5] == b"Adobe":
+            adobe = data[body + 11]
+        elif marker == _SOS:
+            if 0 in size:
+                raise ValueError("its JPEG header names no size")
+            if adobe == 0 and not flags & (_GRAY | _CMYK):
+                flags |= _UNUSUAL
+            return Probe(*size, flags, following, rotation)
+        place = following
+    raise ValueError("it is truncated within its header")
+
+
+def _orientation(segment: Bytes) -> int:
+    """Return the orientation that an EXIF segment names, 0 if none."""
+    if not _NAMES_ORIENTATION.search(segment):
+        return 0
+    try:
+        exif = Image.Exif()
+        exif.load(bytes(segment))
+        return int(exif.get(_ORIENTATION, 0))
+    except Exception:  # damaged EXIF says nothing, and harms nothing
+        return 0
