@@ -177,7 +177,7 @@ def bad_world(kind: str, folder: Path) -> list[str]:
     [
         (
             "missing",
-            r"no data at .*data: name a folder of images, a .beton or a .tar with --data or \$FASTSIAM_DATA",
+            r"no data at .*data: name a folder of images, a .* with --data or \$FASTSIAM_DATA",
         ),
         ("empty", r"data holds no images"),
         ("one", r"holds 1 image, fewer than one batch of 8"),

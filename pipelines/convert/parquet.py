@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoSplitError
 
-from ..store.base import Bytes, Split, Store
+from ..store.base import Bytes, Split, Store, numbered_classes
 
 _SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
@@ -52,8 +52,7 @@ class ParquetStore(Store):
                 mean = facts.total_byte_size // max(1, facts.num_rows)
                 sizes.append(np.full(facts.num_rows, mean))
         self.labels = np.concatenate(labels)
-        if not self.classes and self.labels.max(initial=-1) >= 0:
-            self.classes = tuple(str(i) for i in range(int(self.labels.max()) + 1))
+        self.classes = self.classes or numbered_classes(self.labels, root)
         if self.labels.max(initial=-1) >= len(self.classes) and self.classes:
             raise DataError(f"{root} has labels without a class name")
         counts = [count for _, _, count in pieces]

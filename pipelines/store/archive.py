@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ import re
 import tarfile
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoSplitError
 
-from .base import Bytes, Mapped, Split, Store, is_image_name
+from .base import Bytes, Mapped, Split, Store, is_image_name, numbered_classes
 from .probe import GZIP_MAGIC, Flags, probe
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ _WNID = re.compile(r"n\d{8}")
 _SPLITS = {"train": False, "val": True, "test": True}
 """Folders within a tar that tell splits, and whether their images are held out."""
 _LARGEST_UNZIPPED = 2**28
-_MOST_CLASSES = 10**6
+_CHUNK = 4096
 _BLOCK, _NAME_BYTES = tarfile.BLOCKSIZE, tarfile.LENGTH_NAME
 
 
@@ -227,19 +226,18 @@ class _Part(NamedTuple):
     """Name that the place gives its images: the inner tar's, or ""."""
 
 
-class _Member(NamedTuple):
-    name: str
-    file: int
-    offset: int
-    size: int
-    width: int
-    height: int
-    flags: int
+class _Found(NamedTuple):
+    """What one part holds."""
+
+    names: list[str]
+    rows: NDArray[np.void]
+    """(images,) of type ROW, without labels."""
+    classes: dict[str, str]
+    """Content of WebDataset's .cls files, by file and key."""
 
 
 def _build(paths: list[Path], files: list[Mapped]) -> Index:
     parts = [part for number in range(len(files)) for part in _parts(paths, files, number)]
-    found: list[tuple[list[_Member], dict[str, str]]]
     if sum(len(file) for file in files) < 2**28 or len(parts) == 1:
         found = [_scan(paths, files, part) for part in parts]
     else:
@@ -248,9 +246,9 @@ def _build(paths: list[Path], files: list[Mapped]) -> Index:
             cores, get_context("fork"), initializer=_share, initargs=(paths, files)
         ) as pool:
             found = list(pool.map(_scan_shared, parts, chunksize=max(1, len(parts) // 256)))
-    members = [member for part, _ in found for member in part]
-    texts = {key: text for _, classes in found for key, text in classes.items()}
-    return _sorted(members, texts, _short(paths))
+    names = [name for part in found for name in part.names]
+    texts = {key: text for part in found for key, text in part.classes.items()}
+    return _sorted(names, np.concatenate([part.rows for part in found]), texts, _short(paths))
 
 
 _shared: tuple[list[Path], list[Mapped]]
@@ -261,7 +259,7 @@ def _share(paths: list[Path], files: list[Mapped]) -> None:
     _shared = paths, files
 
 
-def _scan_shared(part: _Part) -> tuple[list[_Member], dict[str, str]]:
+def _scan_shared(part: _Part) -> _Found:
     return _scan(*_shared, part)
 
 
@@ -284,23 +282,24 @@ def _parts(paths: list[Path], files: list[Mapped], number: int) -> Iterator[_Par
     yield from inner
 
 
-def _scan(
-    paths: list[Path], files: list[Mapped], part: _Part
-) -> tuple[list[_Member], dict[str, str]]:
-    """List the images of one part, and its WebDataset class files by key."""
+def _scan(paths: list[Path], files: list[Mapped], part: _Part) -> _Found:
+    """List the images of one part, and its WebDataset class files."""
     view = files[part.file].view
-    images: list[_Member] = []
+    names: list[str] = []
+    rows: list[NDArray[np.void]] = []
     classes: dict[str, str] = {}
     for member, start in _members(view, part.start, part.end, paths[part.file]):
         path = _safe(member.name)
-        name = path.name
-        full = str(PurePosixPath(part.group) / name) if part.group else str(path)
+        name = path.rpartition("/")[2]
         if name.endswith(".cls") and member.size < 1024:
-            key = f"{part.file}/{_key(str(path))}"
-            classes[key] = bytes(view[start : start + member.size]).decode("utf-8", "replace")
+            text = bytes(view[start : start + member.size]).decode("utf-8", "replace")
+            classes[_key(part.file, path)] = text.strip()
         elif is_image_name(name):
-            images.append(_probed(full, part.file, start, member.size, view))
-    return images, classes
+            if len(names) % _CHUNK == 0:
+                rows.append(np.zeros(_CHUNK, ROW))
+            rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, view)
+            names.append(f"{part.group}/{name}" if part.group else path)
+    return _Found(names, np.concatenate([*rows, np.zeros(0, ROW)])[: len(names)], classes)
 
 
 def _members(
@@ -351,18 +350,19 @@ class _Window(io.RawIOBase):
         return self._at
 
 
-def _probed(name: str, file: int, start: int, size: int, view: memoryview) -> _Member:
+def _probed(file: int, start: int, size: int, view: memoryview) -> tuple[int, ...]:
+    """Return the row of an image, without its label."""
     data: Bytes = view[start : start + size]
-    flags = Flags(0)
+    flags = 0
     try:
         if data[:2] == GZIP_MAGIC:
-            flags |= Flags.GZIP
+            flags |= int(Flags.GZIP)
             data = _gunzip(data, 2**20)
         found = probe(data)
     except (ValueError, DataError):
-        return _Member(name, file, start, size, 0, 0, flags | Flags.BAD)
+        return start, size, -1, file, 0, 0, flags | int(Flags.BAD)
     width, height = min(found.width, 0xFFFF), min(found.height, 0xFFFF)
-    return _Member(name, file, start, size, width, height, flags | found.flags)
+    return start, size, -1, file, width, height, flags | found.flags
 
 
 def _gunzip(data: Bytes, limit: int) -> bytes:
@@ -372,66 +372,74 @@ def _gunzip(data: Bytes, limit: int) -> bytes:
         raise DataError(f"a gzipped image in a tar is damaged: {error}") from error
 
 
-def _safe(name: str) -> PurePosixPath:
+def _safe(name: str) -> str:
     """Drop from a member's name what could lead anywhere; it serves for labels and messages."""
-    return PurePosixPath(*(part for part in name.split("/") if part not in ("", ".", "..")), "")
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
 
 
-def _key(name: str) -> str:
-    """Return a WebDataset key: the path up to the first dot of the file's name."""
-    folder, _, file = name.rpartition("/")
-    return f"{folder}/{file.split('.', 1)[0]}"
+def _key(file: int, name: str) -> str:
+    """Return a WebDataset key: the tar, and the path up to the first dot of the file's name."""
+    folder, _, own = name.rpartition("/")
+    return f"{file}/{folder}/{own.split('.', 1)[0]}"
 
 
-def _sorted(members: list[_Member], texts: dict[str, str], source: str) -> Index:
-    """Give every image its class, and put the images in the order of class and name."""
-    if not members:
+def _sorted(names: list[str], rows: NDArray[np.void], texts: dict[str, str], source: str) -> Index:
+    """Give every image its class, and put the images in the order that a folder of them has."""
+    if not names:
         raise DataError(f"{source} holds no images")
-    paths = [PurePosixPath(member.name).parts for member in members]
-    shared = _shared_parents(paths)
-    paths = [path[shared:] for path in paths]
-    tops = {path[0] for path in paths if len(path) > 1}
-    held_out = [False] * len(paths)
-    split = bool(tops) and tops <= _SPLITS.keys() and all(len(path) > 1 for path in paths)
+    shared = _shared_parents(names)
+    tops = {parts[shared] for parts in map(_split, names) if len(parts) > shared + 1}
+    alone = next((name for name in names if name.count("/") <= shared), "")
+    split = bool(tops) and tops <= _SPLITS.keys() and not alone
     if split:
-        held_out = [_SPLITS[path[0]] for path in paths]
-        paths = [path[1:] for path in paths]
+        held_out = np.array([_SPLITS[_split(name)[shared]] for name in names])
+        rows["flags"] |= np.where(held_out, int(Flags.HELD_OUT), 0).astype(np.uint16)
+        shared += 1
     if texts:
-        names = [texts.get(f"{m.file}/{_key(m.name)}", "").strip() for m in members]
-        if not all(names):
-            bare = members[names.index("")].name
+        own = [
+            texts.get(_key(int(file), n), "") for n, file in zip(names, rows["file"], strict=True)
+        ]
+        if not all(own):
+            bare = names[own.index("")]
             raise DataError(f"{source}: {bare} has no .cls file beside it, though others have one")
+    elif tops and alone and not split:
+        raise DataError(
+            f"{source} holds images both by themselves ({_split(alone)[-1]}) and in folders "
+            f"({min(tops)}/)"
+        )
     else:
-        names = [path[0] if len(path) > 1 else "" for path in paths]
-        if any(names) and not all(names):
-            alone, inside = paths[names.index("")], next(p for p in paths if len(p) > 1)
-            raise DataError(
-                f"{source} holds images both by themselves ({alone[-1]}) and in folders "
-                f"({inside[0]}/)"
-            )
-    numbered = bool(texts) and all(name.isdigit() for name in names)
-    if numbered:  # as WebDataset shards of ImageNet have it: the label itself
-        labels = [int(name) for name in names]
-        if max(labels) > _MOST_CLASSES:
-            raise DataError(f"{source} has the label {max(labels)} in a .cls file")
-        classes = tuple(str(label) for label in range(max(labels) + 1))
+        own = [parts[shared] if len(parts) > shared + 1 else "" for parts in map(_split, names)]
+    if texts and all(name.isdigit() for name in own):  # as shards of ImageNet have it: labels
+        labels = np.array([int(name[:18]) for name in own], np.int64)
+        classes = numbered_classes(labels, source)
     else:
-        classes = tuple(sorted(set(names) - {""}))
+        classes = tuple(sorted(set(own) - {""}))
         place = {name: label for label, name in enumerate(classes)}
-        labels = [place.get(name, -1) for name in names]
-    order = sorted(zip(labels, paths, range(len(paths)), strict=True))
-    rows = np.zeros(len(order), ROW)
-    for field in ("file", "offset", "size", "width", "height", "flags"):
-        rows[field] = [getattr(members[i], field) for _, _, i in order]
-    rows["label"] = [label for label, _, _ in order]
-    rows["flags"] |= np.array([Flags.HELD_OUT * held_out[i] for _, _, i in order], np.uint16)
-    return Index(rows, classes, split)
+        labels = np.array([place.get(name, -1) for name in own], np.int64)
+    rows["label"] = labels
+    keys = [_file_first(name) for name in names]
+    order = sorted(range(len(names)), key=keys.__getitem__)
+    rows = rows[order]
+    return Index(rows[np.argsort(rows["label"], kind="stable")], classes, split)
 
 
-def _shared_parents(paths: Iterable[tuple[str, ...]]) -> int:
+def _split(name: str) -> list[str]:
+    return name.split("/")
+
+
+def _file_first(name: str) -> str:
+    """Return a key that sorts as a folder is listed: its files, and then what lies deeper."""
+    folder, _, own = name.rpartition("/")
+    return "\1" + folder.replace("/", "\1") + "\0" + own
+
+
+def _shared_parents(names: list[str]) -> int:
     """Count the leading folders that all images share, the last level of folders left out."""
-    folders = {path[:-1] for path in paths}
-    longest = max(len(folder) for folder in folders)
-    levels = zip(*folders, strict=False)
-    shared = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
-    return min(shared, longest - 1) if longest else 0
+    first = _split(names[0])[:-1]
+    deepest = 0
+    for name in names:
+        folders = _split(name)[:-1]
+        deepest = max(deepest, len(folders))
+        while folders[: len(first)] != first:
+            first.pop()
+    return max(0, min(len(first), deepest - 1))

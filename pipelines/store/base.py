@@ -19,6 +19,8 @@ Split = Literal["train", "val"]
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
+_MOST_CLASSES = 10**6
+
 Bytes = bytes | memoryview
 """An encoded image, or the pixels of a raw one; a memoryview looks into a mapped file."""
 
@@ -130,6 +132,18 @@ def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:
         ) from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(str(error).split(":")[0].split("<_io")[0].strip()) from error
+
+
+def numbered_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:
+    """Name the classes of bare labels by their numbers: "0", "1", ...; none if a label is negative.
+
+    Raises:
+        DataError: a label is no class number.
+    """
+    most = int(labels.max(initial=-1))
+    if most >= _MOST_CLASSES:
+        raise DataError(f"{source} has the label {most}, which is no number of a class")
+    return () if labels.min(initial=0) < 0 else tuple(str(i) for i in range(most + 1))
 
 
 def is_image_name(name: str) -> bool:

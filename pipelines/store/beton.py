@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
-from .base import Bytes, Mapped, Store
+from .base import Bytes, Mapped, Store, numbered_classes
 
 VERSION = 2
 HEADER = np.dtype(
@@ -123,8 +123,8 @@ class BetonStore(Store):
         """What the converter noted."""
         if self._annex_place is not None:
             self._read_annex(header, len(fields))
-        elif len(self.labels) and self.labels.min() >= 0:
-            self.classes = tuple(str(i) for i in range(int(self.labels.max()) + 1))
+        else:
+            self.classes = numbered_classes(self.labels, path)
         self._check_records(path)
 
     @property

@@ -10,6 +10,7 @@ import enum
 import io
 import re
 import struct
+import warnings
 from dataclasses import dataclass
 
 from PIL import Image
@@ -142,7 +143,9 @@ def _orientation(segment: Bytes) -> int:
         return 0
     try:
         exif = Image.Exif()
-        exif.load(bytes(segment))
-        return int(exif.get(_ORIENTATION, 0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exif.load(bytes(segment))
+            return int(exif.get(_ORIENTATION, 0))
     except Exception:  # damaged EXIF says nothing, and harms nothing
         return 0

@@ -1,0 +1,50 @@
+"""Reads and writes .beton files with FFCV alone, in a process of its own: it may hang or crash."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+
+
+def write(pixels: str, path: str, mode: str) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    images = list(np.load(pixels).values())
+    samples = [(image, number % 3) for number, image in enumerate(images)]
+    fields = {"image": RGBImageField(write_mode=mode), "label": IntField()}
+    DatasetWriter(path, fields, num_workers=1).from_indexed_dataset(samples)
+
+
+def main() -> None:
+    from ffcv.fields.basics import IntDecoder
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+
+    path, os_cache = sys.argv[1], bool(int(sys.argv[2]))
+    loader = Loader(
+        path,
+        batch_size=4,
+        num_workers=1,
+        order=OrderOption.SEQUENTIAL,
+        os_cache=os_cache,
+        drop_last=False,
+        pipelines={
+            # The whole image, so that the crop can be compared.
+            "image": [RandomResizedCropRGBImageDecoder((16, 16), scale=(1, 1), ratio=(1, 1))],
+            "label": [IntDecoder()],
+        },
+    )
+    crops, labels = [], []
+    for image, label in loader:
+        crops.append(np.array(image))
+        labels += np.array(label)[:, 0].tolist()
+    joined = np.concatenate(crops)
+    means = joined.reshape(len(joined), -1).mean(1).tolist()
+    print(json.dumps({"labels": labels, "crops": joined.shape, "means": means}))
+
+
+if __name__ == "__main__":
+    main()
