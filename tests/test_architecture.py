@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HOME = {"pipelines": "fastsiam.pipelines"}
+HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 TOP = {"cli", "convert", "demo", "run", "__main__"}
 """Modules that put things together; they may import everything."""
 FOR_PIPELINES = {"config", "errors", "batch", "augment", "photometric", "rng"}
@@ -25,10 +25,10 @@ TORCH_FREE = {
 
 def modules() -> list[tuple[str, Path]]:
     found = []
-    for folder in ("fastsiam", "pipelines"):
+    for folder in ("fastsiam", "pipelines", "bench"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if parts[:2] != ("fastsiam", "pipelines"):
+            if parts[:2] not in {("fastsiam", "pipelines"), ("fastsiam", "bench")}:
                 found.append((".".join((HOME.get(parts[0], parts[0]), *parts[1:])), path))
     return found
 
@@ -55,10 +55,10 @@ def test_pipelines_need_little_of_the_core() -> None:
 def test_the_core_does_not_know_the_pipelines() -> None:
     for module, path in modules():
         name = module.split(".")[1]
-        if name not in TOP | {"pipelines"}:
+        if name not in TOP | {"pipelines", "bench"}:
             for imported in imports(path):
                 assert not imported.startswith(
-                    ("fastsiam.pipelines", "fastsiam.cli", "fastsiam.run")
+                    ("fastsiam.pipelines", "fastsiam.bench", "fastsiam.cli", "fastsiam.run")
                 ), module
 
 
@@ -73,7 +73,16 @@ def test_no_back_end_on_the_import_path() -> None:
     for module, path in modules():
         for imported in imports(path):
             if imported.split(".")[0] in {"nvidia", "ffcv"}:
-                assert module.split(".")[-1] in {"dali_backend", "ffcv_backend"}, module
+                assert module.split(".")[-1] in {"dali_backend", "ffcv_backend"} or (
+                    module.startswith("fastsiam.bench")
+                    and imported not in imports(path, top_level=True)
+                ), module
+
+
+def test_bench_leaves_the_command_line_alone() -> None:
+    for module, path in modules():
+        if module.startswith("fastsiam.bench"):
+            assert not any(name.startswith("fastsiam.cli") for name in imports(path)), module
 
 
 def test_every_module_is_found() -> None:

@@ -18,16 +18,21 @@ def test_every_package_is_listed() -> None:
         tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     )
     found = {
-        ".".join(["fastsiam", *init.parent.relative_to(folder).parts])
-        for folder in (ROOT / "fastsiam", ROOT)
-        for init in (folder if folder != ROOT else ROOT / "pipelines").rglob("__init__.py")
+        ".".join(["fastsiam", *init.parent.relative_to(base).parts])
+        for folder, base in (
+            (ROOT / "fastsiam", ROOT / "fastsiam"),
+            (ROOT / "pipelines", ROOT),
+            (ROOT / "bench", ROOT),
+        )
+        for init in folder.rglob("__init__.py")
     }
     assert listed == found
 
 
-def test_the_link_is_a_link() -> None:
-    assert (ROOT / "fastsiam" / "pipelines").is_symlink()
-    assert (ROOT / "fastsiam" / "pipelines").resolve() == ROOT / "pipelines"
+@pytest.mark.parametrize("name", ["bench", "pipelines"])
+def test_the_link_is_a_link(name: str) -> None:
+    assert (ROOT / "fastsiam" / name).is_symlink()
+    assert (ROOT / "fastsiam" / name).resolve() == ROOT / name
 
 
 def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
@@ -49,6 +54,8 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastsiam"}
     for name in (
         "pipelines/order.py",
+        "pipelines/convert/writer.py",
+        "bench/measure.py",
         "methods/simsiam.py",
         "evaluate/knn.py",
         "py.typed",

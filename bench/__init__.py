@@ -1,0 +1,1 @@
+"""Measurements: how fast things are here, side by side with what others do."""
