@@ -26,8 +26,9 @@ from typing import Any
 from fastsiam.bench.measure import Timing, in_turns
 from fastsiam.config import ConvertConfig
 from fastsiam.info import environment
-from fastsiam.pipelines.convert import convert, count_workers
+from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.prepare import UNCHANGED, prepare
+from fastsiam.pipelines.processes import cores
 from fastsiam.pipelines.store import open_store
 
 
@@ -62,7 +63,7 @@ def measure(
         store = open_store(source, "train", sources=True)
         size = int(store.sizes().sum())
         config = ConvertConfig(source=str(source), out=str(work / "out"))
-        workers = count_workers(config.workers)
+        workers = cores()
         (written,) = convert(
             "folder", config, _Silent()
         )  # and refuse what would stop FFCV's writer

@@ -6,6 +6,7 @@ torch is imported by the commands that need it, never for ``--help``.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -75,7 +76,9 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if os.environ.get("RANK", "0") == "0":
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("fastsiam").setLevel(logging.INFO)
 
 
 def train(recipe: str, config: TrainConfig) -> None:
@@ -158,7 +161,7 @@ def verify(
 def eval_knn(
     run: Annotated[Path, typer.Argument(help="Run folder, or a checkpoint file.")],
     data: Annotated[
-        str, typer.Option(help="Data folder with train/ and val/ or test/; default: the run's.")
+        str, typer.Option(help="Data with a validation split; default: the run's.")
     ] = "",
     k: Annotated[
         int | None, typer.Option(help="Neighbours that vote; default: the run's (authors: 200).")
@@ -219,7 +222,7 @@ def eval_knn(
 def views(
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
     data: Annotated[
-        str, typer.Option(help="Data folder; default: $FASTSIAM_DATA, else ./data.")
+        str, typer.Option(help="Data as of train; default: $FASTSIAM_DATA, else ./data.")
     ] = "",
     pipeline: Annotated[
         Pipeline, typer.Option(help="Pipeline that makes the views.")

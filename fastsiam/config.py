@@ -31,8 +31,8 @@ class DataConfig:
 
     data: str = ""
     (
-        "Folder of images: class folders or flat, or train/ beside val/ or test/. "
-        "Default: $FASTSIAM_DATA, else ./data."
+        "Converted folder or .beton file, .tar archive, or folder of images or tars, "
+        "with train/ beside val/ or test/ or without. Default: $FASTSIAM_DATA, else ./data."
     )
     pipeline: Pipeline = "torchvision"
     (

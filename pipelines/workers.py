@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from .processes import cores
+
 _GRACE_SECONDS = 5
 
 
@@ -17,10 +19,7 @@ def count(workers: int) -> int:
     """Fill in -1: the cores that this process may use, shared among the ranks of this machine."""
     if workers >= 0:
         return workers
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def in_workers(

@@ -755,7 +755,7 @@ def test_a_worker_that_dies_is_one_line(
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(writer, "prepare", die)
-    with pytest.raises(DataError, match="a converter process was killed"):
+    with pytest.raises(DataError, match="a process was killed at its work"):
         run("folder", images, tmp_path / "out")
 
 

@@ -19,7 +19,7 @@ from fastsiam.errors import DataError
 from ..store import Split, Store
 from .sources import Kind, open_sources
 from .verify import Report, verify
-from .writer import BadImagesError, count_workers, write
+from .writer import BadImagesError, write
 
 __all__ = [
     "BadImagesError",
@@ -28,7 +28,6 @@ __all__ = [
     "Watcher",
     "Written",
     "convert",
-    "count_workers",
     "verify",
 ]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from fastsiam.errors import DataError
 
+from ..processes import forked
 from ..store import BetonStore, beton_files
 from ..store.base import decode
-from .writer import workers_for
 
 _AT_ONCE = 512
 """Images of one task."""
@@ -113,7 +113,7 @@ def _check(
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
     done = size = 0
-    with workers_for(workers, _begin, (store, decode)) as run:
+    with forked(workers, _begin, store, decode) as run:
         for task, bad in run(_check_images, tasks):
             found += bad
             done += len(task)

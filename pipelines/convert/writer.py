@@ -10,29 +10,18 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import errno
 import fcntl
 import functools
-import gc
 import hashlib
 import itertools
 import json
 import os
 import shutil
-import signal
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    wait,
-)
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
@@ -46,6 +35,7 @@ import fastsiam
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 
+from ..processes import AbandonedError, forked
 from ..store.base import Bytes, Store
 from ..store.beton import FIELD, HEADER, METADATA, RAW, RECORD, Annex, BetonStore, head
 from .prepare import prepare
@@ -71,10 +61,6 @@ _ROW = np.dtype(
 
 Progress = Callable[[int, int], None]
 """Called with the images and the source bytes that are done."""
-
-
-class _AbandonedError(Exception):
-    """A block was given up because another failed; that one's error is the cause."""
 
 
 class BadImagesError(DataError):
@@ -173,7 +159,7 @@ def write(
         job.turn.value = len(done)
         progress(done_images, done_bytes)
         blocks = {block.number: block for block in done}
-        with workers_for(config.workers, _begin, (job,)) as run:
+        with forked(config.workers, _begin, job) as run:
             for block in run(_write_block, range(len(done), len(cuts) - 1)):
                 log.write(block.line())
                 log.flush()
@@ -266,7 +252,7 @@ class _Job:
         with self.changed:
             self.changed.wait_for(lambda: self.turn.value in (number, -1))
             if self.turn.value < 0:
-                raise _AbandonedError
+                raise AbandonedError
             start = at = self.at.value
             places = []
             for length in lengths:
@@ -355,69 +341,6 @@ def _write_all(file: int, data: Bytes, at: int) -> None:
 
 
 # --- around them ----------------------------------------------------------------------------------
-
-
-def count_workers(workers: int) -> int:
-    """Fill in -1: the cores that this process may use."""
-    if workers > 0:
-        return workers
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextlib.contextmanager
-def workers_for(
-    workers: int, begin: Callable[..., None], arguments: tuple[Any, ...]
-) -> Iterator[Callable[[Callable[[Any], Any], Any], Iterator[Any]]]:
-    """Yield run(function, tasks), which yields results as they come, few tasks ahead.
-
-    ``begin(*arguments)`` is called in each process first; they are forked, so it copies nothing.
-
-    Raises:
-        DataError: a process was killed.
-    """
-    workers = count_workers(workers)
-    pool = ProcessPoolExecutor(
-        workers,
-        get_context("fork"),  # light: the store is shared, and nothing here has touched a GPU
-        initializer=_enter_worker,
-        initargs=(os.getpid(), begin, arguments),
-    )
-
-    def run(function: Callable[[Any], Any], tasks: Any) -> Iterator[Any]:
-        waiting: set[Future[Any]] = set()
-        rest = iter(tasks)
-        while True:
-            for task in rest:
-                waiting.add(pool.submit(function, task))
-                if len(waiting) >= 2 * workers + 2:
-                    break
-            if not waiting:
-                return
-            ready, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in ready:
-                if not isinstance(future.exception(), _AbandonedError):
-                    yield future.result()
-
-    try:
-        yield run
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a converter process was killed (for want of memory?); "
-            "the same command goes on from here, --workers takes fewer"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _enter_worker(parent: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the parent
-        if os.getppid() != parent:
-            os._exit(1)
-    gc.disable()  # nothing here makes cycles
-    begin(*arguments)
 
 
 @contextlib.contextmanager

@@ -16,9 +16,7 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -27,6 +25,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoSplitError
 
+from ..processes import forked
 from .base import Bytes, Mapped, Split, Store, is_image_name, numbered_classes
 from .probe import GZIP_MAGIC, Flags, probe
 
@@ -51,6 +50,9 @@ _SPLITS = {"train": False, "val": True, "test": True}
 """Folders within a tar that tell splits, and whether their images are held out."""
 _LARGEST_UNZIPPED = 2**28
 _CHUNK = 4096
+_ALONE_BYTES = 2**28
+"""Less is indexed in this process."""
+_SAY_SECONDS = 10.0
 _BLOCK, _NAME_BYTES = tarfile.BLOCKSIZE, tarfile.LENGTH_NAME
 
 
@@ -146,7 +148,9 @@ def _cached_index(paths: list[Path], files: list[Mapped]) -> Index:
     for home in homes:
         if (index := _load(home, facts)) is not None:
             return index
-    began = time.monotonic()
+    began, size = time.monotonic(), sum(len(file) for file in files)
+    if size >= _ALONE_BYTES:
+        log.info(f"indexing {_short(paths)} ({size / 1e9:,.1f} GB), which is done once")
     index = _build(paths, files)
     kept = _keep(index, homes, facts)
     odd = _odd(index.rows["flags"])
@@ -238,29 +242,36 @@ class _Found(NamedTuple):
 
 def _build(paths: list[Path], files: list[Mapped]) -> Index:
     parts = [part for number in range(len(files)) for part in _parts(paths, files, number)]
-    if sum(len(file) for file in files) < 2**28 or len(parts) == 1:
-        found = [_scan(paths, files, part) for part in parts]
+    size = sum(len(file) for file in files)
+    found: dict[int, _Found] = {}
+    if size < _ALONE_BYTES or len(parts) == 1:
+        _share(paths, files, parts)
+        found = dict(map(_scan_shared, range(len(parts))))
     else:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        with ProcessPoolExecutor(
-            cores, get_context("fork"), initializer=_share, initargs=(paths, files)
-        ) as pool:
-            found = list(pool.map(_scan_shared, parts, chunksize=max(1, len(parts) // 256)))
-    names = [name for part in found for name in part.names]
-    texts = {key: text for part in found for key, text in part.classes.items()}
-    return _sorted(names, np.concatenate([part.rows for part in found]), texts, _short(paths))
+        said = time.monotonic()
+        with forked(-1, _share, paths, files, parts) as run:
+            for number, part in run(_scan_shared, range(len(parts))):
+                found[number] = part
+                if time.monotonic() - said > _SAY_SECONDS:
+                    said = time.monotonic()
+                    log.info(f"indexing {_short(paths)}: {len(found):,} of {len(parts):,} parts")
+    ordered = [found[number] for number in range(len(parts))]
+    names = [name for part in ordered for name in part.names]
+    texts = {key: text for part in ordered for key, text in part.classes.items()}
+    return _sorted(names, np.concatenate([part.rows for part in ordered]), texts, _short(paths))
 
 
-_shared: tuple[list[Path], list[Mapped]]
+_shared: tuple[list[Path], list[Mapped], list[_Part]]
 
 
-def _share(paths: list[Path], files: list[Mapped]) -> None:
+def _share(paths: list[Path], files: list[Mapped], parts: list[_Part]) -> None:
     global _shared
-    _shared = paths, files
+    _shared = paths, files, parts
 
 
-def _scan_shared(part: _Part) -> _Found:
-    return _scan(*_shared, part)
+def _scan_shared(number: int) -> tuple[int, _Found]:
+    paths, files, parts = _shared
+    return number, _scan(paths, files, parts[number])
 
 
 def _parts(paths: list[Path], files: list[Mapped], number: int) -> Iterator[_Part]:
