@@ -134,7 +134,7 @@ def _open_unconverted(root: Path, split: Split) -> Store:
         if (root / name).is_file():
             return CifarStore(root / name, split)
     if split == "val":
-        raise NoSplitError(f"{root} has no val/ or test/ folder")
+        raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     try:
         return FolderStore(root)
     except DataError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from fastsiam.errors import DataError
 
 from .base import IMAGE_ENDINGS, Bytes, Store, is_image_name
 
-_STAT_THREADS = 16
+_STAT_THREADS, _STAT_CHUNK = 16, 512
 """A network file system answers slowly, but many at once."""
 
 
@@ -49,6 +50,7 @@ class FolderStore(Store):
         self.classes = tuple(folder for folder, _ in found)
         self.labels = np.array(labels, np.int64)
         self._names = np.array(names)
+        self._prefix = os.fsencode(root)
         self._stats: NDArray[np.int64] | None = None
 
     def path(self, index: int) -> Path:
@@ -66,7 +68,8 @@ class FolderStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's encoded bytes."""
         try:
-            return self.path(index).read_bytes()
+            with open(self._file(index), "rb", buffering=0) as file:
+                return file.read()
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {error.strerror}") from error
 
@@ -80,18 +83,21 @@ class FolderStore(Store):
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def _stat(self) -> NDArray[np.int64]:
-        def stat(index: int) -> tuple[int, int]:
-            try:
-                found = os.stat(self.path(index))
-            except OSError:
-                return 0, 0
-            return found.st_size, found.st_mtime_ns
+        def stat(first: int) -> None:
+            for index in range(first, min(first + _STAT_CHUNK, len(self))):
+                with contextlib.suppress(OSError):
+                    found = os.stat(self._file(index))
+                    stats[index] = found.st_size, found.st_mtime_ns
 
         if self._stats is None:
+            stats = np.zeros((len(self), 2), np.int64)
             with ThreadPoolExecutor(_STAT_THREADS) as pool:
-                found = list(pool.map(stat, range(len(self)), chunksize=1024))
-            self._stats = np.array(found, np.int64).reshape(-1, 2)
+                list(pool.map(stat, range(0, len(self), _STAT_CHUNK)))
+            self._stats = stats
         return self._stats
+
+    def _file(self, index: int) -> bytes:
+        return os.path.join(self._prefix, self._names[index])
 
 
 def _list(folder: Path) -> tuple[list[str], list[str]]:
