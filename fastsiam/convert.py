@@ -39,10 +39,9 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
         watcher.end()
     for file in written:
         print(_summary(file))
-    print(
-        f"in {duration(time.monotonic() - began)}; check it with: fastsiam convert verify", end=" "
-    )
-    print(written[0].path.parent)
+    seconds = time.monotonic() - began
+    took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    print(f"in {took}; check it with: fastsiam convert verify {written[0].path.parent}")
     return written
 
 
