@@ -17,6 +17,7 @@ from typing import Any
 from fastsiam.errors import DataError
 
 _PR_SET_PDEATHSIG = 1
+_GRACE_SECONDS = 5
 
 
 class AbandonedError(Exception):
@@ -76,9 +77,18 @@ def forked(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def leave_signals_to_the_parent() -> None:
+    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its results.
+
+    After SIGTERM a worker goes on for a few seconds, and then it ends: it may be the parent's
+    multiprocessing that sent it, which waits for the worker before the parent exits.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
+
+
 def _enter(parent: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_signals_to_the_parent()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the parent
         if os.getppid() != parent:

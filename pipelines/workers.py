@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from .processes import cores
-
-_GRACE_SECONDS = 5
+from .processes import cores, leave_signals_to_the_parent
 
 
 def count(workers: int) -> int:
@@ -40,7 +37,7 @@ def in_workers(
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda",
         persistent_workers=persistent and workers > 0,
-        worker_init_fn=_leave_signals_to_the_parent,
+        worker_init_fn=_begin_worker,
     )
 
 
@@ -55,11 +52,5 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _leave_signals_to_the_parent(_: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its batch.
-
-    After SIGTERM a worker goes on for a few seconds, and then it ends: it may be multiprocessing
-    that sent it, which waits for the worker before the parent exits.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
+def _begin_worker(_: int) -> None:
+    leave_signals_to_the_parent()

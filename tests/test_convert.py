@@ -20,14 +20,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.config import ConvertConfig
+from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
+from fastsiam.metrics import read_metrics
 from fastsiam.pipelines.convert import BadImagesError, Written, convert, writer
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, Store, open_store
 from fastsiam.pipelines.store.beton import JPEG, RAW
 
-from .conftest import ROOT, fastsiam, write_images
+from .conftest import ROOT, fastsiam, flags, with_settings, write_images
 from .sources import (
     CIFAR_CLASSES,
     VAL_WNIDS,
@@ -404,6 +405,21 @@ def test_a_converted_set_shows_the_same_views(images: Path, tmp_path: Path) -> N
             np.testing.assert_array_equal(batch.view2.numpy(), batches[0].view2.numpy())
 
 
+def test_a_tar_of_tars_trains_as_its_converted_file_does(
+    small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """From the command line: nothing has to be converted, and it changes nothing."""
+    path = imagenet_train_tar(tmp_path / "train.tar", folder_members(images / "train"))
+    fastsiam("convert", "folder", "--source", str(path), "--out", str(tmp_path / "out"))
+    losses = []
+    for number, data in enumerate((path, tmp_path / "out")):
+        run_folder = tmp_path / str(number)
+        config = with_settings(small, data=str(data), out=str(run_folder), max_steps=3)
+        fastsiam("train", *flags(config))
+        losses.append([line["loss"] for line in read_metrics(run_folder)])
+    assert losses[0] == losses[1] and len(losses[0]) == 3
+
+
 @pytest.mark.dali
 def test_dali_decodes_the_records_in_place(images: Path, tmp_path: Path) -> None:
     from nvidia.dali import Pipeline, fn
@@ -538,7 +554,7 @@ SLOW = """
 import sys, time, signal
 from pathlib import Path
 from fastsiam.pipelines.convert import writer
-from fastsiam.config import ConvertConfig
+from fastsiam.config import ConvertConfig, TrainConfig
 writer.BLOCK_BYTES = 20_000
 original = writer._written
 def slow(job, number):
@@ -562,6 +578,7 @@ def start_slowly(source: Path, out: Path, *extra: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -575,11 +592,15 @@ def wait_for_blocks(out: Path, count: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_killed_and_started_again_it_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too."""
     write_images(tmp_path / "images", classes=3, each=150, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
     wait_for_blocks(out, 5)
-    process.send_signal(number)
+    if number == signal.SIGKILL:
+        process.kill()
+    else:
+        os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
