@@ -148,7 +148,7 @@ def verify(
     decode: Annotated[
         bool, typer.Option("--decode", help="Also decode every image, and compare its size.")
     ] = False,
-    workers: Annotated[int, typer.Option(help="Processes; -1 is one for each core.")] = -1,
+    workers: Annotated[int, typer.Option(min=-1, help="Processes; -1 is one for each core.")] = -1,
 ) -> None:
     """Check converted files: every byte against its checksum, the files against the manifest."""
     from fastsiam.convert import verify_data

@@ -61,13 +61,13 @@ class ConvertConfig:
     source: str = ""
     """Where the data are: a folder or a file. Default: $FASTSIAM_DATA, else ./data."""
     out: str = ""
-    ("Folder for train.beton, val.beton and manifest.json. Default: the folder where the data are.")
+    """Folder for train.beton, val.beton and manifest.json. Default: where the source was found."""
     max_side: int = 0
     """Shrink images whose longer side has more pixels than this; 0 leaves them."""
     short_side: int = 0
     """Shrink images whose shorter side has more pixels than this; 0 leaves them."""
     quality: int = 95
-    """JPEG quality of the images that have to be encoded; all others keep their bytes."""
+    """JPEG quality of the images that have to be encoded; the others keep their bytes."""
     raw: bool | None = None
     """Store pixels, not JPEGs: for small images. Default: only those that come as pixels."""
     limit: int = 0
@@ -75,7 +75,10 @@ class ConvertConfig:
     seed: int = 0
     """Decides which images --limit takes."""
     part: str = ""
-    """Convert one part of several, such as 2/8; each is a file of its own, and all are one set."""
+    (
+        "Convert one part of several, such as 2/8, into a file of its own. "
+        "The parts in one folder are one data set; convert folder makes one file of them."
+    )
     skip_bad: bool = False
     """Leave out images that cannot be read, and list them in the manifest."""
     workers: int = -1
@@ -93,7 +96,7 @@ class ConvertConfig:
         number, count = self.part_of
         _require(
             1 <= number <= count <= 99999,
-            f"part must be such as 2/8, from 1/8 to 8/8, not {self.part!r}",
+            f"part must be such as 2/8, the first number from 1 to the second, not {self.part!r}",
         )
 
     @property

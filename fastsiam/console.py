@@ -102,6 +102,7 @@ class FileProgress:
             images,
             f"{(images - first) / seconds:,.0f} images/s, {speed / 1e6:,.0f} MB/s, "
             f"{duration(max(left, 0.0))} left",
+            place=f" of {self._images:,}",
         )
 
     def end(self) -> None:

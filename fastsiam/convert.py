@@ -13,8 +13,10 @@ from types import FrameType
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
-from fastsiam.errors import Interrupted
+from fastsiam.errors import DataError, Interrupted
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
@@ -49,10 +51,11 @@ def convert_demo(config: ConvertConfig) -> None:
     """Make the demo's images and convert them."""
     from fastsiam.demo import make_images_once
 
+    if config.source:
+        raise DataError("the demo makes its images itself: leave --source out")
     out = Path(config.out) if config.out else config.root / "demo"
-    source = Path(config.source) if config.source else out / "images"
-    make_images_once(source)
-    convert_data("folder", replace(config, source=str(source), out=str(out)))
+    make_images_once(out / "images")
+    convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
@@ -62,7 +65,7 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
         with _stoppable("nothing was changed"):
             reports = verify(
                 path,
-                decode=decode,
+                decoding=decode,
                 workers=workers,
                 begin=watcher.begin,
                 progress=watcher.progress,
@@ -72,9 +75,9 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     for report in reports:
         for line in report.bad:
             print(line, file=sys.stderr)
-        state = f"{len(report.bad):,} faults" if report.bad else "whole"
+        state = f"NOT whole ({_count(len(report.bad), 'fault')})" if report.bad else "whole"
         print(
-            f"{report.path}: {state}; {report.images:,} images, "
+            f"{report.path}: {state}; {_count(report.images, 'image')}, "
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked or 'nothing'}"
         )
     return not any(report.bad for report in reports)
@@ -83,11 +86,16 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
 def _summary(file: Written) -> str:
     about = file.about
     stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
-    left_out = f"; {len(about['left_out']):,} bad ones left out" if about["left_out"] else ""
+    left_out = f"; bad and left out: {len(about['left_out']):,}" if about["left_out"] else ""
+    classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
     return (
-        f"{file.path}: {about['images']:,} images of {about['classes']:,} classes, "
+        f"{file.path}: {_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
     )
+
+
+def _count(number: int, word: str, ending: str = "s") -> str:
+    return f"{number:,} {word}{'' if number == 1 else ending}"
 
 
 @contextlib.contextmanager
@@ -97,7 +105,7 @@ def _stoppable(then: str) -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> None:
         raise Interrupted(f"stopped; {then}", exit_code=128 + number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _STOPS}
     try:
         yield
     finally:

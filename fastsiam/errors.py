@@ -13,6 +13,10 @@ class NoSplitError(DataError):
     """A data set has no such split."""
 
 
+class NoLabelsError(NoSplitError):
+    """A split's labels lie in a list of their own, which is not there."""
+
+
 class DeviceError(FastSiamError):
     """The devices or ranks that were asked for are not there."""
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import logging
 import pickle
+import subprocess
+import sys
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +20,7 @@ from fastsiam.pipelines.store import ArchiveStore, FolderStore, open_store
 from fastsiam.pipelines.store.archive import ROW
 from fastsiam.pipelines.store.probe import Flags
 
-from .conftest import write_images
+from .conftest import ROOT, write_images
 from .sources import (
     VAL_WNIDS,
     WNIDS,
@@ -28,6 +32,7 @@ from .sources import (
     picture,
     rotated_jpeg,
     tar,
+    tar_bytes,
 )
 
 
@@ -142,15 +147,167 @@ def test_names_lead_nowhere(tmp_path: Path) -> None:
     assert set(after) - set(before) == {path, tmp_path / ".t.fastsiam-index"}
 
 
-def test_links_and_devices_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (tarfile.SYMTYPE, "holds no images"),
+        (tarfile.CHRTYPE, "holds no images"),
+        (tarfile.FIFOTYPE, "holds no images"),
+        (tarfile.LNKTYPE, r"a/l\.jpg is a link to /etc/passwd; make the tar anew with tar --hard"),
+    ],
+)
+def test_links_and_devices_lead_nowhere(kind: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "t.tar"
     with tarfile.open(path, "w") as archive:
-        for name, kind in (("a/l.jpg", tarfile.SYMTYPE), ("a/d.jpg", tarfile.CHRTYPE)):
-            info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, "/etc/passwd"
-            archive.addfile(info)
-    with pytest.raises(DataError, match="holds no images"):
+        info = tarfile.TarInfo("a/l.jpg")
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(DataError, match=message):
         ArchiveStore([path])
+
+
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    """Python's tarfile stops there without a word."""
+    path = tar(tmp_path / "t.tar", [(f"{i // 5}/{i}.jpg", jpeg(i)) for i in range(10)])
+    whole = path.read_bytes()
+    header = whole.index(b"1/5.jpg")
+    for data in (
+        whole[: header + 3] + b"?" + whole[header + 4 :],
+        whole[:header],
+        whole[: header + 100],
+    ):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=r"is no whole tar file \(damaged or cut after"):
+            ArchiveStore([path])
+
+
+def with_size(size: bytes) -> bytes:
+    """Return a tar whose one member says that it is of another size."""
+    data = bytearray(tar_bytes([("a/0.jpg", jpeg(0))]))
+    data[124:136] = size
+    data[148:156] = b"        "
+    data[148:156] = b"%06o\0 " % sum(data[:512])
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"\x80" + (5 * 2**30).to_bytes(11, "big"),
+        b"\xff" * 11 + b"\xf0",
+        b"\x80" + (2**80).to_bytes(11, "big"),
+    ],
+)
+def test_absurd_sizes(size: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t.tar").write_bytes(with_size(size))
+    with pytest.raises(DataError, match="is no whole tar file"):
+        ArchiveStore([tmp_path / "t.tar"])
+
+
+def test_a_chain_of_long_names(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 5
+    link = info.tobuf(tarfile.GNU_FORMAT) + b"name\0".ljust(512, b"\0")
+    path = tmp_path / "t.tar"
+    path.write_bytes(link * 5000 + tar_bytes([("a/0.jpg", jpeg(0))]))
+    with pytest.raises(DataError, match="is no whole tar file"):
+        ArchiveStore([path])
+
+
+def test_hidden_members_are_skipped_as_in_a_folder(tmp_path: Path) -> None:
+    names = ["a/0.jpg", ".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg", "./b/2.jpg"]
+    store = ArchiveStore([tar(tmp_path / "t.tar", [(name, jpeg(0)) for name in names])])
+    assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "b/2.jpg"]
+
+
+@pytest.mark.parametrize("first", ["a.jpg", "z.jpg"])
+def test_images_beside_inner_tars_are_refused(first: str, tmp_path: Path) -> None:
+    members = [(first, jpeg(0)), ("n01440764.tar", tar_bytes([("0.jpg", jpeg(1))]))]
+    with pytest.raises(DataError, match="holds both images and tars"):
+        ArchiveStore([tar(tmp_path / "t.tar", sorted(members))])
+
+
+def test_tars_beside_folders_of_images_are_refused(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", each=2)
+    tar(tmp_path / "train" / "n01440764.tar", [("0.jpg", jpeg(1))])
+    with pytest.raises(DataError, match=r"both tars \(n01440764\.tar\) and folders of images"):
+        open_store(tmp_path, "train")
+
+
+def test_val_and_test_are_kept_apart(tmp_path: Path) -> None:
+    names = ["train/a/0.jpg", "val/a/1.jpg", "val/a/2.jpg", "test/a/3.jpg", "extra/a/4.jpg"]
+    path = tar(tmp_path / "all.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
+    train, val = open_store(path, "train"), open_store(path, "val")
+    assert [bytes(train.read(0))] == [jpeg(0)] and train.classes == ("a",)
+    assert [bytes(val.read(i)) for i in range(len(val))] == [jpeg(1), jpeg(2)]
+
+
+def test_a_word_within_a_name_tells_no_split(tmp_path: Path) -> None:
+    tar(tmp_path / "carnival.tar", [("a/0.jpg", jpeg(0))])
+    (tmp_path / "._train.tar").write_bytes(b"made by another system")
+    assert len(open_store(tmp_path, "train")) == 1
+
+
+def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    for i in range(80):
+        tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
+    script = (
+        "import resource, sys; from pathlib import Path\n"
+        "from fastsiam.pipelines.store import open_store\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 400))\n"
+        "assert len(open_store(Path(sys.argv[1]), 'train')) == 80\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, check=True)
+
+
+def test_gzip_in_several_members(tmp_path: Path) -> None:
+    data = jpeg(0)
+    packed = gzip.compress(data[:100]) + gzip.compress(data[100:])
+    store = ArchiveStore([tar(tmp_path / "t.tar", [("a/0.jpg", packed)])])
+    assert bytes(store.read(0)) == data
+
+
+def test_odd_class_files(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t.tar", [("0.jpg", jpeg(0)), ("0.cls", "²".encode())])
+    assert ArchiveStore([path]).classes == ("²",)
+    tar(path, [("0.jpg", jpeg(0)), ("0.cls", b"99999999999")])
+    with pytest.raises(DataError, match="which is no number of a class"):
+        ArchiveStore([path])
+
+
+def test_a_place_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a read-only file system: neither writing nor clearing up works."""
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with caplog.at_level(logging.INFO):
+        assert len(ArchiveStore([path])) == 1
+    assert "not kept" in caplog.text
+
+
+def test_a_folder_of_data_sets_is_not_taken_for_one(tmp_path: Path) -> None:
+    write_images(tmp_path / "birds" / "train", each=1)
+    write_images(tmp_path / "cars" / "train", each=1)
+    with pytest.raises(DataError, match=r"data sets of their own: name one, such as .*birds"):
+        open_store(tmp_path, "train")
+
+
+def test_kaggles_layout_and_other_names_of_splits(tmp_path: Path) -> None:
+    for wnid in WNIDS:
+        path = tmp_path / "kaggle" / "ILSVRC/Data/CLS-LOC/train" / wnid / "0.JPEG"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(jpeg(0))
+    assert open_store(tmp_path / "kaggle", "train").classes == WNIDS
+    write_images(tmp_path / "mixed" / "Train", each=2)
+    write_images(tmp_path / "mixed" / "Validation", each=1)
+    assert len(open_store(tmp_path / "mixed", "train")) == 6
+    assert len(open_store(tmp_path / "mixed", "val")) == 3
 
 
 def test_webdataset_shards(tmp_path: Path) -> None:
@@ -292,8 +449,9 @@ def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(1_281_167, ROW)
     rows["offset"], rows["size"] = 512, len(jpeg(0))
-    index = archive.Index(rows, ("a",), False)
+    names = zlib.compress(b"\0".join(b"a/%07d.jpg" % i for i in range(len(rows))), 1)
+    index = archive.Index(rows, ("a",), False, names)
     kept = archive._keep(index, [tmp_path / ".t.fastsiam-index"], archive._file_facts([path]))
-    assert kept is not None and kept.stat().st_size < 31e6
+    assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
     store = ArchiveStore([path])
     assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)

@@ -60,7 +60,7 @@ def checked(path: Path, *, decode: bool = True) -> list[str]:
     """Return what verify finds bad."""
     try:
         reports = verify(
-            path, decode=decode, workers=1, begin=lambda *_: None, progress=lambda *_: None
+            path, decoding=decode, workers=1, begin=lambda *_: None, progress=lambda *_: None
         )
     except DataError as error:
         return [str(error)]
@@ -184,6 +184,9 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
     store = BetonStore(path)
     assert store.labels.tolist() == [4, 5, 6]
     assert [bytes(store.read(i)) for i in range(3)] == data
+    fields[3]["name"] = b"label"
+    path.write_bytes(b"".join([parts[0], fields.tobytes(), *parts[2:]]))
+    assert BetonStore(path).labels.tolist() == [9, 9, 9]  # by its name, not its place
     fields[3]["type_id"] = 255
     path.write_bytes(b"".join([parts[0], fields.tobytes(), *parts[2:]]))
     with pytest.raises(DataError, match="a field of a type of its own"):
@@ -241,6 +244,15 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     assert all(whole[place] == 0 for place in missed) and len(missed) < 8
 
 
+def test_a_damaged_mark_does_not_make_it_a_file_of_ffcvs(tmp_path: Path) -> None:
+    path = converted(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"fastsiam")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="the arguments of its image field are not ours"):
+        BetonStore(path)
+
+
 def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
     path = converted(tmp_path)
     store = BetonStore(path)
@@ -261,7 +273,7 @@ def test_random_damage_never_crashes(tmp_path: Path) -> None:
     path = converted(tmp_path)
     whole = path.read_bytes()
     marked = whole.index(b"fastsiam")
-    bare = whole[:marked] + bytes(40) + whole[marked + 40 :]  # as FFCV would have written it
+    bare = whole[:marked] + bytes(1024) + whole[marked + 1024 :]  # as FFCV would have written it
     path.write_bytes(bare)
     assert not BetonStore(path).ours
     generator = np.random.default_rng(2)

@@ -142,3 +142,21 @@ def test_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"cannot list .*: Permission denied"):
         open_store(tmp_path, "train")
+
+
+def test_links_that_lead_back_and_pipes_are_left_out(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "0.jpg")
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    (tmp_path / "b").symlink_to(tmp_path / "a" / "0.jpg")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "1.jpg").symlink_to(tmp_path / "a" / "0.jpg")
+    os.mkfifo(tmp_path / "a" / "pipe.jpg")
+    store = FolderStore(tmp_path)
+    assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "c/1.jpg"]
+
+
+def test_no_program_is_started_for_an_image(tmp_path: Path) -> None:
+    """Pillow would call Ghostscript for PostScript, whatever the file's name."""
+    (tmp_path / "0.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    with pytest.raises(DataError, match="it is not an image"):
+        FolderStore(tmp_path).decode(0)

@@ -69,11 +69,10 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
         DataError: the source is not there or cannot be read, or the file cannot be written.
     """
-    sources = open_sources(kind, config.root)
-    source = config.root
-    out = Path(config.out) if config.out else source if source.is_dir() else source.parent
+    folder, sources = open_sources(kind, config.root, watcher.say)
+    out = Path(config.out) if config.out else folder
     number, count = config.part_of
-    suffix = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
+    part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,13 +81,17 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     bad: list[tuple[str, str]] = []
     failures = []
     for split, store in sources.items():
-        indices = _chosen(store, config)
-        if not len(indices):
-            raise DataError(f"part {config.part} of the {split} split of {source} has no images")
-        path = out / f"{split}{suffix}.beton"
-        watcher.begin(path.name, len(indices), int(store.sizes()[indices].sum()))
+        images = _chosen(store, config)
+        path = out / f"{split}{part}.beton"
+        if len(images) < count:  # too few to share: the first part has them all
+            path = out / f"{split}.beton"
+            if number > 1:
+                continue
+        else:
+            images = np.array_split(images, count)[number - 1]
+        watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
-            about = write(store, indices, path, config, say=watcher.say, progress=watcher.progress)
+            about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
         except BadImagesError as error:  # the other split's are wanted too
             bad += error.bad
             failures.append(str(error))
@@ -96,18 +99,15 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         written.append(Written(path, about))
     if failures:
         raise BadImagesError("; ".join(failures), bad)
-    _write_manifest(out / f"manifest{suffix}.json", written, sources)
+    _write_manifest(out / f"manifest{part}.json", written, sources)
     return written
 
 
 def _chosen(store: Store, config: ConvertConfig) -> NDArray[np.int64]:
-    """Return which images are converted: this part's share of all, or of the limit's sample."""
-    images = np.arange(len(store))
+    """Return which images are converted: all, or the limit's sample."""
     if 0 < config.limit < len(store):
-        images = _sample(store.labels, config.limit, config.seed)
-    number, count = config.part_of
-    share: NDArray[np.int64] = np.array_split(images, count)[number - 1]
-    return share
+        return _sample(store.labels, config.limit, config.seed)
+    return np.arange(len(store))
 
 
 def _sample(labels: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
@@ -117,7 +117,7 @@ def _sample(labels: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64
     _, start, count = np.unique(labels[order], return_index=True, return_counts=True)
     rank = np.arange(len(labels)) - np.repeat(start, count)
     share = (rank + 0.5) / np.repeat(count, count)
-    return np.sort(order[np.argsort(share, kind="stable")[:size]])
+    return np.sort(order[np.lexsort((key[order], share))[:size]])
 
 
 def _write_manifest(path: Path, written: list[Written], sources: dict[Split, Store]) -> None:

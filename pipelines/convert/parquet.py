@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from fastsiam.errors import DataError, NoSplitError
 
 from ..store.base import Bytes, Split, Store, numbered_classes
 
+_ROWS = 64
+"""Read at a time."""
 _SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("validation", "valid", "val", "test"),
@@ -32,8 +36,8 @@ class ParquetStore(Store):
     """
 
     def __init__(self, root: Path, files: list[Path]) -> None:
-        self.root, self._paths = root, files
-        labels: list[NDArray[np.int64]] = []
+        self.root, self._files = root, files
+        labels: list[Any] = []
         pieces: list[tuple[int, int, int]] = []
         sizes: list[NDArray[np.int64]] = []
         self.classes = ()
@@ -41,45 +45,45 @@ class ParquetStore(Store):
             table = _open(path)
             _, label = _columns(path, table)
             self.classes = self.classes or _class_names(table, label)
-            if label is None:
-                labels.append(np.full(table.metadata.num_rows, -1))
-            else:
-                column = table.read([label]).column(label).fill_null(-1)
-                labels.append(column.to_numpy().astype(np.int64))
+            labels += _labels(path, table, label)
             for group in range(table.metadata.num_row_groups):
                 facts = table.metadata.row_group(group)
                 pieces.append((number, group, facts.num_rows))
                 mean = facts.total_byte_size // max(1, facts.num_rows)
                 sizes.append(np.full(facts.num_rows, mean))
-        self.labels = np.concatenate(labels)
+        if not labels:
+            raise DataError(f"{root} holds parquet files without rows")
+        if any(isinstance(label, str) for label in labels):
+            self.classes = tuple(sorted({str(label) for label in labels if label is not None}))
+            place = {name: number for number, name in enumerate(self.classes)}
+            labels = [place.get(str(label), -1) if label is not None else -1 for label in labels]
+        self.labels = np.array([-1 if label is None else label for label in labels], np.int64)
+        self.labels = np.maximum(self.labels, -1)
         self.classes = self.classes or numbered_classes(self.labels, root)
-        if self.labels.max(initial=-1) >= len(self.classes) and self.classes:
+        if self.labels.max() >= len(self.classes):
             raise DataError(f"{root} has labels without a class name")
         counts = [count for _, _, count in pieces]
         self.groups = np.repeat(np.arange(len(pieces)), counts)
-        self._pieces, self._sizes = pieces, np.concatenate([*sizes, np.zeros(0, np.int64)])
+        self._pieces, self._sizes = pieces, np.concatenate(sizes)
         self._first = np.cumsum([0, *counts])
-        self._held: tuple[int, list[dict[str, Any]]] = (-1, [])
-        if not len(self):
-            raise DataError(f"{root} holds parquet files without rows")
+        self._reader = _GroupReader()
 
     def read(self, index: int) -> Bytes:
         """Return an image's encoded bytes."""
-        row = self._row(index)
-        data = row.get("bytes") if row else None
+        assert self.groups is not None
+        piece = int(self.groups[index])
+        number, group, _ = self._pieces[piece]
+        row = self._reader.row(self._files[number], group, index - int(self._first[piece]))
+        data = row.get("bytes") if isinstance(row, dict) else row
         if data:
             return bytes(data)
-        path = row.get("path") if row else None
-        raise DataError(
-            f"cannot read {self.where(index)}: the row has no bytes"
-            + (f", only the path {path}" if path else "")
-        )
+        raise DataError("the row has no bytes")
 
     def name(self, index: int) -> str:
         """Return the path that the row names, else its number; the class before it."""
-        row, label = self._row(index), int(self.labels[index])
-        own = (row or {}).get("path") or f"row {index}"
-        return f"{self.classes[label]}/{own}" if label >= 0 else str(own)
+        label = int(self.labels[index])
+        own = self._paths[index] or f"row {index}"
+        return f"{self.classes[label]}/{own}" if label >= 0 else own
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the mean bytes of each image's row group: (images,); the exact ones are inside."""
@@ -87,25 +91,54 @@ class ParquetStore(Store):
 
     def stamp(self) -> str:
         """Return a text that changes with the files."""
-        found = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._paths]
+        found = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._files]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
-    def _row(self, index: int) -> dict[str, Any] | None:
-        assert self.groups is not None
-        piece = int(self.groups[index])
-        if self._held[0] != piece:
-            number, group, _ = self._pieces[piece]
-            table = _open(self._paths[number])
-            image, _ = _columns(self._paths[number], table)
+    @cached_property
+    def _paths(self) -> list[str | None]:
+        """The paths that the rows name: read alone, without the images."""
+        paths: list[str | None] = []
+        for file in self._files:
+            table = _open(file)
+            image, _ = _columns(file, table)
             try:
-                rows = table.read_row_group(group, [image]).column(image).to_pylist()
-            except (OSError, ValueError) as error:
-                raise DataError(
-                    f"{self._paths[number]} is damaged in row group {group}: {_short(error)}"
-                ) from error
-            self._held = (piece, rows)
-        row = self._held[1][index - int(self._first[piece])]
-        return {"bytes": row, "path": None} if isinstance(row, bytes) else row
+                column = table.read([f"{image}.path"]).column(image)
+                paths += [row and row["path"] for row in column.to_pylist()]
+            except _errors():  # an image column without paths
+                paths += [None] * table.metadata.num_rows
+        return paths
+
+
+class _GroupReader:
+    """Reads the rows of row groups, in order, a few at a time."""
+
+    def __init__(self) -> None:
+        self._place: tuple[Path, int] | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._rows: Any = []
+        self._next = 0
+
+    def row(self, file: Path, group: int, number: int) -> Any:
+        """Return a row of the image column.
+
+        Raises:
+            DataError: the group is damaged.
+        """
+        try:
+            if self._place != (file, group) or number < self._next - len(self._rows):
+                self._place = None
+                table = _open(file)
+                image, _ = _columns(file, table)
+                self._batches = table.iter_batches(_ROWS, row_groups=[group], columns=[image])
+                self._rows, self._next = [], 0
+                self._place = (file, group)
+            while number >= self._next:
+                self._rows = next(self._batches).column(0)
+                self._next += len(self._rows)
+            return self._rows[number - (self._next - len(self._rows))].as_py()
+        except _errors() as error:
+            self._place = None
+            raise DataError(f"{file} is damaged in row group {group}: {_short(error)}") from None
 
 
 def parquet_files(root: Path, split: Split) -> list[Path]:
@@ -115,16 +148,19 @@ def parquet_files(root: Path, split: Split) -> list[Path]:
         DataError: the folder has none of that split.
     """
     files = [root] if root.is_file() else sorted(root.rglob("*.parquet"))
+    if not files:
+        raise DataError(f"{root} holds no .parquet files")
     for word in _SPLIT_WORDS[split]:
         named = [path for path in files if path.stem.lower().startswith(word)]
         named = named or [path for path in files if path.parent.name.lower() == word]
         if named:
             return named
     words = [word for names in _SPLIT_WORDS.values() for word in names]
-    named = [path for path in files if path.stem.lower().startswith(tuple(words))]
-    if split == "train" and files and not named:
+    if split == "train" and not any(path.stem.lower().startswith(tuple(words)) for path in files):
         return files
-    raise NoSplitError(f"{root} has no parquet files of the {split} split")
+    raise NoSplitError(
+        f"{root} has no parquet files of the {split} split (named {_SPLIT_WORDS[split][0]}-...)"
+    )
 
 
 def _open(path: Path) -> Any:
@@ -136,7 +172,7 @@ def _open(path: Path) -> Any:
         ) from error
     try:
         return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:
+    except _errors() as error:
         raise DataError(f"{path} is no whole parquet file: {_short(error)}") from error
 
 
@@ -160,12 +196,29 @@ def _columns(path: Path, table: Any) -> tuple[str, str | None]:
             f"{path} has {len(images)} columns that can hold images, of {schema.names}; "
             "one named 'image', of a struct of bytes and path, is wanted"
         )
-    labels = [
-        name
-        for name in ("label", "labels", "fine_label", "cls")
-        if name in schema.names and pyarrow.types.is_integer(schema.field(name).type)
-    ]
+    labels = [name for name in ("label", "labels", "fine_label", "cls") if name in schema.names]
     return images[0], labels[0] if labels else None
+
+
+def _labels(path: Path, table: Any, name: str | None) -> list[int | str | None]:
+    """Read the label column: numbers, or names of classes."""
+    import pyarrow
+
+    if name is None:
+        return [-1] * int(table.metadata.num_rows)
+    kind = table.schema_arrow.field(name).type
+    kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    if not (
+        pyarrow.types.is_integer(kind)
+        or pyarrow.types.is_string(kind)
+        or pyarrow.types.is_large_string(kind)
+    ):
+        raise DataError(f"{path}: the labels in column {name!r} are of type {kind}")
+    try:
+        labels: list[int | str | None] = table.read([name]).column(name).to_pylist()
+    except _errors() as error:
+        raise DataError(f"{path} is damaged in column {name!r}: {_short(error)}") from error
+    return labels
 
 
 def _class_names(table: Any, label: str | None) -> tuple[str, ...]:
@@ -176,6 +229,13 @@ def _class_names(table: Any, label: str | None) -> tuple[str, ...]:
         return tuple(str(name) for name in names)
     except (KeyError, TypeError, ValueError):
         return ()
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What pyarrow raises on files that it cannot read."""
+    import pyarrow
+
+    return (OSError, ValueError, KeyError, StopIteration, pyarrow.ArrowException)
 
 
 def _short(error: Exception) -> str:

@@ -11,10 +11,12 @@ from PIL import Image
 from fastsiam.config import ConvertConfig
 
 from ..store.base import Bytes, decode
-from ..store.beton import JPEG, LARGEST_SIDE, RAW
+from ..store.beton import JPEG, RAW
 from ..store.probe import Flags, Probe, ends, probe
 
 UNCHANGED = "unchanged"
+_LARGEST_SIDE = 65_500
+"""libjpeg's limit; the file format's is 65,535."""
 _REENCODED = {
     int(Flags.NOT_JPEG): "re-encoded: not a JPEG",
     int(Flags.GRAY): "re-encoded: gray",
@@ -53,26 +55,29 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     """
     if raw_size is not None:
         height, width = raw_size
-        if _target(width, height, config) is None and config.raw is not False:
+        pixels = config.raw is not False
+        if pixels and _target(width, height, config) is None:
             return Record(data, RAW, height, width, UNCHANGED)
-        return _encode(decode(data, raw_size), config, "re-encoded: pixels")
+        how = "resized" if pixels else "re-encoded: pixels"
+        return _encode(decode(data, raw_size), config, how, pixels=pixels)
     found = probe(data)
     limit = 2 * (Image.MAX_IMAGE_PIXELS or 2**40)
-    if found.height * found.width > limit or max(found.height, found.width) > LARGEST_SIDE:
+    if found.height * found.width > limit or max(found.height, found.width) > _LARGEST_SIDE:
         raise ValueError(
             f"it declares {found.width:,} x {found.height:,} pixels, more than "
-            f"{limit:,} or a side above {LARGEST_SIDE:,}"
+            f"{limit:,} or a side above {_LARGEST_SIDE:,}"
         )
-    how = _why_not(data, found, config)
-    if how == UNCHANGED:
-        if found.rotation is None:
-            return Record(data, JPEG, found.height, found.width, how)
-        plain = _without_rotation(data, found)
-        return Record(plain, JPEG, found.height, found.width, "EXIF rotation left out")
-    return _encode(decode(data), config, how)
+    if found.scan and not ends(data, found.scan):
+        raise ValueError("it is truncated: it has no end marker")
+    how = _why_not(found, config)
+    if how != UNCHANGED:
+        return _encode(decode(data), config, how, pixels=bool(config.raw))
+    if found.rotation:
+        data, how = _without(data, found.rotation), "EXIF rotation left out"
+    return Record(data, JPEG, found.height, found.width, how)
 
 
-def _why_not(data: Bytes, found: Probe, config: ConvertConfig) -> str:
+def _why_not(found: Probe, config: ConvertConfig) -> str:
     """Name what stands against taking the image over as it is."""
     if config.raw:
         return "decoded to pixels"
@@ -81,17 +86,13 @@ def _why_not(data: Bytes, found: Probe, config: ConvertConfig) -> str:
             return how
     if _target(found.width, found.height, config) is not None:
         return "re-encoded: resized"
-    if not ends(data, found.scan):
-        return "re-encoded: no end marker"  # if it can be decoded at all
     return UNCHANGED
 
 
-def _without_rotation(data: Bytes, found: Probe) -> Bytes:
-    while found.rotation is not None:
-        start, end = found.rotation
-        data = bytes(data[:start]) + bytes(data[end:])
-        found = probe(data)
-    return data
+def _without(data: Bytes, segments: tuple[tuple[int, int], ...]) -> bytes:
+    """Cut segments, which are in order, out of a file."""
+    edges = [0, *(edge for segment in segments for edge in segment), len(data)]
+    return b"".join(data[low:high] for low, high in zip(edges[::2], edges[1::2], strict=True))
 
 
 def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] | None:
@@ -106,12 +107,15 @@ def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] |
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _encode(image: Image.Image, config: ConvertConfig, how: str) -> Record:
+def _encode(image: Image.Image, config: ConvertConfig, how: str, *, pixels: bool) -> Record:
     target = _target(image.width, image.height, config)
     if target is not None:
         image = image.resize(target, Image.Resampling.LANCZOS)
-    if config.raw:
+    if pixels:
         return Record(np.asarray(image).tobytes(), RAW, image.height, image.width, how)
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=config.quality)
+    try:
+        image.save(buffer, "JPEG", quality=config.quality)
+    except OSError as error:
+        raise ValueError(f"it cannot be encoded ({error})") from error
     return Record(buffer.getvalue(), JPEG, image.height, image.width, how)

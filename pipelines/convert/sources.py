@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 
 from ..store import Split, Store, open_store
 from .parquet import ParquetStore, parquet_files
@@ -33,34 +32,50 @@ _CIFAR_HELP = """no CIFAR-10 found in {root}, nor in {places} below it. Looked f
 Name another place with --source or $FASTSIAM_DATA."""
 
 
-def open_sources(kind: Kind, root: Path) -> dict[Split, Store]:
+Say = Callable[[str], None]
+
+
+def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
     """Open a data set in any of its forms.
 
     Args:
         kind: which data set, or which form.
         root: where to look.
+        say: for messages.
 
     Returns:
-        The splits that are there; "train" always is.
+        The folder where it was found, and its splits that are there; "train" always is.
 
     Raises:
         DataError: it is not there; says what was looked for, where, and how to get it.
     """
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
+    here = root if root.is_dir() else root.parent
     if kind == "parquet":
-        return _splits(partial(_open_parquet, root))
+        return here, _splits(partial(_open_parquet, root), say)
     if kind == "folder" or root.is_file():
-        return _splits(partial(open_store, root, sources=True))
-    if kind == "imagenet":
-        return _imagenet(root)
-    return _cifar10(root)
+        return here, _splits(partial(open_store, root, sources=True), say)
+    find, places, text = (
+        (_imagenet, _IMAGENET_PLACES, _IMAGENET_HELP)
+        if kind == "imagenet"
+        else (_cifar10, _CIFAR_PLACES, _CIFAR_HELP)
+    )
+    for folder in (root / place for place in places):
+        if (open_split := find(folder)) is not None:
+            return folder, _splits(open_split, say)
+    below = ", ".join(f"{place}/" for place in places if place)
+    raise DataError(text.format(root=root, places=below))
 
 
-def _splits(open_split: Callable[[Split], Store]) -> dict[Split, Store]:
+def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store]:
     found: dict[Split, Store] = {"train": open_split("train")}
-    with contextlib.suppress(NoSplitError):
+    try:
         found["val"] = open_split("val")
+    except NoLabelsError as error:
+        say(f"no val.beton: {error}")
+    except NoSplitError:
+        pass
     return found
 
 
@@ -68,30 +83,25 @@ def _open_parquet(root: Path, split: Split) -> Store:
     return ParquetStore(root, parquet_files(root, split))
 
 
-def _imagenet(root: Path) -> dict[Split, Store]:
-    for folder in (root / place for place in _IMAGENET_PLACES):
-        classes = _names(folder / "train") or _names(folder)
-        if any(folder.glob("*train*.tar")) or any(map(_WNID.fullmatch, classes)):
-            return _splits(partial(open_store, folder, sources=True))
-        for place in (folder, folder / "data"):
-            if any(place.glob("train*.parquet")):
-                return _splits(partial(_open_parquet, place))
-    raise DataError(_not_found(_IMAGENET_HELP, root, _IMAGENET_PLACES))
+def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
+    """Return what opens the splits of an ImageNet in this folder, if there is one."""
+    classes = _names(folder / "train") or _names(folder)
+    if any(folder.glob("*train*.tar")) or any(map(_WNID.fullmatch, classes)):
+        return partial(open_store, folder, sources=True)
+    for place in (folder, folder / "data"):
+        if any(place.glob("train*.parquet")):
+            return partial(_open_parquet, place)
+    return None
 
 
-def _cifar10(root: Path) -> dict[Split, Store]:
-    for folder in (root / place for place in _CIFAR_PLACES):
-        archive = folder / "cifar-10-python.tar.gz"
-        if archive.is_file():
-            return _splits(partial(open_store, archive))
-        if "airplane" in _names(folder / "train"):
-            return _splits(partial(open_store, folder, sources=True))
-    raise DataError(_not_found(_CIFAR_HELP, root, _CIFAR_PLACES))
+def _cifar10(folder: Path) -> Callable[[Split], Store] | None:
+    archive = folder / "cifar-10-python.tar.gz"
+    if archive.is_file():
+        return partial(open_store, archive)
+    if "airplane" in _names(folder / "train"):
+        return partial(open_store, folder, sources=True)
+    return None
 
 
 def _names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []
-
-
-def _not_found(text: str, root: Path, places: Iterable[str]) -> str:
-    return text.format(root=root, places=", ".join(f"{place}/" for place in places if place))

@@ -26,6 +26,8 @@ class Report:
     path: Path
     images: int = 0
     bytes: int = 0
+    compared: list[str] = field(default_factory=list)
+    """Names of the manifests that the file was held against: one or none."""
     checked: str = ""
     """What the images were compared with."""
     bad: list[str] = field(default_factory=list)
@@ -35,7 +37,7 @@ class Report:
 def verify(
     path: Path,
     *,
-    decode: bool = False,
+    decoding: bool = False,
     workers: int = -1,
     begin: Callable[[str, int, int], None],
     progress: Callable[[int, int], None],
@@ -44,7 +46,7 @@ def verify(
 
     Args:
         path: the file or the folder.
-        decode: also decode every image and compare its size with the noted one.
+        decoding: also decode every image and compare its size with the noted one.
         workers: processes; -1 is one for each core.
         begin: called with name, images and bytes of each file.
         progress: called with the images and bytes that are done.
@@ -52,10 +54,9 @@ def verify(
     Raises:
         DataError: there is nothing to check.
     """
-    if path.is_file():
-        files = [path]
-    else:
-        files = [file for split in ("train", "val") for file in beton_files(path, split)]
+    if not path.exists():
+        raise DataError(f"{path} does not exist")
+    files = [path] if path.is_file() else _files(path)
     manifests, known = ([], {}) if path.is_file() else _manifests(path)
     if not files and not known:
         raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
@@ -66,15 +67,24 @@ def verify(
         try:
             store = BetonStore(file)
         except DataError as error:
+            report.checked = "nothing"
             report.bad.append(str(error))
             continue
         if manifests:
+            report.compared.append("manifest")
             _compare(report, store, known)
         begin(file.name, len(store), int(store.bytes.sum()))
-        _check(report, store, decode, workers, progress)
+        _check(report, store, decoding, workers, progress)
     for name in known.keys() - {file.name for file in files}:
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
     return reports
+
+
+def _files(folder: Path) -> list[Path]:
+    """List the files and parts of a folder; DataError if parts are missing."""
+    for split in ("train", "val"):
+        beton_files(folder, split)
+    return sorted(path for path in folder.glob("*.beton") if path.stem.startswith(("train", "val")))
 
 
 def _manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -103,17 +113,17 @@ def _compare(report: Report, store: BetonStore, known: dict[str, Any]) -> None:
 def _check(
     report: Report,
     store: BetonStore,
-    decode: bool,
+    decoding: bool,
     workers: int,
     progress: Callable[[int, int], None],
 ) -> None:
     report.images, report.bytes = len(store), int(store.bytes.sum())
-    compared = ["checksums"] if store.crc is not None else []
-    report.checked = " and ".join([*compared, *(["decoded"] if decode else [])]) or "structure"
+    what = [*report.compared, *(["checksums"] if store.crc is not None else [])]
+    report.checked = ", ".join([*what, *(["decoded"] if decoding else [])]) or "structure"
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
     done = size = 0
-    with forked(workers, _begin, store, decode) as run:
+    with forked(workers, _begin, store, decoding) as run:
         for task, bad in run(_check_images, tasks):
             found += bad
             done += len(task)
@@ -138,19 +148,19 @@ def _check_blocks(store: BetonStore) -> list[str]:
 _shared: tuple[BetonStore, bool]
 
 
-def _begin(store: BetonStore, decode: bool) -> None:
+def _begin(store: BetonStore, decoding: bool) -> None:
     global _shared
-    _shared = store, decode
+    _shared = store, decoding
 
 
 def _check_images(task: range) -> tuple[range, list[tuple[int, str]]]:
-    store, wanted = _shared
+    store, decoding = _shared
     bad = []
     for index in task:
         data = store.read(index)
-        if store.crc is not None and zlib.crc32(data) != store.crc[index]:
+        if not store.is_intact(index, data):
             bad.append((index, "its bytes are not those that were written"))
-        elif wanted:
+        elif decoding:
             try:
                 image = decode(data, store.raw_size(index))
             except ValueError as error:

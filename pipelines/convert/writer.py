@@ -22,7 +22,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -38,13 +38,24 @@ from fastsiam.errors import DataError
 from ..processes import AbandonedError, forked
 from ..store.base import Bytes, Store
 from ..store.beton import FIELD, HEADER, METADATA, RAW, RECORD, Annex, BetonStore, head
-from .prepare import prepare
+from .prepare import Record, prepare
 
 BLOCK_BYTES = 2**23
 _BLOCK_IMAGES = 4096
-_SMALLEST_PAGE, _RAW_PAGE, _LARGEST_PAGE = 2**23, 2**25, 2**31
+_HELD_BYTES = 2**26
+"""A block that becomes longer is written in pieces."""
+_SMALLEST_PAGE, LARGEST_PAGE = 2**23, 2**31
 _SIDES = (32, 64, 128, 224, 256, 384, 512, 1024, 2048)
-_FORMAT = 1
+_FORMAT = 2
+
+_FOR_ONE_PART: dict[str, Any] = {
+    "source": "",
+    "out": "",
+    "part": "",
+    "skip_bad": False,
+    "workers": -1,
+}
+"""Options in which the parts of one set may differ."""
 
 _ROW = np.dtype(
     [
@@ -83,11 +94,13 @@ class Block:
     how: dict[str, int]
     bad: list[tuple[int, str]]
     """Position in the source, and reason."""
+    again: bool = False
+    """Whether something could not be read, so that another try may find it."""
 
     def line(self) -> str:
         """Return it as a line of the journal."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
-        values = [self.number, self.start, self.end, rows, self.how, self.bad]
+        values = [self.number, self.start, self.end, rows, self.how, self.bad, self.again]
         text = json.dumps(values)
         return f"{zlib.crc32(text.encode()):08x} {text}\n"
 
@@ -97,7 +110,7 @@ class Block:
         check, _, text = line.rstrip("\n").partition(" ")
         if f"{zlib.crc32(text.encode()):08x}" != check:
             raise ValueError("torn line")
-        number, start, end, rows, how, bad = json.loads(text)
+        number, start, end, rows, how, bad, again = json.loads(text)
         return Block(
             number,
             start,
@@ -105,6 +118,7 @@ class Block:
             np.frombuffer(base64.b64decode(rows), _ROW),
             how,
             [(index, reason) for index, reason in bad],
+            again,
         )
 
 
@@ -135,28 +149,23 @@ def write(
         DataError: the source cannot be read, or the file not be written.
     """
     sizes = store.sizes()[indices]
-    page = _page_size(sizes, config)
-    plan = _plan(store, indices, config, page)
-    if path.exists():
-        about = _finished(path, plan)
-        say(f"{path} is there already")
-        return about
-    partial, journal = (
-        path.with_name(f"{path.name}.partial"),
-        path.with_name(f"{path.name}.journal"),
-    )
+    plan = _plan(store, indices, config)
+    partial = path.with_name(f"{path.name}.partial")
     begin = _align(HEADER.itemsize + 2 * FIELD.itemsize + len(indices) * METADATA.itemsize, 4096)
     cuts = _cut(sizes, None if store.groups is None else store.groups[indices])
-    with _reporting(path), _locked(journal) as log:
+    with _reporting(path), _locked(path.with_name(f"{path.name}.journal")) as log:
+        if path.exists():
+            about = _finished(path, plan, config)
+            say(f"{path} is there already")
+            _forget(partial, Path(log.name))
+            return about
         done = _read_journal(log, plan, partial, say)
+        start = done[-1].end if done else begin
+        _start(log, plan, partial, done, begin)
         done_images = int(cuts[len(done)])
         done_bytes = int(sizes[:done_images].sum())
-        _check_room(path, int(sizes.sum()) - done_bytes, config)
-        with partial.open("ab") as file:
-            file.truncate(done[-1].end if done else begin)
-        _start_journal(log, plan, done)
-        job = _Job(store, indices, cuts, config, partial, page, done[-1].end if done else begin)
-        job.turn.value = len(done)
+        _check_room(path, int(sizes.sum()) - done_bytes, say)
+        job = _Job(store, indices, cuts, config, partial, len(done), start)
         progress(done_images, done_bytes)
         blocks = {block.number: block for block in done}
         with forked(config.workers, _begin, job) as run:
@@ -170,36 +179,45 @@ def write(
                 progress(done_images, done_bytes)
         ordered = [blocks[number] for number in range(len(cuts) - 1)]
         _refuse_bad(store, ordered, config)
-        about = _finish(store, ordered, partial, page, plan, config)
+        about = _finish(store, ordered, partial, plan, config)
         os.replace(partial, path)
-        journal.unlink()
+        _forget(Path(log.name))
     return about
 
 
-def _page_size(sizes: NDArray[np.int64], config: ConvertConfig) -> int:
-    """Choose FFCV's page: no record may cross one, or FFCV's own page cache cannot read it."""
-    page = _RAW_PAGE if config.raw else _SMALLEST_PAGE
-    while page < 2 * int(sizes.max()) and page < _LARGEST_PAGE:
-        page *= 2
-    return page
+def _plan(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
+    """Describe what is written; equal only for the same images and the same treatment."""
+    images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
+    return {
+        "format": _FORMAT,
+        "options": asdict(replace(config, source="", out="", workers=-1, skip_bad=False)),
+        "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
+        "images": zlib.crc32(indices.tobytes()),
+    }
 
 
-def _plan(store: Store, indices: NDArray[np.int64], config: ConvertConfig, page: int) -> str:
-    """Return a text that is the same only for the same images and the same treatment."""
-    options = [config.max_side, config.short_side, config.quality, config.raw]
-    parts = [_FORMAT, store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
-    parts += [zlib.crc32(indices.tobytes()), options, page]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+def _finished(path: Path, plan: dict[str, Any], config: ConvertConfig) -> dict[str, Any]:
+    """Return what is known of a file that is there already, if it is what is asked for."""
+    try:
+        about = BetonStore(path).about
+    except DataError as error:
+        raise DataError(f"{path} is there already, and damaged: delete it first") from error
+    known = about.get("plan", {})
+    if known == plan:
+        return about
+    ours, theirs = plan["options"], known.get("options", {})
+    others = [f"--{k.replace('_', '-')}" for k in ours if k in theirs and ours[k] != theirs[k]]
+    what = (
+        f"with another {', '.join(others)}"
+        if others
+        else "of other images, or of files with other times"
+    )
+    raise DataError(f"{path} exists already and was made {what}; delete it or choose another --out")
 
 
-def _finished(path: Path, plan: str) -> dict[str, Any]:
-    about = BetonStore(path).about
-    if about.get("plan") != plan:
-        raise DataError(
-            f"{path} exists already and was made of other images or with other options; "
-            "delete it or choose another --out"
-        )
-    return about
+def _forget(*files: Path) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
 
 
 def _cut(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -207,19 +225,20 @@ def _cut(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[
     if groups is None:
         groups = (np.cumsum(sizes) - sizes) // BLOCK_BYTES
     edges = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1, [len(sizes)]])
-    cuts = [
-        np.arange(first, last, _BLOCK_IMAGES) for first, last in itertools.pairwise(edges.tolist())
-    ]
+    cuts = []
+    for first, last in itertools.pairwise(edges.tolist()):
+        # A group has to be read from its beginning for each block in it, so they are few.
+        cuts.append(np.arange(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16))))
     return np.concatenate([*cuts, [len(sizes)]]).astype(np.int64)
 
 
-def _check_room(path: Path, needed: int, config: ConvertConfig) -> None:
-    """Refuse at once what the disk will not hold, as far as that is known beforehand."""
+def _check_room(path: Path, needed: int, say: Callable[[str], None]) -> None:
+    """Say beforehand what the disk may not hold; encoding can make it less."""
     free = shutil.disk_usage(path.parent).free
-    if needed > free and not (config.max_side or config.short_side or config.raw):
-        raise DataError(
-            f"{path.parent} has {free / 1e9:,.1f} GB free, and {path.name} takes about "
-            f"{needed / 1e9:,.1f} GB: make room, choose another --out, or shrink with --max-side"
+    if needed > free:
+        say(
+            f"{path.parent} has {free / 1e6:,.0f} MB free and {path.name} may take "
+            f"{needed / 1e6:,.0f} MB; should the disk be full, the same command goes on later"
         )
 
 
@@ -236,39 +255,35 @@ class _Job:
         cuts: NDArray[np.int64],
         config: ConvertConfig,
         partial: Path,
-        page: int,
+        first: int,
         start: int,
     ) -> None:
         self.store, self.indices, self.cuts = store, indices, cuts
-        self.config, self.partial, self.page = config, partial, page
+        self.config, self.partial, self.file = config, partial, -1
         context = get_context("fork")
-        self.changed = context.Condition()
-        self.turn: Synchronized[int] = context.Value("q", 0, lock=False)
-        self.at: Synchronized[int] = context.Value("q", start, lock=False)
-        self.file = -1
+        self._changed = context.Condition()
+        self._turn: Synchronized[int] = context.Value("q", first, lock=False)
+        self._at: Synchronized[int] = context.Value("q", start, lock=False)
 
-    def place(self, number: int, lengths: list[int]) -> tuple[int, list[int], int]:
-        """Wait for the block before; return where this one starts, its records, and its end."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.turn.value in (number, -1))
-            if self.turn.value < 0:
+    def take_turn(self, number: int) -> int:
+        """Wait until the block before has its place; return where this one starts."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn.value in (number, -1))
+            if self._turn.value < 0:
                 raise AbandonedError
-            start = at = self.at.value
-            places = []
-            for length in lengths:
-                if at % self.page + length > self.page:
-                    at = _align(at, self.page)
-                places.append(at)
-                at += length
-            self.at.value, self.turn.value = at, number + 1
-            self.changed.notify_all()
-        return start, places, at
+            return self._at.value
+
+    def pass_turn(self, number: int, end: int) -> None:
+        """Tell the next block where this one ends."""
+        with self._changed:
+            self._at.value, self._turn.value = end, number + 1
+            self._changed.notify_all()
 
     def fail(self) -> None:
         """Let nobody wait for a block that will not come."""
-        with self.changed:
-            self.turn.value = -1
-            self.changed.notify_all()
+        with self._changed:
+            self._turn.value = -1
+            self._changed.notify_all()
 
 
 _job: _Job
@@ -290,44 +305,112 @@ def _write_block(number: int) -> Block:
 
 
 def _written(job: _Job, number: int) -> Block:
+    """Prepare the images of a block and write them; more than a little is not kept in memory."""
     first, last = job.cuts[number : number + 2].tolist()
     rows = np.zeros(last - first, _ROW)
     how: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
-    data: list[Bytes] = []
+    held: list[Bytes] = []
+    start = at = -1
+    count = size = 0
+    again = False
     for index in job.indices[first:last].tolist():
         try:
-            encoded = job.store.read(index)
-            record = prepare(encoded, job.store.raw_size(index), job.config)
-            if len(record.data) > job.page:
-                raise ValueError(
-                    f"it takes {len(record.data):,} bytes, more than a page of {job.page:,}; "
-                    "shrink it with --max-side"
-                )
+            record = _prepared(job, index)
         except DataError as error:
-            if not job.store.root.exists():
-                raise DataError(f"{job.store.root} is gone") from error
+            again |= _may_pass(job, error)
+            bad.append((index, _reason(error)))
+            continue
+        except ValueError as error:
             bad.append((index, str(error)))
-        except (ValueError, MemoryError) as error:
-            bad.append((index, str(error) or "it does not fit into memory"))
-        else:
-            rows[len(data)] = (
-                index,
-                0,
-                len(record.data),
-                zlib.crc32(record.data),
-                record.width,
-                record.height,
-                record.mode,
-            )
-            how[record.how] += 1
-            data.append(record.data)
-    rows = rows[: len(data)]
-    start, places, end = job.place(number, [len(part) for part in data])
-    rows["start"] = places
-    for at, part in zip(places, data, strict=True):
-        _write_all(job.file, part, at)
-    return Block(number, start, end, rows, dict(how), bad)
+            continue
+        rows[count + len(held)] = (
+            index,
+            0,
+            len(record.data),
+            zlib.crc32(record.data),
+            record.width,
+            record.height,
+            record.mode,
+        )
+        how[record.how] += 1
+        held.append(record.data)
+        size += len(record.data)
+        if size > _HELD_BYTES:  # take the turn early, and keep it
+            if start < 0:
+                start = at = job.take_turn(number)
+            places, at = _places([len(data) for data in held], at)
+            rows["start"][count : count + len(held)] = places
+            _write_each(job.file, held, places)
+            count, size = count + len(held), 0
+            held.clear()
+    if start < 0:
+        start = at = job.take_turn(number)
+    places, at = _places([len(data) for data in held], at)
+    rows["start"][count : count + len(held)] = places
+    job.pass_turn(number, at)
+    _write_each(job.file, held, places)
+    return Block(number, start, at, rows[: count + len(held)], dict(how), bad, again)
+
+
+def _prepared(job: _Job, index: int) -> Record:
+    try:
+        data = job.store.read(index)
+        if not job.store.is_intact(index, data):
+            raise ValueError("its bytes are not those that were written into its file")
+        record = prepare(data, job.store.raw_size(index), job.config)
+    except MemoryError as error:
+        raise DataError(
+            f"no memory for {job.store.where(index)}: --workers takes fewer processes"
+        ) from error
+    if len(record.data) > LARGEST_PAGE:
+        raise ValueError(f"it takes {len(record.data):,} bytes; shrink it with --max-side")
+    return record
+
+
+def _may_pass(job: _Job, error: DataError) -> bool:
+    """Tell whether an image that cannot be read may be read later; stop if it is not the image."""
+    cause = error.__cause__
+    if isinstance(cause, MemoryError):
+        raise error
+    if not isinstance(cause, OSError) or cause.errno is None:
+        return False
+    if not job.store.root.exists():
+        raise DataError(f"{job.store.root} is gone") from error
+    if cause.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR):
+        raise error
+    return True
+
+
+def _reason(error: DataError) -> str:
+    cause = error.__cause__
+    return str((isinstance(cause, OSError) and cause.strerror) or error)
+
+
+def _places(lengths: list[int], at: int) -> tuple[list[int], int]:
+    """Lay records one after the other so that FFCV's page cache can read them.
+
+    None crosses a page of 8 MiB, and a longer one begins at a multiple of the next power of 2; so
+    none crosses a page of the longest one's size, which becomes the file's.
+    """
+    places = []
+    for length in lengths:
+        page = page_of(length)
+        if at % page + length > page:
+            at = _align(at, page)
+        places.append(at)
+        at += length
+    return places, at
+
+
+def page_of(length: int) -> int:
+    """Return the smallest page that holds a record: a power of 2 of 8 MiB or more."""
+    return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length()) if length else _SMALLEST_PAGE
+
+
+def _write_each(file: int, data: list[Bytes], places: list[int]) -> None:
+    for part, at in zip(data, places, strict=True):
+        _write_all(file, part, at)
 
 
 def _write_all(file: int, data: Bytes, at: int) -> None:
@@ -360,25 +443,29 @@ def _reporting(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _locked(journal: Path) -> Iterator[IO[str]]:
     """Open the journal for this process alone."""
-    with journal.open("a+") as log:
-        try:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DataError(
-                f"another conversion is writing {journal.stem} at this moment"
-            ) from error
-        yield log
+    while True:
+        with journal.open("a+", errors="replace") as log:
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise DataError(f"another conversion is writing {journal.stem} just now") from error
+            except OSError:
+                pass  # a file system without locks
+            if journal.exists() and os.path.samestat(os.fstat(log.fileno()), journal.stat()):
+                yield log
+                return
+            # Another process finished between the two, and took the journal away.
 
 
 def _read_journal(
-    log: IO[str], plan: str, partial: Path, say: Callable[[str], None]
+    log: IO[str], plan: dict[str, Any], partial: Path, say: Callable[[str], None]
 ) -> list[Block]:
     """Return the blocks of an earlier try, up to the first that is missing or not whole."""
     log.seek(0)
-    head, lines = log.readline().strip(), list(log)
-    if not head or not partial.exists():
+    known, lines = log.readline().strip(), list(log)
+    if not known or not partial.exists():
         return []
-    if head != plan:
+    if known != json.dumps(plan):
         say(f"starting {partial.stem} anew: the source or the options are others than before")
         return []
     blocks = {}
@@ -386,32 +473,43 @@ def _read_journal(
         with contextlib.suppress(ValueError):
             block = Block.parse(line)
             blocks[block.number] = block
-    whole = itertools.takewhile(lambda number: number in blocks, itertools.count())
-    known = [blocks[number] for number in whole]
+    numbers = itertools.takewhile(lambda number: number in blocks, itertools.count())
+    in_order = [blocks[number] for number in numbers]
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:
-        checks = list(threads.map(functools.partial(_is_whole, file.fileno()), known))
-    done = known[: [*checks, False].index(False)]
+        checks = list(threads.map(functools.partial(_is_whole, file.fileno()), in_order))
+    done = in_order[: [*checks, False].index(False)]
     images = sum(len(block.rows) + len(block.bad) for block in done)
-    say(f"going on with {partial.stem}: {images:,} images are there and whole")
+    say(f"going on with {partial.stem}: {images:,} images are done, and checked")
     return done
 
 
 def _is_whole(file: int, block: Block) -> bool:
-    """Tell whether a block's records have the checksums that were noted."""
-    data = memoryview(os.pread(file, block.end - block.start, block.start))
-    if len(data) != block.end - block.start:
+    """Tell whether a block is done and its records have the checksums that were noted."""
+    if block.again:
         return False
     for row in block.rows:
-        at = int(row["start"]) - block.start
-        if zlib.crc32(data[at : at + int(row["size"])]) != row["crc"]:
+        data = os.pread(file, int(row["size"]), int(row["start"]))
+        if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
             return False
     return True
 
 
-def _start_journal(log: IO[str], plan: str, done: list[Block]) -> None:
-    log.seek(0)
-    log.truncate()
-    log.write(plan + "\n" + "".join(block.line() for block in done))
+def _start(
+    log: IO[str], plan: dict[str, Any], partial: Path, done: list[Block], begin: int
+) -> None:
+    """Bring journal and file to where the work begins."""
+    with partial.open("ab") as file:
+        if done:
+            file.truncate(done[-1].end)
+        else:
+            file.truncate(0)
+            file.truncate(begin)
+    if done:
+        log.write("\n")  # the last line may be torn; later lines count
+    else:
+        log.seek(0)
+        log.truncate()
+        log.write(json.dumps(plan) + "\n")
     log.flush()
 
 
@@ -423,13 +521,13 @@ def _refuse_bad(store: Store, blocks: list[Block], config: ConvertConfig) -> Non
     if bad and not config.skip_bad:
         raise BadImagesError(
             f"{len(bad):,} of {len(bad) + images:,} images of {store.root} are bad: repair them, "
-            "or leave them out with --skip-bad (the work done so far is kept)",
+            "which starts anew, or leave them out with --skip-bad, which goes on from here",
             bad,
         )
 
 
 def _finish(
-    store: Store, blocks: list[Block], partial: Path, page: int, plan: str, config: ConvertConfig
+    store: Store, blocks: list[Block], partial: Path, plan: dict[str, Any], config: ConvertConfig
 ) -> dict[str, Any]:
     """Write metadata, annex, table and, when all of that is on the disk, the header."""
     rows = np.concatenate([block.rows for block in blocks])
@@ -441,8 +539,8 @@ def _finish(
     table = np.zeros(len(rows), RECORD)
     table["sample_id"] = np.arange(len(rows))
     table["ptr"], table["size"] = rows["start"], rows["size"]
-    names = [store.name(index) for index in rows["source"].tolist()]
-    about = _about(store, blocks, rows, names, plan, config)
+    names = [store.name(index).replace("\0", "_") for index in rows["source"].tolist()]
+    about = _about(store, blocks, rows, plan, config)
     about["tables_crc32"] = zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))
     joined = "\0".join(names).encode("utf-8", "surrogateescape")
     annex = Annex(about, store.classes, rows["crc"].astype(np.uint32), joined).pack()
@@ -450,7 +548,7 @@ def _finish(
     table_start = _align(annex_start + len(annex), 8)
     first = head(
         images=len(rows),
-        page_size=page,
+        page_size=page_of(int(rows["size"].max())),
         table=table_start,
         annex=annex,
         annex_start=annex_start,
@@ -472,8 +570,7 @@ def _about(
     store: Store,
     blocks: list[Block],
     rows: NDArray[np.void],
-    names: list[str],
-    plan: str,
+    plan: dict[str, Any],
     config: ConvertConfig,
 ) -> dict[str, Any]:
     """Describe the file for the manifest."""
@@ -488,7 +585,7 @@ def _about(
         "fastsiam": fastsiam.__version__,
         "source": str(store.root),
         "images": len(rows),
-        "classes": len(store.classes),
+        "classes": len(np.unique(store.labels[rows["source"]])) if store.classes else 0,
         "bytes": int(rows["size"].astype(np.int64).sum()),
         "raw": int((rows["mode"] == RAW).sum()),
         "stored": dict(sorted(how.items())),
@@ -502,16 +599,11 @@ def _about(
             for (low, high), count in zip(edges, counts, strict=True)
             if count
         },
-        "options": {
-            "max_side": config.max_side,
-            "short_side": config.short_side,
-            "quality": config.quality,
-            "raw": config.raw,
-            "limit": config.limit,
-            "part": config.part,
-        },
-        "seed": config.seed,
+        "options": plan["options"],
         "plan": plan,
+        "set": hashlib.sha256(
+            json.dumps([plan["source"], asdict(replace(config, **_FOR_ONE_PART))]).encode()
+        ).hexdigest(),
         "blocks": [
             {
                 "first": first[block.number],

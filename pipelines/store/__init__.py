@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fastsiam.errors import DataError, NoSplitError
+from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 
 from .archive import ArchiveStore
-from .base import Bytes, Split, Store
+from .base import Bytes, Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -35,7 +35,11 @@ __all__ = [
     "open_store",
 ]
 
-_SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "test")}
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "validation", "valid", "test"),
+}
+_KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
@@ -81,10 +85,11 @@ def beton_files(folder: Path, split: Split) -> list[Path]:
     numbers = [int(match[2]) for match in matches if match]
     if len(counts) > 1:
         raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
-    if missing := sorted(set(range(1, counts.pop() + 1)) - set(numbers)):
+    count = counts.pop()
+    if missing := sorted(set(range(1, count + 1)) - set(numbers)):
         raise DataError(
-            f"{folder} lacks part {missing[0]} of {found[0].name} and its like; "
-            "convert it too, with --part"
+            f"{folder} lacks of the {count} parts of its {split} images: "
+            f"{', '.join(map(str, missing))}; convert them too, with --part"
         )
     return found
 
@@ -100,11 +105,11 @@ def _open_file(path: Path, split: Split) -> Store:
     if path.name in CIFAR_ARCHIVES:
         return CifarStore(path, split)
     if path.suffix == ".tar":
-        if split == "val" and _has(path, "train"):
+        if split == "val" and "train" in _words(path):
             return _open_tars(path.parent, split)
         return ArchiveStore([path], split, of_split=split == "train")
     if path.name.endswith(_COMPRESSED):
-        raise DataError(f"{path} is compressed as a whole: unpack it, or make it a plain .tar")
+        raise DataError(f"{path} is compressed as a whole: unpack it, or gunzip it to a plain .tar")
     raise DataError(f"{path} is neither a folder of images nor a .beton or .tar file")
 
 
@@ -119,22 +124,32 @@ def _open_folder(root: Path, split: Split, sources: bool) -> Store:
     if not files:
         return _open_unconverted(root, split)
     stores = [BetonStore(path) for path in files]
+    if len({store.about.get("set") for store in stores}) > 1:
+        raise DataError(
+            f"the parts in {root} were made of different images or with different options: "
+            "convert the odd ones again"
+        )
     return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
 
 
 def _open_unconverted(root: Path, split: Split) -> Store:
-    for name in _SPLIT_FOLDERS[split]:
-        folder = root / name
-        if folder.is_dir():
-            tars = sorted(folder.glob("*.tar"))
-            return ArchiveStore(tars, split) if tars else FolderStore(folder)
-    if any(root.glob("*.tar")):
+    if (root / _KAGGLE / "train").is_dir():
+        root = root / _KAGGLE
+    folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
+    for name in _SPLIT_NAMES[split]:
+        if name in folders:
+            tars = _tars(folders[name])
+            return ArchiveStore(tars, split) if tars else FolderStore(folders[name])
+    if _tars(root):
         return _open_tars(root, split)
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(root / name, split)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
+    sets = [path.name for path in folders.values() if _is_data_set(path)]
+    if sets:
+        raise DataError(f"{root} holds data sets of their own: name one, such as {root / sets[0]}")
     try:
         return FolderStore(root)
     except DataError as error:
@@ -146,20 +161,37 @@ def _open_unconverted(root: Path, split: Split) -> Store:
         raise
 
 
+def _is_data_set(folder: Path) -> bool:
+    return (folder / "train").is_dir() or any(folder.glob("train*.beton"))
+
+
+def _tars(folder: Path) -> list[Path]:
+    """Return a folder's tars; refuse one that has images of its own in folders beside them."""
+    tars = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    if tars:
+        for beside in folder.iterdir():
+            if beside.is_dir() and any(is_image_name(path.name) for path in beside.iterdir()):
+                raise DataError(
+                    f"{folder} holds both tars ({tars[0].name}) and folders of images "
+                    f"({beside.name}/): move one kind away, or name the tar"
+                )
+    return tars
+
+
 def _open_tars(folder: Path, split: Split) -> Store:
     """Open a split's tars, chosen by their names; else all, and their folders have to tell."""
-    tars = sorted(folder.glob("*.tar"))
-    for word in _SPLIT_FOLDERS[split]:
-        if chosen := [path for path in tars if _has(path, word)]:
+    tars = _tars(folder)
+    for word in _SPLIT_NAMES[split]:
+        if chosen := [path for path in tars if word in _words(path)]:
             return ArchiveStore(chosen, split)
-    words = [word for names in _SPLIT_FOLDERS.values() for word in names]
-    if any(_has(path, word) for path in tars for word in words):
+    known = {word for names in _SPLIT_NAMES.values() for word in names}
+    if any(_words(path) & known for path in tars):
         raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
     return ArchiveStore(tars, split, of_split=split == "train")
 
 
-def _has(path: Path, word: str) -> bool:
-    return word in path.stem.lower()
+def _words(path: Path) -> set[str]:
+    return set(re.split(r"[^a-z]+", path.stem.lower()))
 
 
 def _label_validation(store: Store, root: Path) -> None:
@@ -169,7 +201,7 @@ def _label_validation(store: Store, root: Path) -> None:
         return
     labels = validation_labels([store.root, *store.root.resolve().parents[:4]])
     if labels is None:
-        raise DataError(
+        raise NoLabelsError(
             f"{store.root} has ImageNet's validation images without their labels: put "
             f"ILSVRC2012_devkit_t12.tar.gz or one of {', '.join(LISTS[:3])} beside them"
         )
@@ -177,15 +209,20 @@ def _label_validation(store: Store, root: Path) -> None:
         own = [labels[int(match[1])] for match in named if match]
     except KeyError as error:
         raise DataError(f"the list of labels lacks validation image {error}") from error
+    try:
+        classes = open_store(root, "train").classes
+    except DataError:  # the validation images alone
+        classes = ()
     if all(isinstance(label, str) for label in own):
-        store.classes = tuple(sorted(set(map(str, own))))
-        place = {name: number for number, name in enumerate(store.classes)}
+        if not set(own) <= set(classes):
+            classes = tuple(sorted(set(map(str, own))))
+        place = {name: number for number, name in enumerate(classes)}
         store.labels = np.array([place[str(label)] for label in own])
     else:
-        store.classes = open_store(root, "train").classes
         store.labels = np.array(own, np.int64)
-        if store.labels.max() >= len(store.classes):
+        if store.labels.max() >= len(classes):
             raise DataError(
                 f"the list of labels counts to {store.labels.max()}, "
-                f"but the training images have {len(store.classes)} classes"
+                f"but the training images have {len(classes)} classes"
             )
+    store.classes = classes

@@ -6,6 +6,8 @@ index is 24 bytes: 1.28 million images in 30 MB.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -17,6 +19,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -44,16 +47,18 @@ ROW = np.dtype(
 )
 """An image of the index: where its bytes are, its class, its size in pixels, ``Flags``."""
 
-_FORMAT = 1
+_FORMAT = 2
 _WNID = re.compile(r"n\d{8}")
-_SPLITS = {"train": False, "val": True, "test": True}
-"""Folders within a tar that tell splits, and whether their images are held out."""
 _LARGEST_UNZIPPED = 2**28
+_MIXED = "{path} holds both images and tars ({name}): unpack it, or make two of it"
+_LARGEST_READ = 2**20
+"""No header is longer, whatever it says of itself."""
+_MOST_FILES = 0xFFFF
 _CHUNK = 4096
 _ALONE_BYTES = 2**28
 """Less is indexed in this process."""
 _SAY_SECONDS = 10.0
-_BLOCK, _NAME_BYTES = tarfile.BLOCKSIZE, tarfile.LENGTH_NAME
+_BLOCK = tarfile.BLOCKSIZE
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class Index:
     classes: tuple[str, ...]
     split: bool
     """Whether folders train/ and val/ tell the splits; ``Flags.HELD_OUT`` marks the second."""
+    names: bytes
+    """The images' names, joined by zeros and compressed: they are seldom wanted."""
 
 
 class ArchiveStore(Store):
@@ -89,10 +96,13 @@ class ArchiveStore(Store):
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
         self._files = [Mapped(path) for path in paths]
         index = _cached_index(paths, self._files)
-        self.rows, self.classes = index.rows, index.classes
+        self.classes, self._packed = index.classes, index.names
+        self._own = np.arange(len(index.rows))
         if index.split:
-            held_out = (self.rows["flags"] & Flags.HELD_OUT) > 0
-            self.rows = self.rows[held_out == (split == "val")]
+            held_out = (index.rows["flags"] & Flags.HELD_OUT) > 0
+            self._own = np.flatnonzero(held_out == (split == "val"))
+        self.rows = index.rows[self._own]
+        """(images,) of type ROW."""
         if not len(self.rows) or not (index.split or of_split):
             raise NoSplitError(f"{_short(paths)} holds no {split} images")
         self.labels = self.rows["label"].astype(np.int64)
@@ -101,16 +111,15 @@ class ArchiveStore(Store):
         """Return an image's encoded bytes: a view into the mapped tar, unless they are gzipped."""
         data = self._stored(index)
         if self.rows["flags"][index] & Flags.GZIP:
-            return _gunzip(data, _LARGEST_UNZIPPED)
+            unpacked = _gunzip(data, _LARGEST_UNZIPPED + 1)
+            if len(unpacked) > _LARGEST_UNZIPPED:
+                raise DataError(f"cannot read {self.where(index)}: unpacked it is above 256 MiB")
+            return unpacked
         return data
 
     def name(self, index: int) -> str:
-        """Return class/file, the file's name read from the tar's header."""
-        start = int(self.rows["offset"][index]) - _BLOCK
-        header = self._files[self.rows["file"][index]].view[start : start + _NAME_BYTES]
-        own = bytes(header).split(b"\0")[0].decode("utf-8", "surrogateescape").rpartition("/")[2]
-        label = int(self.labels[index])
-        return f"{self.classes[label]}/{own}" if label >= 0 else own
+        """Return an image's path within the tar, without parents that all share."""
+        return self._names[int(self._own[index])]
 
     def where(self, index: int) -> str:
         """Return an image's tar, place and name, for messages."""
@@ -126,6 +135,10 @@ class ArchiveStore(Store):
         """Return a text that changes with the tars and with what was found in them."""
         text = json.dumps(_file_facts([file.path for file in self._files]))
         return hashlib.sha256(text.encode() + self.rows.tobytes()).hexdigest()
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return str(zlib.decompress(self._packed), "utf-8", "surrogateescape").split("\0")
 
     def _stored(self, index: int) -> memoryview:
         row = self.rows[index]
@@ -179,19 +192,22 @@ def _load(home: Path, facts: list[list[str | int]]) -> Index | None:
             return None
         if known["crc32"] != zlib.crc32(body):
             return None
-        return Index(np.frombuffer(body, ROW), tuple(known["classes"]), bool(known["split"]))
+        size = int(known["images"]) * ROW.itemsize
+        rows = np.frombuffer(body[:size], ROW)
+        return Index(rows, tuple(known["classes"]), bool(known["split"]), body[size:])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _keep(index: Index, homes: list[Path], facts: list[list[str | int]]) -> Path | None:
     """Write the index to the first place that takes it."""
-    body = index.rows.tobytes()
+    body = index.rows.tobytes() + index.names
     head = {
         "format": _FORMAT,
         "files": facts,
         "classes": index.classes,
         "split": index.split,
+        "images": len(index.rows),
         "crc32": zlib.crc32(body),
     }
     for home in homes:
@@ -201,8 +217,9 @@ def _keep(index: Index, homes: list[Path], facts: list[list[str | int]]) -> Path
             temporary.write_bytes(json.dumps(head).encode() + b"\n" + body)
             os.replace(temporary, home)
             return home
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        except OSError:  # a read-only place, or a full one
+            with contextlib.suppress(OSError):
+                temporary.unlink()
     return None
 
 
@@ -241,6 +258,10 @@ class _Found(NamedTuple):
 
 
 def _build(paths: list[Path], files: list[Mapped]) -> Index:
+    if len(files) > _MOST_FILES:
+        raise DataError(
+            f"{len(files):,} tars are more than the {_MOST_FILES:,} that can be indexed"
+        )
     parts = [part for number in range(len(files)) for part in _parts(paths, files, number)]
     size = sum(len(file) for file in files)
     found: dict[int, _Found] = {}
@@ -283,10 +304,12 @@ def _parts(paths: list[Path], files: list[Mapped], number: int) -> Iterator[_Par
         )
     inner = []
     for member, start in _members(view, 0, len(view), path):
-        if member.name.endswith(".tar"):
+        if _is_tar(member.name):
             group = PurePosixPath(member.name).stem
             inner.append(_Part(number, start, start + member.size, group))
-        elif not inner and is_image_name(PurePosixPath(member.name).name):
+        elif is_image_name(PurePosixPath(member.name).name):
+            if inner:
+                raise DataError(_MIXED.format(path=path, name=member.name))
             break  # a tar of images; the workers walk it
     if not inner:
         inner = [_Part(number, 0, len(view), path.stem if _WNID.fullmatch(path.stem) else "")]
@@ -302,9 +325,13 @@ def _scan(paths: list[Path], files: list[Mapped], part: _Part) -> _Found:
     for member, start in _members(view, part.start, part.end, paths[part.file]):
         path = _safe(member.name)
         name = path.rpartition("/")[2]
+        if path.startswith(".") or "/." in path:
+            continue  # hidden, as in a folder
         if name.endswith(".cls") and member.size < 1024:
             text = bytes(view[start : start + member.size]).decode("utf-8", "replace")
             classes[_key(part.file, path)] = text.strip()
+        elif _is_tar(name):
+            raise DataError(_MIXED.format(path=paths[part.file], name=member.name))
         elif is_image_name(name):
             if len(names) % _CHUNK == 0:
                 rows.append(np.zeros(_CHUNK, ROW))
@@ -320,15 +347,25 @@ def _members(
     try:
         with tarfile.open(fileobj=_Window(view[start:end]), mode="r:") as tar:
             while (member := tar.next()) is not None:
-                tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay in memory
+                tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
+                at = start + member.offset_data
+                if member.islnk() and is_image_name(PurePosixPath(member.name).name):
+                    raise tarfile.ReadError(
+                        f"{member.name} is a link to {member.linkname}; "
+                        "make the tar anew with tar --hard-dereference"
+                    )
                 if not member.isreg():
                     continue
                 if member.sparse is not None:
                     raise tarfile.ReadError(f"{member.name} is stored sparsely")
-                if start + member.offset_data + member.size > end:
+                if not 0 <= member.size < 2**32 or at + member.size > end:
                     raise tarfile.ReadError("unexpected end of data")
-                yield member, start + member.offset_data
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+                yield member, at
+            # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
+            last = view[start + tar.offset : min(start + tar.offset + _BLOCK, end)]
+            if len(last) < _BLOCK or any(last):
+                raise tarfile.ReadError(f"damaged or cut after {start + tar.offset:,} bytes")
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(
             f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
         ) from error
@@ -347,7 +384,8 @@ class _Window(io.RawIOBase):
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        end = len(self._view) if size is None or size < 0 else self._at + size
+        size = _LARGEST_READ if size is None or size < 0 else min(size, _LARGEST_READ)
+        end = self._at + size
         data = bytes(self._view[self._at : end])
         self._at += len(data)
         return data
@@ -377,10 +415,16 @@ def _probed(file: int, start: int, size: int, view: memoryview) -> tuple[int, ..
 
 
 def _gunzip(data: Bytes, limit: int) -> bytes:
+    """Decompress up to ``limit`` bytes."""
     try:
-        return zlib.decompressobj(wbits=31).decompress(data, limit)
-    except zlib.error as error:
+        with gzip.open(io.BytesIO(data)) as file:
+            return file.read(limit)
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"a gzipped image in a tar is damaged: {error}") from error
+
+
+def _is_tar(name: str) -> bool:
+    return name.endswith(".tar") and not PurePosixPath(name).name.startswith(".")
 
 
 def _safe(name: str) -> str:
@@ -398,29 +442,35 @@ def _sorted(names: list[str], rows: NDArray[np.void], texts: dict[str, str], sou
     """Give every image its class, and put the images in the order that a folder of them has."""
     if not names:
         raise DataError(f"{source} holds no images")
+    paths = list(map(_split, names))
     shared = _shared_parents(names)
-    tops = {parts[shared] for parts in map(_split, names) if len(parts) > shared + 1}
-    alone = next((name for name in names if name.count("/") <= shared), "")
-    split = bool(tops) and tops <= _SPLITS.keys() and not alone
-    if split:
-        held_out = np.array([_SPLITS[_split(name)[shared]] for name in names])
+    tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
+    split = "train" in tops and len(tops) > 1
+    if split:  # as in a folder: train/ and val/ (or test/), and nothing else
+        other = "val" if "val" in tops else "test"
+        kept = [
+            i for i, p in enumerate(paths) if len(p) > shared + 1 and p[shared] in ("train", other)
+        ]
+        rows = rows[kept]
+        names, paths = [names[i] for i in kept], [paths[i] for i in kept]
+        held_out = np.array([parts[shared] == other for parts in paths])
         rows["flags"] |= np.where(held_out, int(Flags.HELD_OUT), 0).astype(np.uint16)
         shared += 1
     if texts:
-        own = [
-            texts.get(_key(int(file), n), "") for n, file in zip(names, rows["file"], strict=True)
-        ]
+        own = [texts.get(_key(int(f), n), "") for n, f in zip(names, rows["file"], strict=True)]
         if not all(own):
             bare = names[own.index("")]
             raise DataError(f"{source}: {bare} has no .cls file beside it, though others have one")
-    elif tops and alone and not split:
-        raise DataError(
-            f"{source} holds images both by themselves ({_split(alone)[-1]}) and in folders "
-            f"({min(tops)}/)"
-        )
     else:
-        own = [parts[shared] if len(parts) > shared + 1 else "" for parts in map(_split, names)]
-    if texts and all(name.isdigit() for name in own):  # as shards of ImageNet have it: labels
+        own = [parts[shared] if len(parts) > shared + 1 else "" for parts in paths]
+        if any(own) and not all(own):
+            raise DataError(
+                f"{source} holds images both by themselves ({paths[own.index('')][-1]}) and in "
+                f"folders ({min(filter(None, own))}/)"
+            )
+    if texts and all(
+        name.isascii() and name.isdigit() for name in own
+    ):  # as shards of ImageNet have it: labels
         labels = np.array([int(name[:18]) for name in own], np.int64)
         classes = numbered_classes(labels, source)
     else:
@@ -428,10 +478,12 @@ def _sorted(names: list[str], rows: NDArray[np.void], texts: dict[str, str], sou
         place = {name: label for label, name in enumerate(classes)}
         labels = np.array([place.get(name, -1) for name in own], np.int64)
     rows["label"] = labels
-    keys = [_file_first(name) for name in names]
-    order = sorted(range(len(names)), key=keys.__getitem__)
-    rows = rows[order]
-    return Index(rows[np.argsort(rows["label"], kind="stable")], classes, split)
+    names = ["/".join(parts[shared:]) for parts in paths]
+    order = sorted(range(len(names)), key=[_file_first(name) for name in names].__getitem__)
+    order = [order[i] for i in np.argsort(labels[order], kind="stable")]
+    joined = "\0".join(names[i].replace("\0", "_") for i in order)
+    packed = zlib.compress(joined.encode("utf-8", "surrogateescape"), 1)
+    return Index(rows[order], classes, split, packed)
 
 
 def _split(name: str) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
+import resource
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,9 @@ from fastsiam.errors import DataError
 Split = Literal["train", "val"]
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+"""What Pillow may take a file for, whatever its name: others of its readers start programs."""
 
 _MOST_CLASSES = 10**6
 
@@ -73,6 +78,10 @@ class Store(ABC):
     def stamp(self) -> str:
         """Return a text that changes when the files do (names, sizes, modification times)."""
 
+    def is_intact(self, index: int, data: Bytes) -> bool:
+        """Compare an image's bytes with the checksum that the store holds of them, if it does."""
+        return True
+
     def decode(self, index: int) -> Image.Image:
         """Decode an image to RGB as torchvision's default loader does: EXIF rotation is left alone.
 
@@ -98,7 +107,7 @@ class Mapped:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with _opened(path) as file:
                 self.view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
@@ -114,6 +123,18 @@ class Mapped:
         return Mapped, (self.path,)
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """Open a file; a mapping holds it open, and a thousand shards are more than some limits."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return path.open("rb")
+
+
 def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:
     """Decode one image to RGB, or wrap H x W x 3 pixels of a given (height, width).
 
@@ -125,17 +146,18 @@ def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(data)).convert("RGB")
+            return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
+    except MemoryError:
+        raise
     except UnidentifiedImageError as error:
-        raise ValueError(
-            "it is not an image that Pillow can read" if len(data) else "it is empty"
-        ) from error
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(str(error).split(":")[0].split("<_io")[0].strip()) from error
+        raise ValueError("it is not an image" if len(data) else "it is empty") from error
+    except Exception as error:  # Pillow's decoders raise whatever a broken file makes them
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(reason.split(":")[0].split("<_io")[0].strip()) from error
 
 
 def numbered_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:
-    """Name the classes of bare labels by their numbers: "0", "1", ...; none if a label is negative.
+    """Name the classes of bare labels by their numbers: "0", "1", ...; none if all are negative.
 
     Raises:
         DataError: a label is no class number.
@@ -143,7 +165,7 @@ def numbered_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ..
     most = int(labels.max(initial=-1))
     if most >= _MOST_CLASSES:
         raise DataError(f"{source} has the label {most}, which is no number of a class")
-    return () if labels.min(initial=0) < 0 else tuple(str(i) for i in range(most + 1))
+    return tuple(str(i) for i in range(most + 1))
 
 
 def is_image_name(name: str) -> bool:

@@ -45,7 +45,6 @@ METADATA = np.dtype({"names": ["image", "label"], "formats": [IMAGE, "<i8"], "of
 JPEG, RAW = 0, 1
 """Modes of a record."""
 FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, NDARRAY_FIELD, JSON_FIELD = range(6)
-LARGEST_SIDE = 0xFFFF
 
 _FORMATS: dict[int, Any] = {
     FLOAT_FIELD: "<f8",
@@ -117,6 +116,7 @@ class BetonStore(Store):
         """(images,) length of each record."""
         self.classes = ()
         self.labels = np.full(len(image), -1) if label is None else label.astype(np.int64)
+        self.labels = np.maximum(self.labels, -1)
         self.crc: NDArray[np.uint32] | None = None
         """(images,) CRC-32 of each record, where the file names them."""
         self.about: dict[str, Any] = {}
@@ -150,6 +150,10 @@ class BetonStore(Store):
     def where(self, index: int) -> str:
         """Return file, position and name, for messages."""
         return f"image {index} of {self.root}" + (f" ({self.name(index)})" if self.ours else "")
+
+    def is_intact(self, index: int, data: Bytes) -> bool:
+        """Compare an image's bytes with their checksum; true where the file holds none."""
+        return self.crc is None or zlib.crc32(data) == int(self.crc[index])
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each record: (images,)."""
@@ -253,8 +257,10 @@ def _annex_place(
     """Return where the annex lies, None in a file of FFCV's own making."""
     for number, field in enumerate(fields):
         arguments = field["arguments"].tobytes()
-        if field["type_id"] != IMAGE_FIELD or not arguments.startswith(_MAGIC):
+        if field["type_id"] != IMAGE_FIELD or not any(arguments):
             continue
+        if not arguments.startswith(_MAGIC):  # FFCV's own image field leaves zeros there
+            raise _damaged(path, "the arguments of its image field are not ours")
         _, version, start, size, crc, check = _MARK.unpack_from(arguments)
         if version != _ANNEX_FORMAT:
             raise DataError(
@@ -274,7 +280,7 @@ def _annex_place(
 def _read_metadata(
     path: Path, view: memoryview, header: np.void, fields: NDArray[np.void]
 ) -> tuple[NDArray[np.void], NDArray[np.int64] | None]:
-    """Return the columns of the first image field and, if there is one, the first integer field."""
+    """Return the columns of the image field and, if there is one, of the label field."""
     kinds = [int(kind) for kind in fields["type_id"]]
     unknown = [f["name"].decode("ascii", "replace") for f in fields if f["type_id"] not in _FORMATS]
     if unknown:
@@ -288,8 +294,16 @@ def _read_metadata(
     if at + count * row.itemsize > len(view):
         raise _damaged(path, f"it ends before its metadata of {count:,} images")
     rows = np.frombuffer(view, row, count, at)
-    label = rows[f"f{kinds.index(INT_FIELD)}"] if INT_FIELD in kinds else None
-    return rows[f"f{kinds.index(IMAGE_FIELD)}"], label
+    image, label = _choose(fields, IMAGE_FIELD, b"image"), _choose(fields, INT_FIELD, b"label")
+    assert image is not None
+    return rows[f"f{image}"], None if label is None else rows[f"f{label}"]
+
+
+def _choose(fields: NDArray[np.void], kind: int, name: bytes) -> int | None:
+    """Return the number of the field of a kind that has a name, or of the first of that kind."""
+    of_kind = [i for i, field in enumerate(fields) if field["type_id"] == kind]
+    named = [i for i in of_kind if fields[i]["name"] == name]
+    return next(iter(named + of_kind), None)
 
 
 def _read_table(path: Path, view: memoryview, header: np.void) -> NDArray[np.void]:

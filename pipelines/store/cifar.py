@@ -7,7 +7,9 @@ refused.
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -25,6 +27,7 @@ SIDE = 32
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")
 _LABELS = ((b"labels", b"label_names"), (b"fine_labels", b"fine_label_names"))
 _LARGEST_MEMBER = 2**28
+_MOST_MEMOS = 10**6
 
 
 class CifarStore(Store):
@@ -86,15 +89,16 @@ def _pickles(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
                 if name.split("_")[0] in ("data", "test", "train", "batches.meta", "meta"):
                     file = tar.extractfile(member)
                     assert file is not None
-                    yield name, _Unpickler(path, name, file, encoding="bytes").read()
+                    yield name, _unpickle(path, name, file.read())
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(f"{path} is no whole CIFAR archive ({error}); fetch it again") from error
 
 
 def _class_names(content: dict[bytes, Any]) -> tuple[str, ...]:
     for _, key in _LABELS:
-        if isinstance(names := content.get(key), list):
-            return tuple(bytes(name).decode("utf-8", "replace") for name in names)
+        names = content.get(key)
+        if isinstance(names, list) and all(isinstance(name, bytes) for name in names):
+            return tuple(name.decode("utf-8", "replace") for name in names)
     return ()
 
 
@@ -159,14 +163,19 @@ class _Unpickler(pickle.Unpickler):
             )
         return self._KNOWN[module, name]
 
-    def read(self) -> dict[bytes, Any]:
-        """Read the pickle, a dict."""
-        try:
-            content = self.load()
-        except DataError:
-            raise
-        except Exception as error:  # a broken pickle raises anything
-            raise DataError(f"{self._where} is damaged ({error}); fetch it again") from error
-        if not isinstance(content, dict):
-            raise DataError(f"{self._where} is no file of CIFAR; fetch it again")
-        return content
+
+def _unpickle(path: Path, member: str, data: bytes) -> dict[bytes, Any]:
+    """Read a pickle, a dict."""
+    try:
+        for operation, argument, _ in pickletools.genops(data):
+            # An index into a table that the reader makes as long as that: a few bytes for 64 GB.
+            if operation.name.endswith(("PUT", "GET")) and int(argument or 0) > _MOST_MEMOS:
+                raise ValueError("a memo out of range")
+        content = _Unpickler(path, member, io.BytesIO(data), encoding="bytes").load()
+    except DataError:
+        raise
+    except Exception as error:  # a broken pickle raises anything
+        raise DataError(f"{path}: {member} is damaged ({error}); fetch it again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: {member} is no file of CIFAR; fetch it again")
+    return content

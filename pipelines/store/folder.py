@@ -109,12 +109,19 @@ def _list(folder: Path) -> tuple[list[str], list[str]]:
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir():
-                    folders.append(entry.name)
-                elif is_image_name(entry.name):
+                    if not (entry.is_symlink() and _leads_up(folder, entry.path)):
+                        folders.append(entry.name)
+                elif is_image_name(entry.name) and entry.is_file():
                     images.append(entry.name)
     except OSError as error:
         raise DataError(f"cannot list {folder}: {error.strerror}") from error
     return sorted(images), sorted(folders)
+
+
+def _leads_up(folder: Path, link: str) -> bool:
+    """Tell whether a link leads to the folder that it is in, or to one above."""
+    target = os.path.realpath(link)
+    return os.path.commonpath([target, os.path.realpath(folder)]) == target
 
 
 def _walk(root: Path, folder: str) -> list[bytes]:

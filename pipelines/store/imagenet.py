@@ -27,7 +27,7 @@ def validation_labels(folders: list[Path]) -> dict[int, str | int] | None:
     """Find the labels of the validation images.
 
     Args:
-        folders: where to look for the devkit or a list.
+        folders: where to look for the devkit or a list, the nearest first.
 
     Returns:
         From an image's number (1 to 50,000) to its WordNet id, or to its class's place among the
@@ -36,13 +36,15 @@ def validation_labels(folders: list[Path]) -> dict[int, str | int] | None:
     Raises:
         DataError: a list is there and cannot be read.
     """
-    for folder in folders:
+    for level, folder in enumerate(folders):
         archive, unpacked = folder / f"{DEVKIT}.tar.gz", folder / DEVKIT / "data"
         if archive.is_file():
             return _from_devkit(archive, partial(_member, archive))
         if unpacked.is_dir():
             return _from_devkit(unpacked, partial(_file, unpacked))
         for name in LISTS:
+            if level > 2 and name == "val.txt":
+                continue  # anybody's, so far away
             if (folder / name).is_file():
                 return _from_list(folder / name)
     return None
@@ -96,7 +98,7 @@ def _from_list(path: Path) -> dict[int, str | int]:
         label = words[1] if named and len(words) > 1 else words[0]
         if _WNID.fullmatch(label):
             labels[number] = label
-        elif label.isdigit():
+        elif label.isascii() and label.isdigit():
             labels[number] = int(label)
         else:
             raise DataError(f"{path} has a line that is no label: {line[:80]!r}")

@@ -49,6 +49,11 @@ class JoinedStore(Store):
         store, own = self._find(index)
         return store.raw_size(own)
 
+    def is_intact(self, index: int, data: Bytes) -> bool:
+        """Compare an image's bytes with their checksum."""
+        store, own = self._find(index)
+        return store.is_intact(own, data)
+
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
         return np.concatenate([store.sizes() for store in self.stores])

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from .base import Bytes
+from .base import FORMATS, Bytes
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
@@ -66,8 +66,8 @@ class Probe:
     """Of ``Flags``."""
     scan: int = 0
     """JPEG: where the first scan begins."""
-    rotation: tuple[int, int] | None = None
-    """JPEG: where the EXIF segment begins and ends that asks to turn it."""
+    rotation: tuple[tuple[int, int], ...] = ()
+    """JPEG: where each EXIF segment begins and ends, if one of them asks to turn it."""
 
 
 def probe(data: Bytes) -> Probe:
@@ -81,10 +81,10 @@ def probe(data: Bytes) -> Probe:
     if not len(data):
         raise ValueError("it is empty")
     try:
-        with Image.open(io.BytesIO(data)) as image:  # reads no pixels
+        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return Probe(image.height, image.width, int(Flags.NOT_JPEG))
     except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
-        raise ValueError("it is not an image that Pillow can read") from error
+        raise ValueError("it is not an image") from error
 
 
 def ends(data: Bytes, scan: int) -> bool:
@@ -94,7 +94,8 @@ def ends(data: Bytes, scan: int) -> bool:
 
 def _jpeg(data: Bytes) -> Probe:
     """Walk from marker to marker up to the first scan."""
-    flags, size, rotation, adobe = 0, (0, 0), None, -1
+    flags, size, adobe = 0, (0, 0), -1
+    exif: list[tuple[int, int]] = []
     place, end = 2, len(data)
     while place + 4 <= end:
         if data[place] != 0xFF:
@@ -123,8 +124,9 @@ def _jpeg(data: Bytes) -> Probe:
             elif channels != 3:
                 flags |= _UNUSUAL
         elif marker == _APP1 and data[body : body + 6] == b"Exif\x00\x00":
+            exif.append((place, following))
             if _orientation(data[body:following]) not in (0, 1):
-                flags, rotation = flags | _ROTATED, (place, following)
+                flags |= _ROTATED
         elif marker == _APP14 and length >= 14 and data[body : body + 5] == b"Adobe":
             adobe = data[body + 11]
         elif marker == _SOS:
@@ -132,7 +134,7 @@ def _jpeg(data: Bytes) -> Probe:
                 raise ValueError("its JPEG header names no size")
             if adobe == 0 and not flags & (_GRAY | _CMYK):
                 flags |= _UNUSUAL
-            return Probe(*size, flags, following, rotation)
+            return Probe(*size, flags, following, tuple(exif) if flags & _ROTATED else ())
         place = following
     raise ValueError("it is truncated within its header")
 
