@@ -41,6 +41,10 @@ class Loader(Protocol):
     """A pipeline over one data set, for one rank. Its whole state is (epoch, step)."""
 
     @property
+    def source(self) -> str:
+        """Where the images come from, for people."""
+
+    @property
     def images(self) -> int:
         """Images in the data set."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.augment import draw_views
-from fastsiam.batch import EvalLoader
+from fastsiam.batch import EvalLoader, Loader
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import AugmentConfig, DataConfig, MonitorConfig, Precision, TrainConfig
 from fastsiam.console import Console
@@ -101,7 +101,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             _write_config(config, recipe, run)
-            _introduce(console, config, place, loader.images, loader.steps, dtype, run, start)
+            _introduce(console, config, place, loader, dtype, run, start)
         torch.manual_seed(config.numerics.seed)
         method = build_method(config.model)
         knn = _monitor(config, place, console, dtype)
@@ -306,8 +306,7 @@ def _introduce(
     console: Console,
     config: TrainConfig,
     place: Place,
-    images: int,
-    steps: int,
+    loader: Loader,
     dtype: torch.dtype,
     run: Path,
     start: Checkpoint | None,
@@ -321,8 +320,9 @@ def _introduce(
     console.say(
         f"SimSiam {config.model.backbone} on {place.world} x {kind}, "
         f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
-        f"{images:,} images, {steps:,} steps an epoch, {config.optim.epochs} epochs"
+        f"{loader.images:,} images, {loader.steps:,} steps an epoch, {config.optim.epochs} epochs"
     )
+    console.say(f"images from {loader.source}")
     console.say(
         f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), "
         f"learning rate {peak_lr(config.optim):g} "

@@ -43,7 +43,7 @@ class MemoryLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.images, self.steps = len(store), order.steps
+        self.source, self.images, self.steps = str(store), len(store), order.steps
         self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
         self._pixels = Pixels(store, workers, device)
         self._labels = torch.from_numpy(store.labels).to(device)

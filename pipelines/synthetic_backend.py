@@ -32,7 +32,7 @@ class SyntheticLoader:
         dtype: torch.dtype,
     ) -> None:
         self._order = Order(images=IMAGES, batch=batch, seed=seed, rank=rank, world=world)
-        self.images, self.steps = IMAGES, self._order.steps
+        self.source, self.images, self.steps = "noise", IMAGES, self._order.steps
         generator = torch.Generator(device).manual_seed(seed + rank)
         shape = (batch // world, 3, augment.crop, augment.crop)
 

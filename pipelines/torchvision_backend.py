@@ -120,7 +120,7 @@ class TorchvisionLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.images, self.steps = len(store), order.steps
+        self.source, self.images, self.steps = str(store), len(store), order.steps
         self._order, self._labels, self._device, self._dtype = order, store.labels, device, dtype
         self._tasks = _Tasks(order)
         self._loader = in_workers(

@@ -517,7 +517,7 @@ def test_where_it_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "cifar10").mkdir()
     cifar(tmp_path / "cifar10" / "cifar-10-python.tar.gz")
     for kind in ("imagenet", "cifar10"):
-        written = convert(kind, ConvertConfig(), Quiet())  # type: ignore[arg-type]
+        written = convert(kind, ConvertConfig(), Quiet())
         assert {w.path.parent for w in written} == {tmp_path / kind}
     with pytest.raises(DataError, match="holds data sets of their own: name one"):
         open_store(tmp_path, "train")

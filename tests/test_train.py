@@ -45,7 +45,7 @@ class Wrapped:
 
     def __init__(self, loader: Loader, before: Any) -> None:
         self._loader, self._before = loader, before
-        self.images, self.steps = loader.images, loader.steps
+        self.source, self.images, self.steps = loader.source, loader.images, loader.steps
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
         for step, batch in enumerate(

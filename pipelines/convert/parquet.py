@@ -35,6 +35,8 @@ class ParquetStore(Store):
         DataError: pyarrow is missing, or a file cannot be read or has no image column.
     """
 
+    kind = "parquet files"
+
     def __init__(self, root: Path, files: list[Path]) -> None:
         self.root, self._files = root, files
         labels: list[Any] = []

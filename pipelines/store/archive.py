@@ -92,6 +92,8 @@ class ArchiveStore(Store):
         DataError: a tar cannot be read, is damaged or compressed, or there is no image.
     """
 
+    kind = "tar, read in place"
+
     def __init__(self, paths: list[Path], split: Split = "train", of_split: bool = True) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
         self._files = [Mapped(path) for path in paths]

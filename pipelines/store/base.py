@@ -9,7 +9,7 @@ import resource
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,8 @@ class Store(ABC):
     without copying.
     """
 
+    kind: ClassVar[str]
+    """What sort of source it is, for people."""
     root: Path
     """Where the images lie, for messages."""
     classes: tuple[str, ...]
@@ -45,6 +47,10 @@ class Store(ABC):
     """(images,) position of each image's class among ``classes``, or -1."""
     groups: NDArray[np.int64] | None = None
     """(images,) number of the piece that has to be read as a whole to get at each image, if any."""
+
+    def __str__(self) -> str:
+        """Say where the images come from."""
+        return f"{self.root} ({self.kind})"
 
     def __len__(self) -> int:
         """Count the images."""
@@ -107,8 +113,7 @@ class Mapped:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with _opened(path) as file:
-                self.view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self.view = _mapped(path)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
@@ -123,16 +128,21 @@ class Mapped:
         return Mapped, (self.path,)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    """Open a file; a mapping holds it open, and a thousand shards are more than some limits."""
+def _mapped(path: Path) -> memoryview:
+    """Map a file; that holds it open, and a thousand shards are more than some limits."""
+
+    def view() -> memoryview:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
     try:
-        return path.open("rb")
+        return view()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return path.open("rb")
+    return view()
 
 
 def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:

@@ -98,6 +98,8 @@ class BetonStore(Store):
         DataError: the file cannot be read, is damaged, or has no image field.
     """
 
+    kind = "converted file"
+
     def __init__(self, path: Path) -> None:
         self.root = path
         self._file = Mapped(path)

@@ -37,6 +37,8 @@ class CifarStore(Store):
         DataError: the archive cannot be read, is damaged, or holds anything but plain arrays.
     """
 
+    kind = "archive, in memory"
+
     def __init__(self, path: Path, split: Split) -> None:
         self.root = path
         pixels: list[NDArray[np.uint8]] = []

@@ -26,6 +26,8 @@ class FolderStore(Store):
     the position of the class folder's name among the sorted names. Without, every label is -1.
     """
 
+    kind = "files of a folder"
+
     def __init__(self, root: Path) -> None:
         self.root = root
         names: list[bytes] = []

@@ -20,6 +20,8 @@ class JoinedStore(Store):
         DataError: the stores do not have the same classes.
     """
 
+    kind = "parts of a conversion"
+
     def __init__(self, root: Path, stores: Sequence[Store]) -> None:
         self.root, self.stores = root, stores
         self.classes = stores[0].classes
