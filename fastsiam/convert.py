@@ -41,6 +41,9 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
         watcher.end()
     for file in written:
         print(_summary(file))
+    if not written:
+        print(f"part {config.part} has no images: there are so few that part 1 has them all")
+        return written
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
     print(f"in {took}; check it with: fastsiam convert verify {written[0].path.parent}")

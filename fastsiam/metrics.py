@@ -59,15 +59,16 @@ class CollapseGuard:
     SPREAD = 0.5
     """z_std below this is a collapse in progress; a healthy run stays above 0.8."""
     RANK = 4.0
-    """Fewer dimensions than this carry nothing, whatever their spread."""
+    """Fewer dimensions than this carry nothing, whatever their spread; tiny batches have fewer."""
 
     ADVICE = (
         "usual causes: the stop-gradient is missing, the learning rate is too high for the batch, "
         "BN sees too few samples, the augmentation is too weak, or fp16 overflow"
     )
 
-    def __init__(self, on_collapse: str) -> None:
+    def __init__(self, on_collapse: str, *, batch: int) -> None:
         self._stops = on_collapse == "stop"
+        self._least_rank = min(self.RANK, batch / 4)
         self._warned = False
 
     def check(self, step: int, spread: float, rank: float) -> str | None:
@@ -76,7 +77,7 @@ class CollapseGuard:
         Raises:
             TrainingError: on collapse, if the run shall stop then.
         """
-        if spread >= self.SPREAD and rank >= self.RANK:
+        if spread >= self.SPREAD and rank >= self._least_rank:
             self._warned = False
             return None
         message = (

@@ -85,7 +85,10 @@ def train(
     log = None
     if place.leads:
         log = MetricsLog(run, step=step, steps_per_epoch=per_epoch, evaluates_again=knn_due())
-    finite, guard = FiniteCheck(place.device), CollapseGuard(config.monitor.on_collapse)
+    finite, guard = (
+        FiniteCheck(place.device),
+        CollapseGuard(config.monitor.on_collapse, batch=config.optim.batch),
+    )
 
     def check_finite() -> None:
         bad = finite.verdict()

@@ -501,6 +501,15 @@ def test_a_split_too_small_for_its_parts_is_the_first_parts(tmp_path: Path) -> N
     assert checked(tmp_path / "out") == []
 
 
+def test_fewer_images_than_parts(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", classes=2, each=1)
+    arguments = ["convert", "folder", "--source", str(tmp_path / "images")]
+    arguments += ["--out", str(tmp_path / "out"), "--part"]
+    assert "part 2/3 has no images" in fastsiam(*arguments, "2/3").stdout
+    fastsiam(*arguments, "1/3")
+    assert len(open_store(tmp_path / "out", "train")) == 2
+
+
 def test_imagenet_without_validation_labels(tmp_path: Path) -> None:
     imagenet(tmp_path)
     (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()

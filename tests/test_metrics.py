@@ -57,12 +57,12 @@ def test_rank_sees_the_collapse_that_std_does_not() -> None:
     z = torch.randn(512, 3) @ torch.randn(3, 64)
     assert z_std(z) > 0.85
     assert effective_rank(z) < 3.1
-    guard = CollapseGuard("warn")
+    guard = CollapseGuard("warn", batch=64)
     assert guard.check(5, z_std(z).item(), effective_rank(z).item())
 
 
 def test_guard_warns_once_an_episode_or_stops() -> None:
-    guard = CollapseGuard("warn")
+    guard = CollapseGuard("warn", batch=64)
     assert guard.check(10, 0.98, 60) is None
     warning = guard.check(20, 0.3, 2.0)
     assert warning and "step 20" in warning and "learning rate" in warning
@@ -70,7 +70,8 @@ def test_guard_warns_once_an_episode_or_stops() -> None:
     assert guard.check(40, 0.9, 50) is None
     assert guard.check(50, 0.1, 1.1)
     with pytest.raises(TrainingError, match="collapses at step 7"):
-        CollapseGuard("stop").check(7, 0.1, 1.1)
+        CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
+    assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
 
 
 def test_finite_check_names_the_first_bad_step() -> None:

@@ -99,7 +99,8 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         written.append(Written(path, about))
     if failures:
         raise BadImagesError("; ".join(failures), bad)
-    _write_manifest(out / f"manifest{part}.json", written, sources)
+    if written:
+        _write_manifest(out / f"manifest{part}.json", written, sources)
     return written
 
 
