@@ -24,6 +24,7 @@ from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.metrics import read_metrics
 from fastsiam.pipelines.convert import BadImagesError, Written, convert, writer
+from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, Store, open_store
 from fastsiam.pipelines.store.beton import JPEG, RAW
@@ -877,7 +878,7 @@ def test_damaged_leftovers_are_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     source, out = half_done(tmp_path, monkeypatch)
     partial, journal = out / "train.beton.partial", out / "train.beton.journal"
     lines = journal.read_text().splitlines(keepends=True)
-    second = writer.Block.parse(sorted(lines[1:], key=lambda x: json.loads(x[9:])[0])[1])
+    second = Block.parse(sorted(lines[1:], key=lambda x: json.loads(x[9:])[0])[1])
     data = bytearray(partial.read_bytes())
     data[second.start + 100] ^= 1
     partial.write_bytes(data)

@@ -8,11 +8,8 @@ partial file. At the end come metadata, annex and table, the header last, and th
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import fcntl
-import functools
 import hashlib
 import itertools
 import json
@@ -21,12 +18,11 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +34,8 @@ from fastsiam.errors import DataError
 from ..processes import AbandonedError, forked
 from ..store.base import Bytes, Store
 from ..store.beton import FIELD, HEADER, METADATA, RAW, RECORD, Annex, BetonStore, head
+from . import journal
+from .journal import ROW, Block
 from .prepare import Record, prepare
 
 BLOCK_BYTES = 2**23
@@ -57,19 +55,6 @@ _FOR_ONE_PART: dict[str, Any] = {
 }
 """Options in which the parts of one set may differ."""
 
-_ROW = np.dtype(
-    [
-        ("source", "<i8"),
-        ("start", "<u8"),
-        ("size", "<u4"),
-        ("crc", "<u4"),
-        ("width", "<u2"),
-        ("height", "<u2"),
-        ("mode", "u1"),
-    ]
-)
-"""An image that is written: its place in the source and in the file."""
-
 Progress = Callable[[int, int], None]
 """Called with the images and the source bytes that are done."""
 
@@ -80,46 +65,6 @@ class BadImagesError(DataError):
     def __init__(self, message: str, bad: list[tuple[str, str]]) -> None:
         super().__init__(message)
         self.bad = bad
-
-
-@dataclass(frozen=True)
-class Block:
-    """A finished block."""
-
-    number: int
-    start: int
-    end: int
-    rows: NDArray[np.void]
-    """(images,) of type _ROW."""
-    how: dict[str, int]
-    bad: list[tuple[int, str]]
-    """Position in the source, and reason."""
-    again: bool = False
-    """Whether something could not be read, so that another try may find it."""
-
-    def line(self) -> str:
-        """Return it as a line of the journal."""
-        rows = base64.b64encode(self.rows.tobytes()).decode()
-        values = [self.number, self.start, self.end, rows, self.how, self.bad, self.again]
-        text = json.dumps(values)
-        return f"{zlib.crc32(text.encode()):08x} {text}\n"
-
-    @staticmethod
-    def parse(line: str) -> Block:
-        """Read a line of the journal; ValueError if it is torn."""
-        check, _, text = line.rstrip("\n").partition(" ")
-        if f"{zlib.crc32(text.encode()):08x}" != check:
-            raise ValueError("torn line")
-        number, start, end, rows, how, bad, again = json.loads(text)
-        return Block(
-            number,
-            start,
-            end,
-            np.frombuffer(base64.b64decode(rows), _ROW),
-            how,
-            [(index, reason) for index, reason in bad],
-            again,
-        )
 
 
 def write(
@@ -153,15 +98,15 @@ def write(
     partial = path.with_name(f"{path.name}.partial")
     begin = _align(HEADER.itemsize + 2 * FIELD.itemsize + len(indices) * METADATA.itemsize, 4096)
     cuts = _cut(sizes, None if store.groups is None else store.groups[indices])
-    with _reporting(path), _locked(path.with_name(f"{path.name}.journal")) as log:
+    with _reporting(path), journal.locked(path.with_name(f"{path.name}.journal")) as log:
         if path.exists():
             about = _finished(path, plan, config)
             say(f"{path} is there already")
             _forget(partial, Path(log.name))
             return about
-        done = _read_journal(log, plan, partial, say)
+        done = journal.read(log, plan, partial, say)
         start = done[-1].end if done else begin
-        _start(log, plan, partial, done, begin)
+        journal.start(log, plan, partial, done, begin)
         done_images = int(cuts[len(done)])
         done_bytes = int(sizes[:done_images].sum())
         _check_room(path, int(sizes.sum()) - done_bytes, say)
@@ -307,7 +252,7 @@ def _write_block(number: int) -> Block:
 def _written(job: _Job, number: int) -> Block:
     """Prepare the images of a block and write them; more than a little is not kept in memory."""
     first, last = job.cuts[number : number + 2].tolist()
-    rows = np.zeros(last - first, _ROW)
+    rows = np.zeros(last - first, ROW)
     how: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
     held: list[Bytes] = []
@@ -438,79 +383,6 @@ def _reporting(path: Path) -> Iterator[None]:
                 "from here"
             ) from error
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _locked(journal: Path) -> Iterator[IO[str]]:
-    """Open the journal for this process alone."""
-    while True:
-        with journal.open("a+", errors="replace") as log:
-            try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DataError(f"another conversion is writing {journal.stem} just now") from error
-            except OSError:
-                pass  # a file system without locks
-            if journal.exists() and os.path.samestat(os.fstat(log.fileno()), journal.stat()):
-                yield log
-                return
-            # Another process finished between the two, and took the journal away.
-
-
-def _read_journal(
-    log: IO[str], plan: dict[str, Any], partial: Path, say: Callable[[str], None]
-) -> list[Block]:
-    """Return the blocks of an earlier try, up to the first that is missing or not whole."""
-    log.seek(0)
-    known, lines = log.readline().strip(), list(log)
-    if not known or not partial.exists():
-        return []
-    if known != json.dumps(plan):
-        say(f"starting {partial.stem} anew: the source or the options are others than before")
-        return []
-    blocks = {}
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            block = Block.parse(line)
-            blocks[block.number] = block
-    numbers = itertools.takewhile(lambda number: number in blocks, itertools.count())
-    in_order = [blocks[number] for number in numbers]
-    with partial.open("rb") as file, ThreadPoolExecutor() as threads:
-        checks = list(threads.map(functools.partial(_is_whole, file.fileno()), in_order))
-    done = in_order[: [*checks, False].index(False)]
-    images = sum(len(block.rows) + len(block.bad) for block in done)
-    say(f"going on with {partial.stem}: {images:,} images are done, and checked")
-    return done
-
-
-def _is_whole(file: int, block: Block) -> bool:
-    """Tell whether a block is done and its records have the checksums that were noted."""
-    if block.again:
-        return False
-    for row in block.rows:
-        data = os.pread(file, int(row["size"]), int(row["start"]))
-        if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
-            return False
-    return True
-
-
-def _start(
-    log: IO[str], plan: dict[str, Any], partial: Path, done: list[Block], begin: int
-) -> None:
-    """Bring journal and file to where the work begins."""
-    with partial.open("ab") as file:
-        if done:
-            file.truncate(done[-1].end)
-        else:
-            file.truncate(0)
-            file.truncate(begin)
-    if done:
-        log.write("\n")  # the last line may be torn; later lines count
-    else:
-        log.seek(0)
-        log.truncate()
-        log.write(json.dumps(plan) + "\n")
-    log.flush()
 
 
 def _refuse_bad(store: Store, blocks: list[Block], config: ConvertConfig) -> None:
