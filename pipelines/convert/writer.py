@@ -100,7 +100,7 @@ def write(
     cuts = _cut(sizes, None if store.groups is None else store.groups[indices])
     with _reporting(path), journal.locked(path.with_name(f"{path.name}.journal")) as log:
         if path.exists():
-            about = _finished(path, plan, config)
+            about = _finished(path, plan)
             say(f"{path} is there already")
             _forget(partial, Path(log.name))
             return about
@@ -141,7 +141,7 @@ def _plan(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> di
     }
 
 
-def _finished(path: Path, plan: dict[str, Any], config: ConvertConfig) -> dict[str, Any]:
+def _finished(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of a file that is there already, if it is what is asked for."""
     try:
         about = BetonStore(path).about

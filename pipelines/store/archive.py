@@ -470,9 +470,8 @@ def _sorted(names: list[str], rows: NDArray[np.void], texts: dict[str, str], sou
                 f"{source} holds images both by themselves ({paths[own.index('')][-1]}) and in "
                 f"folders ({min(filter(None, own))}/)"
             )
-    if texts and all(
-        name.isascii() and name.isdigit() for name in own
-    ):  # as shards of ImageNet have it: labels
+    numbered = texts and all(name.isascii() and name.isdigit() for name in own)
+    if numbered:  # as shards of ImageNet have it: the labels themselves
         labels = np.array([int(name[:18]) for name in own], np.int64)
         classes = numbered_classes(labels, source)
     else:
