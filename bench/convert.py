@@ -23,24 +23,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fastsiam.bench.images import Silent, gather
 from fastsiam.bench.measure import Timing, in_turns
 from fastsiam.config import ConvertConfig
 from fastsiam.info import environment
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.convert.prepare import UNCHANGED, prepare
 from fastsiam.pipelines.processes import cores
 from fastsiam.pipelines.store import open_store
-
-
-class _Silent:
-    def say(self, text: str) -> None:
-        pass
-
-    def begin(self, name: str, images: int, size: int) -> None:
-        pass
-
-    def progress(self, images: int, size: int) -> None:
-        pass
 
 
 def measure(
@@ -59,14 +48,12 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as name:
         work = Path(name)
-        source = _gather(data, copies, as_tar, work / "source")
+        source = gather(data, copies, work / "source", as_tar=as_tar)
         store = open_store(source, "train", sources=True)
         size = int(store.sizes().sum())
         config = ConvertConfig(source=str(source), out=str(work / "out"))
         workers = cores()
-        (written,) = convert(
-            "folder", config, _Silent()
-        )  # and refuse what would stop FFCV's writer
+        (written,) = convert("folder", config, Silent())  # and refuse what would stop FFCV's writer
         cases: dict[str, Callable[[], None]] = {
             "cp": lambda: _copy(source, work / "copy"),
             "fastsiam": lambda: _convert(config),
@@ -130,32 +117,12 @@ def _result(timing: Timing, ours: Timing, images: int, size: int) -> dict[str, A
     }
 
 
-def _gather(folder: Path, copies: int, as_tar: bool, target: Path) -> Path:
-    """Return the folder with each image so many times, or a tar of that."""
-    if copies == 1 and not as_tar:
-        return folder
-    target.mkdir()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if as_tar and prepare(path.read_bytes(), None, ConvertConfig()).how != UNCHANGED:
-            continue
-        own = target / path.relative_to(folder)
-        own.parent.mkdir(parents=True, exist_ok=True)
-        for number in range(copies):
-            shutil.copyfile(path, own.with_stem(f"{own.stem}-{number}"))
-    if not as_tar:
-        return target
-    archive = target.with_suffix(".tar")
-    subprocess.run(["tar", "-cf", str(archive), "-C", str(target), "."], check=True)
-    shutil.rmtree(target)
-    return archive
-
-
 def _copy(source: Path, target: Path) -> None:
     subprocess.run(["cp", "-r", str(source), str(target)], check=True)
 
 
 def _convert(config: ConvertConfig) -> None:
-    convert("folder", config, _Silent())
+    convert("folder", config, Silent())
 
 
 def _ffcv(source: Path, target: Path, workers: int, quality: int) -> None:

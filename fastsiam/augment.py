@@ -44,6 +44,10 @@ class ViewParams:
     blur: NDArray[np.float32]
     """(2, N): sigma of the Gaussian blur in pixels of the view; 0 is no blur."""
 
+    def rows(self, which: slice | NDArray[np.integer]) -> ViewParams:
+        """Return the parameters of some of the images."""
+        return ViewParams(*(getattr(self, name)[:, which] for name in self.__slots__))
+
 
 def draw_views(
     config: AugmentConfig, *, seed: int, epoch: int, index: ArrayLike, size: ArrayLike

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
-Pipeline = Literal["torchvision", "memory", "synthetic"]
+Pipeline = Literal["torchvision", "ffcv", "dali", "memory", "synthetic"]
 Backbone = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 
@@ -36,17 +36,33 @@ class DataConfig:
     )
     pipeline: Pipeline = "torchvision"
     (
-        "How images become batches: PIL in worker processes; "
+        "How images become batches: PIL in worker processes; FFCV; DALI; "
         "decoded once and kept on the device; or ready tensors."
     )
     workers: int = -1
     (
-        "Loader processes of each rank; -1 is one for each core of the rank, "
-        "0 loads in the training process."
+        "Loader processes (torchvision, memory) or threads (ffcv, dali) of each rank; "
+        "-1 is one for each core of the rank, 0 loads in the training process."
     )
 
+    prefetch: int = 2
+    """ffcv, dali: batches that are made ahead of the training step."""
+    os_cache: bool = True
+    (
+        "ffcv: map the file and leave caching to the system; "
+        "otherwise FFCV reads it page by page into memory of its own."
+    )
+
+    dali_hw_decoder_load: float = 0.65
+    """dali on a GPU: share of the images, 0 to 1, that goes to the GPU's JPEG engine."""
+
     def __post_init__(self) -> None:
+        _require(
+            0 <= self.dali_hw_decoder_load <= 1,
+            f"dali-hw-decoder-load is a share, 0 to 1, not {self.dali_hw_decoder_load}",
+        )
         _require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+        _require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
 
     @property
     def root(self) -> Path:

@@ -17,6 +17,10 @@ class NoLabelsError(NoSplitError):
     """A split's labels lie in a list of their own, which is not there."""
 
 
+class BackendError(FastSiamError):
+    """The package that a pipeline needs is missing, or does not work."""
+
+
 class DeviceError(FastSiamError):
     """The devices or ranks that were asked for are not there."""
 

@@ -13,10 +13,12 @@ that ``order.Order`` names, so they differ in speed and not in what they show.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.errors import DataError
+from fastsiam.errors import BackendError, DataError
 
 from .order import Order
 from .store import Split, Store, open_store
@@ -60,6 +62,7 @@ def build_loader(
         dtype: floating type of the views; float32 by default.
 
     Raises:
+        BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
         ValueError: the batch cannot be shared equally among the ranks.
     """
@@ -82,11 +85,50 @@ def build_loader(
         from .memory_backend import MemoryLoader
 
         return MemoryLoader(store, order, augment, workers=data.workers, device=device, dtype=dtype)
+    if data.pipeline == "ffcv":
+        with _needs("ffcv"):
+            from .ffcv_backend import FfcvLoader
+
+        return FfcvLoader(
+            store,
+            order,
+            augment,
+            workers=data.workers,
+            prefetch=data.prefetch,
+            os_cache=data.os_cache,
+            device=device,
+            dtype=dtype,
+        )
+    if data.pipeline == "dali":
+        with _needs("dali"):
+            from .dali_backend import DaliLoader
+
+        return DaliLoader(
+            store,
+            order,
+            augment,
+            workers=data.workers,
+            prefetch=data.prefetch,
+            hw_decoder_load=data.dali_hw_decoder_load,
+            device=device,
+            dtype=dtype,
+        )
     from .torchvision_backend import TorchvisionLoader
 
     return TorchvisionLoader(
         store, order, augment, workers=data.workers, device=device, dtype=dtype
     )
+
+
+@contextlib.contextmanager
+def _needs(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise BackendError(
+            f"the {package} pipeline cannot be loaded ({error}); "
+            f"install it with: pip install 'fastsiam[{package}]'"
+        ) from error
 
 
 def open_training_images(data: DataConfig, *, batch: int) -> Store:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
-from fastsiam.config import TrainConfig
+from fastsiam.augment import draw_views
+from fastsiam.config import AugmentConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.metrics import FiniteCheck, read_metrics
 from fastsiam.optim import build_optimizer, lr_at, set_lr
+from fastsiam.photometric import photometric
 from fastsiam.pipelines import build_loader
+from fastsiam.pipelines.geometric import crop_views
 from fastsiam.run import train_here
 from fastsiam.train import autocast_type, train_step
 
 from .conftest import with_settings
+from .test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
 
 pytestmark = pytest.mark.gpu
 
@@ -76,3 +84,53 @@ def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: P
     run = train_here(config, "imagenet")
     steps = [line["step"] for line in read_metrics(run) if line["kind"] == "train"]
     assert steps == list(range(1, 13))
+
+
+@pytest.fixture(scope="module")
+def photographs(real_images: Path) -> list[Image.Image]:
+    return [Image.open(file).convert("RGB") for file in sorted(real_images.glob("*/*.JPEG"))[:64]]
+
+
+def on_the_gpu(function: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
+    result = function(tensor.cuda(), *args, **options)
+    return result.cpu() if isinstance(result, Tensor) else tuple(view.cpu() for view in result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sigma", [2.0, 6.0])
+def test_the_photometric_kernels_equal_the_reference(
+    sigma: float, dtype: torch.dtype, photographs: list[Image.Image]
+) -> None:
+    """To the last bit, at full size."""
+    config = AugmentConfig(hue=0.5, brightness=0.8, blur_sigma_min=0.05, blur_sigma_max=sigma)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(32), size=[(224, 224)] * 32)
+    assert_equal_reference(on_the_gpu, crops_of(photographs, 224, 32), params, config, dtype)
+
+
+@pytest.mark.parametrize("side", [32, 224])
+def test_the_crop_kernels_equal_pil(side: int, photographs: list[Image.Image]) -> None:
+    """To the last bit, from whole photographs."""
+    assert_equal_pil(on_the_gpu, photographs, side)
+
+
+def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of any size with any parameters; 208 is a side that no other test has."""
+    import triton
+
+    new: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda **kernel: new.append(kernel["repr"])
+    )
+    config, height, width = AugmentConfig(crop=208), 375, 500
+    pixels = torch.randint(0, 256, (20 * height * width * 3,), dtype=torch.uint8, device="cuda")
+    try:
+        for seed in range(8):
+            n = 10 + seed
+            size, start = np.array([(height, width)] * n), np.arange(n) * height * width * 3
+            params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
+            crops = crop_views(pixels, start, size, params, config.crop)
+            photometric(crops, params, config, dtype=torch.bfloat16)
+            assert len(new) == 7, new  # in the first batch, and none later
+            torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -15,9 +15,9 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam import photometric as P
 from fastsiam.augment import draw_views
 from fastsiam.config import AugmentConfig
+from fastsiam.photometric import reference as P
 from fastsiam.pipelines.torchvision_backend import apply_view
 
 Levels = np.ndarray

@@ -98,9 +98,11 @@ class Store(ABC):
         try:
             return decode(data, self.raw_size(index))
         except ValueError as error:
-            raise DataError(
-                f"cannot decode {self.where(index)}: {error}; repair or remove the file"
-            ) from error
+            raise self.cannot_decode(index, error) from error
+
+    def cannot_decode(self, index: int, reason: object) -> DataError:
+        """Return the error that names an image which cannot be decoded."""
+        return DataError(f"cannot decode {self.where(index)}: {reason}; repair or remove the file")
 
 
 class Mapped:

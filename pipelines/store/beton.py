@@ -107,6 +107,10 @@ class BetonStore(Store):
         header, fields = _read_head(path, view)
         self.page_size = int(header["page_size"])
         self._annex_place = _annex_place(path, view, header, fields)
+        self.fields = tuple(field["name"].decode("ascii", "replace") for field in fields)
+        """Names of the file's fields."""
+        self.image_field = self.fields[_choose(fields, IMAGE_FIELD, b"image") or 0]
+        """Name of the one that holds the images."""
         image, label = _read_metadata(path, view, header, fields)
         table = _read_table(path, view, header)
         self.modes = image["mode"].copy()

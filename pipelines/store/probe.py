@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from .base import FORMATS, Bytes
+from .base import FORMATS, Bytes, Store
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
 _SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
@@ -85,6 +85,19 @@ def probe(data: Bytes) -> Probe:
             return Probe(image.height, image.width, int(Flags.NOT_JPEG))
     except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
         raise ValueError("it is not an image") from error
+
+
+def header(store: Store, index: int, data: Bytes) -> Probe:
+    """Read the header of a store's image, ``data`` being what ``store.read(index)`` returned.
+
+    Raises:
+        DataError: it is not an image; names the file.
+    """
+    raw = store.raw_size(index)
+    try:
+        return probe(data) if raw is None else Probe(*raw, 0)
+    except ValueError as error:
+        raise store.cannot_decode(index, error) from error
 
 
 def ends(data: Bytes, scan: int) -> bool:

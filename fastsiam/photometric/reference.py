@@ -1,9 +1,9 @@
-"""The photometric stage: colour jitter, gray, blur and normalisation of uint8 crops, in batches.
+"""The reference of the photometric stage: torch operations on whole batches, on any device.
 
-This is the reference: the operations that torchvision performs on PIL images, on whole batches on
-any device, with each image's own parameters. PIL works in uint8 and truncates after every
-operation, so the reference does the same, on whole numbers: on the CPU every operation comes out
-equal to PIL's to the last bit, which tests/test_photometric.py holds.
+The operations that torchvision performs on PIL images, with each image's own parameters. PIL works
+in uint8 and truncates after every operation, so the reference does the same, on whole numbers: on
+the CPU every operation comes out equal to PIL's to the last bit, which tests/test_photometric.py
+holds. The fast implementations beside it are held against this one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,7 @@ from fastsiam.config import AugmentConfig
 def photometric(
     crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Turn the crops of N images into the two views that the model sees.
-
-    Args:
-        crops: (2, N, S, S, 3) uint8 RGB, any strides, on the training device.
-        params: what to apply to each; the crop boxes and flips are taken as done.
-        config: for the mean and standard deviation of the normalisation.
-        dtype: of the result.
-
-    Returns:
-        Two tensors (N, 3, S, S) of ``dtype``, in channels-last memory format, normalised.
-    """
+    """Do what ``fastsiam.photometric.photometric`` says."""
     _, n, height, width, _ = crops.shape
     images = crops.reshape(2 * n, height, width, 3).permute(0, 3, 1, 2)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
@@ -132,7 +122,7 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
     box filtering" (SSVM 2011), equations 7, 11 and 14. PIL's weights are whole 2**-24ths, so its
     sums are whole numbers below 2**33, which float64 holds exactly.
     """
-    inner, outer, whole = _box_weights(np.asarray(sigma, np.float32))
+    inner, outer, whole = box_weights(np.asarray(sigma, np.float32))
     reach = int(whole.max()) + 1
     offset = np.abs(np.arange(-reach, reach + 1))
     taps = np.where(offset <= whole[:, None], inner[:, None], 0.0)
@@ -150,8 +140,15 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
     return x.float()
 
 
-def _box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights, in 2**-24ths, of a box's whole pixels and of its two ends, and its whole radius.
+def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a box blur's weights: of its whole pixels and of its two ends, and its whole radius.
+
+    Args:
+        sigma: (M,) float32, of the Gaussian that three such boxes stand for.
+
+    Returns:
+        Weights in 2**-24ths, (M,) float64 each, and (M,) int64: the box is ``2 * whole + 1`` pixels
+        and a part of one more at each end.
 
     In float32, step by step as in PIL, because a weight's last digit decides roundings.
     """

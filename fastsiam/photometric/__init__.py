@@ -1,0 +1,45 @@
+"""The photometric stage: colour jitter, gray, blur and normalisation of uint8 crops, in batches.
+
+It runs where the model runs and is shared by all pipelines. Its operations are those that
+torchvision performs on PIL images, roundings included. ``reference`` defines them; ``cpu`` and
+``cuda`` are the same, fast, for one kind of device each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastsiam.augment import ViewParams
+from fastsiam.config import AugmentConfig
+
+from .reference import normalize
+
+__all__ = ["normalize", "photometric"]
+
+
+def photometric(
+    crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Turn the crops of N images into the two views that the model sees.
+
+    Args:
+        crops: (2, N, S, S, 3) uint8 RGB, any strides, on the training device.
+        params: what to apply to each; the crop boxes and flips are taken as done.
+        config: for the mean and standard deviation of the normalisation.
+        dtype: of the result.
+
+    Returns:
+        Two tensors (N, 3, S, S) of ``dtype``, in channels-last memory format, normalised.
+    """
+    if crops.device.type == "cuda":
+        from . import cuda
+
+        return cuda.photometric(crops, params, config, dtype=dtype)
+    if crops.device.type == "cpu":
+        from . import cpu
+
+        return cpu.photometric(crops, params, config, dtype=dtype)
+    from . import reference
+
+    return reference.photometric(crops, params, config, dtype=dtype)

@@ -1,0 +1,391 @@
+"""The photometric stage on the CPU: compiled by numba, vectorised, in threads.
+
+One thread takes a view through the whole stage. Its pixels lie in three float32 planes that stay in
+the processor's cache, and are worked on in chunks, in two sweeps: the contrast operation needs the
+mean of the whole view. Every operation rounds as the reference does; views before normalisation are
+equal to it to the last bit.
+"""
+
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=misc
+# What numba compiles has no annotations: one function serves arrays of several types.
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
+from fastsiam.config import AugmentConfig
+from fastsiam.threads import in_threads
+
+from .reference import box_weights
+
+_CHUNK = 2048
+"""Pixels whose three float32 planes fit into a first-level cache of 32 KiB."""
+_SLOTS = 4
+_NONE = -1
+
+
+def photometric(
+    crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Do what ``fastsiam.photometric.photometric`` says."""
+    _, n, height, width, _ = crops.shape
+    pixels = crops.reshape(2 * n, -1).contiguous().numpy()
+    half = dtype == torch.bfloat16
+    out = _room((2 * n, 3 * height * width), np.uint16 if half else np.float32)
+    order = np.where(params.jitter[..., None], params.order, _NONE).reshape(2 * n, _SLOTS)
+    if config.hue == 0:  # as ColorJitter: no trip through HSV
+        order = np.where(order == HUE, _NONE, order)
+    order = order.astype(np.int64)
+    factor = params.factor.reshape(2 * n, _SLOTS)
+    gray, blur = params.gray.reshape(2 * n), params.blur.reshape(2 * n)
+    box = _boxes(blur)
+    mean, std = np.array(config.mean), np.array(config.std)
+    scale = (1 / (255 * std)).astype(np.float32)
+    shift = (-mean / std).astype(np.float32)
+
+    def work(first: int, last: int) -> None:
+        _views(pixels, order, factor, gray, box, scale, shift, width, out, first, last)
+
+    in_threads(work, 2 * n)
+    views = torch.from_numpy(out).view(torch.bfloat16) if half else torch.from_numpy(out).to(dtype)
+    view1, view2 = views.view(2, n, height, width, 3).permute(0, 1, 4, 2, 3)
+    return view1, view2
+
+
+_free: list[NDArray[np.uint8]] = []
+"""One block of memory at most, that held views which nobody needs any more."""
+
+
+def _room(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return an array, in the memory of earlier views if these are gone.
+
+    New memory is cleared by the system, page by page, which takes as long as a colour operation.
+    """
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    block = _free.pop() if _free else np.empty(0, np.uint8)
+    if len(block) != size:
+        block = np.empty(size, np.uint8)
+    array = block.view(dtype).reshape(shape)
+    weakref.finalize(array, _keep, block).atexit = False
+    return array
+
+
+def _keep(block: NDArray[np.uint8]) -> None:
+    _free[:] = [block]
+
+
+def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """Return (M, 3) of each view's box blur: inner weight, outer weight, whole radius; 0: none."""
+    box = np.zeros((len(sigma), 3), np.uint32)
+    blurred = sigma > 0
+    if blurred.any():
+        box[blurred] = np.stack(box_weights(sigma[blurred]), axis=1)
+    return box
+
+
+_compiled = njit(nogil=True, cache=True, error_model="numpy")
+# A Python float is float64, and one of these in a loop halves its speed.
+_ZERO, _ONE, _TWO, _THREE, _FOUR, _FIVE, _SIX = (np.float32(i) for i in range(7))
+_HALF, _TOP = np.float32(0.5), np.float32(255)
+_RED, _GREEN, _BLUE = (np.float32(weight / 2**16) for weight in (19595, 38470, 7471))
+_WRAP, _UNWRAP = np.float32(256), np.float32(1 / 256)
+_SEXTANT, _CIRCLE = np.float32(85), np.float32(510)
+_WHOLE, _PER_WHOLE = np.float32(85 * 255), np.float32(1 / (85 * 255))
+_BELOW_HALF, _ODD, _CUT = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)  # ties go to even
+_BOX_HALF, _BOX_BITS = np.uint32(1 << 23), np.uint32(24)
+
+
+@_compiled
+def _views(pixels, order, factor, gray, box, scale, shift, width, out, first, last):
+    """Take the views [first, last) through the stage."""
+    count = pixels.shape[1] // 3
+    height = count // width
+    border = np.int64(box[first:last, 2].max()) + 1
+    planes = np.empty((3, count), np.float32)
+    smooth = np.empty((3, 2, (height + 2 * border) * (width + 2 * border)), np.uint8)
+    line = np.empty(3 * max(_CHUNK, width), np.float32)
+    for view in range(first, last):
+        turn = 0
+        while turn < _SLOTS and order[view, turn] != CONTRAST:
+            turn += 1
+        luma, mean = 0, _ZERO
+        for begin in range(0, count, _CHUNK):
+            end = min(begin + _CHUNK, count)
+            r, g, b = planes[0, begin:end], planes[1, begin:end], planes[2, begin:end]
+            _split(pixels[view, 3 * begin : 3 * end], r, g, b)
+            _jitter(r, g, b, order[view], factor[view], 0, turn, mean)
+            if turn < _SLOTS:
+                luma += _sum_of_luma(r, g, b)
+        mean = np.float32(np.floor(luma / count + 0.5))
+        blurred = box[view, 0] > 0
+        for begin in range(0, count, _CHUNK):
+            end = min(begin + _CHUNK, count)
+            r, g, b = planes[0, begin:end], planes[1, begin:end], planes[2, begin:end]
+            _jitter(r, g, b, order[view], factor[view], turn, _SLOTS, mean)
+            if gray[view]:
+                _grayscale(r, g, b)
+            if not blurred:
+                _normalize(r, g, b, scale, shift, line, out[view, 3 * begin : 3 * end])
+        if blurred:
+            border = np.int64(box[view, 2]) + 1
+            pitch = width + 2 * border
+            for c in range(1 if gray[view] else 3):
+                for y in range(height):
+                    begin = (border + y) * pitch + border
+                    row = planes[c, y * width : (y + 1) * width]
+                    _to_bytes(row, smooth[c, 0, begin : begin + width])
+                _blur(smooth[c], width, height, box[view])
+            second, third = (0, 0) if gray[view] else (1, 2)
+            for y in range(height):
+                begin = (border + y) * pitch + border
+                end = begin + width
+                r, g, b = smooth[0, 0], smooth[second, 0], smooth[third, 0]
+                part = out[view, 3 * y * width : 3 * (y + 1) * width]
+                _normalize(r[begin:end], g[begin:end], b[begin:end], scale, shift, line, part)
+
+
+@_compiled
+def _split(pixels, r, g, b):
+    for i in range(len(r)):
+        r[i] = np.float32(pixels[3 * i])
+        g[i] = np.float32(pixels[3 * i + 1])
+        b[i] = np.float32(pixels[3 * i + 2])
+
+
+@_compiled
+def _jitter(r, g, b, order, factor, first, last, mean):
+    """Apply the operations of the slots [first, last)."""
+    for slot in range(first, last):
+        op = order[slot]
+        if op == BRIGHTNESS:
+            _brightness(r, factor[op])
+            _brightness(g, factor[op])
+            _brightness(b, factor[op])
+        elif op == CONTRAST:
+            _contrast(r, factor[op], mean)
+            _contrast(g, factor[op], mean)
+            _contrast(b, factor[op], mean)
+        elif op == SATURATION:
+            _saturation(r, g, b, factor[op])
+        elif op == HUE:
+            _hue(r, g, b, factor[op])
+
+
+@_compiled
+def _blend(degenerate, x, factor):
+    y = degenerate + factor * (x - degenerate)
+    y = y if y > _ZERO else _ZERO
+    return np.floor(y if y < _TOP else _TOP)
+
+
+@_compiled
+def _brightness(x, factor):
+    for i in range(len(x)):
+        x[i] = _blend(_ZERO, x[i], factor)
+
+
+@_compiled
+def _contrast(x, factor, mean):
+    for i in range(len(x)):
+        x[i] = _blend(mean, x[i], factor)
+
+
+@_compiled
+def _luma(r, g, b):
+    return np.floor(r * _RED + g * _GREEN + b * _BLUE + _HALF)
+
+
+@_compiled
+def _saturation(r, g, b, factor):
+    for i in range(len(r)):
+        luma = _luma(r[i], g[i], b[i])
+        r[i] = _blend(luma, r[i], factor)
+        g[i] = _blend(luma, g[i], factor)
+        b[i] = _blend(luma, b[i], factor)
+
+
+@_compiled
+def _grayscale(r, g, b):
+    for i in range(len(r)):
+        luma = _luma(r[i], g[i], b[i])
+        r[i] = luma
+        g[i] = luma
+        b[i] = luma
+
+
+@_compiled
+def _sum_of_luma(r, g, b):
+    total = np.int32(0)
+    for i in range(len(r)):
+        total += np.int32(_luma(r[i], g[i], b[i]))
+    return np.int64(total)
+
+
+@_compiled
+def _hue(r, g, b, factor):
+    """Turn the hue.
+
+    The roundings are those of PIL's way to HSV, a mixture of float and double, and back: equal for
+    every colour, which the tests go through.
+    """
+    shift = np.float32(np.trunc(np.float64(factor) * 255.0))
+    for i in range(len(r)):
+        red, green, blue = r[i], g[i], b[i]
+        value = max(red, max(green, blue))
+        chroma = value - min(red, min(green, blue))
+        of_red, of_green = red == value, green == value
+        plus = value - (blue if of_red else (red if of_green else green))
+        minus = value - (green if of_red else (blue if of_green else red))
+        base = _ZERO if of_red else (_TWO if of_green else _FOUR)
+        rest = min(plus, minus) / max(chroma, _ONE)  # the other one is the chroma
+        sextant = (base + _ONE) - rest if plus >= minus else (base - _ONE) + rest
+        turns = sextant / _SIX
+        turns = turns if turns >= _ZERO else turns + _ONE
+        hue = np.floor(turns * _TOP) + shift
+        saturation = np.floor(chroma / max(value, _ONE) * _TOP)
+        hue = hue - _WRAP * np.floor(hue * _UNWRAP)
+        hue = hue + hue  # in 510ths of a turn, so that a sextant has 85
+        r[i] = _from_hue(hue + _FIVE * _SEXTANT, saturation, value)
+        g[i] = _from_hue(hue + _THREE * _SEXTANT, saturation, value)
+        b[i] = _from_hue(hue + _SEXTANT, saturation, value)
+
+
+@_compiled
+def _from_hue(place, saturation, value):
+    """Return a channel: by ``place`` on the circle its full value, its least, or in between."""
+    place = place if place < _CIRCLE else place - _CIRCLE
+    place = min(place, _FOUR * _SEXTANT - place)
+    place = min(max(place, _ZERO), _SEXTANT)
+    return np.floor(value * (_WHOLE - saturation * place) * _PER_WHOLE + _HALF)
+
+
+@_compiled
+def _to_bytes(x, out):
+    for i in range(len(x)):
+        out[i] = np.uint8(np.int32(x[i]))
+
+
+@_compiled
+def _normalize(r, g, b, scale, shift, line, out):
+    """Write interleaved float32, or bfloat16's bits by way of ``line``."""
+    if out.itemsize == 4:
+        _interleave(r, g, b, scale, shift, out)
+    else:
+        _interleave(r, g, b, scale, shift, line)
+        _round_to_bfloat16(line.view(np.uint32), out)
+
+
+@_compiled
+def _interleave(r, g, b, scale, shift, out):
+    scale_r, scale_g, scale_b = scale[0], scale[1], scale[2]
+    shift_r, shift_g, shift_b = shift[0], shift[1], shift[2]
+    for i in range(len(r)):
+        out[3 * i] = np.float32(r[i]) * scale_r + shift_r
+        out[3 * i + 1] = np.float32(g[i]) * scale_g + shift_g
+        out[3 * i + 2] = np.float32(b[i]) * scale_b + shift_b
+
+
+@_compiled
+def _round_to_bfloat16(bits, out):
+    for i in range(len(out)):
+        out[i] = (bits[i] + _BELOW_HALF + ((bits[i] >> _CUT) & _ODD)) >> _CUT
+
+
+@_compiled
+def _blur(planes, width, height, box):
+    """Blur planes[0], three times along the rows and three times along the columns.
+
+    The two planes have borders of the box's reach, so that each pass is one long loop; what it
+    makes of the borders themselves is overwritten.
+    """
+    inner, outer, whole = box[0], box[1], np.int64(box[2])
+    border = whole + 1
+    pitch = width + 2 * border
+    begin = border * pitch + border
+    count = (height - 1) * pitch + width
+    for turn in range(6):
+        source, target = planes[turn % 2], planes[1 - turn % 2]
+        if turn < 3:
+            _extend_rows(source, width, height, border)
+            _box(source, target, begin, count, 1, whole, inner, outer)
+        else:
+            _extend_columns(source, width, height, border)
+            _box(source, target, begin, count, pitch, whole, inner, outer)
+
+
+@_compiled
+def _extend_rows(plane, width, height, border):
+    pitch = width + 2 * border
+    for y in range(border, border + height):
+        row = plane[y * pitch : (y + 1) * pitch]
+        row[:border] = row[border]
+        row[border + width :] = row[border + width - 1]
+
+
+@_compiled
+def _extend_columns(plane, width, height, border):
+    pitch = width + 2 * border
+    for y in range(border):
+        plane[y * pitch : (y + 1) * pitch] = plane[border * pitch : (border + 1) * pitch]
+        below, last = border + height + y, border + height - 1
+        plane[below * pitch : (below + 1) * pitch] = plane[last * pitch : (last + 1) * pitch]
+
+
+@_compiled
+def _box(plane, out, begin, count, step, whole, inner, outer):
+    """Average over ``whole`` pixels to both sides, ``step`` apart, and parts of the next ones."""
+    left = plane[begin - (whole + 1) * step :]
+    right = plane[begin + (whole + 1) * step :]
+    out = out[begin : begin + count]
+    if whole == 0:
+        _box1(left, plane[begin:], right, inner, outer, out)
+    elif whole == 1:
+        above, middle, below = plane[begin - step :], plane[begin:], plane[begin + step :]
+        _box3(left, above, middle, below, right, inner, outer, out)
+    else:
+        for first in range(0, count, _CHUNK):
+            last = min(first + _CHUNK, count)
+            total = np.zeros((1, last - first), np.uint32)[0]
+            for k in range(-whole, whole + 1):
+                _add(plane[begin + k * step + first :], total)
+            _box_of(left[first:], total, right[first:], inner, outer, out[first:last])
+
+
+@_compiled
+def _box1(left, x, right, inner, outer, out):
+    for i in range(len(out)):
+        out[i] = _level(np.uint32(x[i]), np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
+
+
+@_compiled
+def _box3(left, x, y, z, right, inner, outer, out):
+    for i in range(len(out)):
+        total = np.uint32(x[i]) + np.uint32(y[i]) + np.uint32(z[i])
+        out[i] = _level(total, np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
+
+
+@_compiled
+def _box_of(left, total, right, inner, outer, out):
+    for i in range(len(out)):
+        out[i] = _level(total[i], np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
+
+
+@_compiled
+def _add(x, total):
+    for i in range(len(total)):
+        total[i] = np.uint32(total[i] + np.uint32(x[i]))
+
+
+@_compiled
+def _level(whole, ends, inner, outer):
+    """Weigh, round. Sums stay below 2**32; numba would make them 64 bits wide."""
+    total = np.uint32(np.uint32(whole) * inner) + np.uint32(np.uint32(ends) * outer)
+    return np.uint32(np.uint32(total) + _BOX_HALF) >> _BOX_BITS

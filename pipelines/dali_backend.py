@@ -1,0 +1,385 @@
+"""NVIDIA DALI: an image is decoded once, on the GPU where there is one, and cropped twice.
+
+DALI decodes, crops, resizes and flips; which images, which boxes and which flips is fed to it batch
+by batch. It reads no file and draws no number itself, so its epochs are those of every pipeline,
+and any step can be the first.
+
+The resize is PIL's triangle filter in floating point and rounded once, so a pixel of a crop is
+within one level of PIL's. Where a box is shrunk, its outermost pixels can be further off: beyond
+the box DALI repeats its edge, where PIL does with fewer pixels.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from fastsiam.augment import ViewParams, draw_views
+from fastsiam.batch import TwoViewBatch, to_device
+from fastsiam.config import AugmentConfig
+from fastsiam.errors import BackendError, DataError
+from fastsiam.photometric import photometric
+
+from .order import Order
+from .store import Store
+from .store.probe import Flags, ends, header
+from .workers import count
+
+log = logging.getLogger(__name__)
+
+_BY_PIL = int(Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL)
+"""Images that PIL decodes: what DALI makes of them depends on the device, or differs from PIL's."""
+_PART = 16
+"""Images that one thread reads in one go."""
+
+_Encoded = list[tuple[NDArray[np.uint8], int, int]]
+"""Of each image: encoded bytes, height, width."""
+
+
+def require_dali() -> None:
+    """Check that DALI is installed.
+
+    Raises:
+        BackendError: it is not; says how to install it.
+    """
+    try:
+        import nvidia.dali  # noqa: F401
+    except ImportError as error:
+        raise BackendError(
+            "--pipeline dali takes NVIDIA DALI: pip install 'fastsiam[dali]' (CUDA 12 libraries) "
+            "or 'fastsiam[dali13]' (CUDA 13)"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch on its way through DALI."""
+
+    epoch: int
+    step: int
+    index: NDArray[np.int64]
+    params: ViewParams
+    encoded: list[NDArray[np.uint8]]
+    by_pil: bool
+    """All of its images were decoded by PIL."""
+
+
+class DaliLoader:
+    """Two-view batches by DALI; see ``fastsiam.batch.Loader``.
+
+    Args:
+        store: the images.
+        order: of the epochs.
+        augment: ranges and probabilities.
+        workers: DALI's threads, and as many that read; -1 is one for each core of this rank.
+        device: where the views shall lie; on a GPU the images are decoded there too.
+        dtype: floating type of the views.
+        prefetch: batches in the making while the caller works on one.
+        hw_decoder_load: share of the images, 0 to 1, that goes to the GPU's JPEG engine.
+
+    Raises:
+        BackendError: DALI is not installed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        order: Order,
+        augment: AugmentConfig,
+        *,
+        workers: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        prefetch: int = 2,
+        hw_decoder_load: float = 0.65,
+    ) -> None:
+        require_dali()
+        self.source, self.images, self.steps = str(store), len(store), order.steps
+        self._store, self._order, self._augment = store, order, augment
+        self._device, self._dtype, self._prefetch = device, dtype, prefetch
+        self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
+        self._shape = (2, order.batch // order.world, augment.crop, augment.crop, 3)
+        self._warned = False
+        self._dali: Any = self._build()
+        self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
+        self._flight: deque[_Batch | DataError] = deque()
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+        """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
+        for _, index, params, crops in self.crops(number, skip=skip):
+            view1, view2 = photometric(crops, params, self._augment, dtype=self._dtype)
+            yield TwoViewBatch(
+                view1=view1,
+                view2=view2,
+                index=to_device(index, self._device),
+                label=to_device(self._store.labels[index], self._device),
+            )
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[int, NDArray[np.int64], ViewParams, Tensor]]:
+        """Yield what ``epoch`` makes its batches of: decoded, cropped, resized, flipped.
+
+        Yields:
+            The step, the N images' positions in the data set, their parameters, and the crops:
+            (2, N, S, S, 3) uint8 on the device, ready on its current stream. The next step
+            overwrites them: fresh memory for every batch would cost a tenth of all.
+
+        Raises:
+            DataError: an image cannot be read or decoded; names it.
+        """
+        self._land()
+        crops = torch.empty(self._shape, dtype=torch.uint8, device=self._device)
+        flight = self._flight = deque()
+        batches = self._read_ahead(number, skip)
+        flight.extend(map(self._send, islice(batches, self._prefetch)))
+        while flight:
+            batch = self._receive(flight, crops)
+            flight.extend(map(self._send, islice(batches, 1)))
+            yield batch.step, batch.index, batch.params, crops
+
+    def close(self) -> None:
+        """End DALI's threads and ours, and free the memory."""
+        self._land()
+        self._dali = None
+        self._readers.shutdown(cancel_futures=True)
+        backend: Any = import_module("nvidia.dali.backend")
+        backend.ReleaseUnusedMemory()
+
+    def _build(self) -> Any:
+        """Build DALI's graph: encoded images and boxes in, two lists of uint8 crops out."""
+        # What DALI's decoders find wrong with an image is said by our error, with its name.
+        os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
+        from nvidia.dali import Pipeline, fn, types
+
+        gpu = self._device.type == "cuda"
+        dali = Pipeline(
+            batch_size=self._shape[1],
+            num_threads=self._threads,
+            device_id=_number(self._device) if gpu else None,
+            seed=0,
+            # Each schedule_run starts one batch, however many are in the air.
+            exec_dynamic=True,
+            prefetch_queue_depth=1,
+        )
+        with dali:
+            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, no_copy=True)
+            image = fn.decoders.image(
+                encoded,
+                device="mixed" if gpu else "cpu",
+                output_type=types.RGB,
+                adjust_orientation=False,
+                jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
+                hw_decoder_load=self._hw_decoder_load,
+            )
+            dali.set_outputs(*[self._view(image, str(number)) for number in range(2)])
+        dali.build()
+        return dali
+
+    def _view(self, image: Any, number: str) -> Any:
+        """Cut a box out of an image, flip it perhaps, and resize it to a square."""
+        from nvidia.dali import fn, types
+
+        def argument(name: str) -> Any:
+            return fn.external_source(name=name + number, dtype=types.FLOAT, ndim=1, no_copy=True)
+
+        # The box apart: PIL's filter sees nothing beside it. Taking the nearest pixels at their own
+        # scale copies them; DALI's slice does that too, at half the speed.
+        box = fn.resize(
+            image,
+            size=argument("size"),
+            roi_start=argument("start"),
+            roi_end=argument("end"),
+            interp_type=types.INTERP_NN,
+        )
+        return fn.resize(
+            box,
+            size=[self._augment.crop] * 2,
+            roi_start=argument("from"),
+            roi_end=argument("to"),
+            roi_relative=True,
+        )
+
+    def _read_ahead(self, number: int, skip: int) -> Iterator[_Batch | DataError]:
+        """Yield an epoch's batches, reading some ahead; an error is the last."""
+        reading: deque[tuple[int, NDArray[np.int64], list[Future[_Encoded]]]] = deque()
+        steps = iter(range(skip, self.steps))
+        try:
+            while True:
+                for step in islice(steps, self._prefetch + 1 - len(reading)):
+                    index = self._order.indices(number, step)
+                    reading.append((step, index, self._read(index)))
+                if not reading:
+                    return
+                batch = self._batch(number, *reading.popleft())
+                yield batch
+                if isinstance(batch, DataError):
+                    return
+        finally:
+            for _, _, parts in reading:
+                for part in parts:
+                    part.cancel()
+
+    def _read(self, index: NDArray[np.int64], *, by_pil: bool = False) -> list[Future[_Encoded]]:
+        """Begin to read images in our threads."""
+
+        def read(images: list[int]) -> _Encoded:
+            return [self._encoded(i, by_pil) for i in images]
+
+        parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
+        return [self._readers.submit(read, part) for part in parts]
+
+    def _encoded(self, index: int, by_pil: bool) -> tuple[NDArray[np.uint8], int, int]:
+        """Read an image as bytes of which DALI makes the pixels that PIL makes, and its size."""
+        data = self._store.read(index)
+        head = header(self._store, index, data)
+        width, height = head.width, head.height
+        if self._store.raw_size(index) is None:
+            # PIL refuses a JPEG without an end; other decoders may make up what is missing.
+            if not (by_pil or head.flags & _BY_PIL) and ends(data, head.scan):
+                return np.frombuffer(data, np.uint8), height, width
+            image = self._store.decode(index)
+            data, (width, height) = image.tobytes(), image.size
+        ppm = b"".join((b"P6 %d %d 255\n" % (width, height), data))
+        return np.frombuffer(ppm, np.uint8), height, width
+
+    def _batch(
+        self,
+        epoch: int,
+        step: int,
+        index: NDArray[np.int64],
+        parts: list[Future[_Encoded]],
+        *,
+        by_pil: bool = False,
+    ) -> _Batch | DataError:
+        """Wait for a batch to be read and draw its parameters.
+
+        An error travels as a value: it belongs to its step, and the batches before it go first.
+        """
+        try:
+            found = [image for part in parts for image in part.result()]
+        except DataError as error:
+            return error
+        params = draw_views(
+            self._augment,
+            seed=self._order.seed,
+            epoch=epoch,
+            index=index,
+            size=[(height, width) for _, height, width in found],
+        )
+        return _Batch(epoch, step, index, params, [data for data, _, _ in found], by_pil)
+
+    def _send(self, batch: _Batch | DataError) -> _Batch | DataError:
+        """Let DALI begin with a batch."""
+        if isinstance(batch, _Batch):
+            self._dali.feed_input("encoded", batch.encoded)
+            for name, array in _arguments(batch.params).items():
+                self._dali.feed_input(name, array)
+            self._dali.schedule_run()
+        return batch
+
+    def _receive(self, flight: deque[_Batch | DataError], crops: Tensor) -> _Batch:
+        """Wait for DALI to finish the first batch in flight, and put its crops where told."""
+        gpu = self._device.type == "cuda"
+        while isinstance(batch := flight[0], _Batch):
+            stream = torch.cuda.current_stream(self._device) if gpu else None
+            try:
+                views = self._dali.outputs(cuda_stream=stream)
+            except RuntimeError as error:
+                if batch.by_pil:
+                    raise
+                self._begin_again(flight, batch, error)
+                continue
+            flight.popleft()
+            # Without a copy into torch's hands; when torch lets go of its memory, DALI waits for
+            # the device, in a thread of its own, before it uses that again.
+            torch.stack([from_dlpack(view.as_tensor()) for view in views], out=crops)
+            return batch
+        raise batch
+
+    def _begin_again(
+        self, flight: deque[_Batch | DataError], batch: _Batch, error: RuntimeError
+    ) -> None:
+        """Put the images of a batch that DALI refused into the pixels that PIL decodes.
+
+        DALI does not say which file it is, and its graph is not to be used after an error.
+
+        Raises:
+            DataError: PIL cannot decode one of the images either.
+        """
+        _, *others = flight
+        flight.clear()
+        self._dali = self._build()
+        parts = self._read(batch.index, by_pil=True)
+        decoded = self._batch(batch.epoch, batch.step, batch.index, parts, by_pil=True)
+        if isinstance(decoded, DataError):
+            raise decoded
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                f"DALI cannot decode an image of step {batch.step} of epoch {batch.epoch} "
+                f"({_reason(error)}), but PIL can: such batches are decoded by PIL, which is slower"
+            )
+        flight.extend(map(self._send, (decoded, *others)))
+
+    def _land(self) -> None:
+        """Wait for what an abandoned epoch left in flight, and let it go."""
+        flight, self._flight = self._flight, deque()
+        sent = sum(isinstance(batch, _Batch) for batch in flight)
+        flight.clear()
+        try:
+            for _ in range(sent):
+                self._dali.outputs()
+        except RuntimeError:
+            self._dali = self._build()
+
+
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _arguments(params: ViewParams) -> dict[str, NDArray[np.float32]]:
+    """Return what ``_view`` asks for: boxes in pixels; flips as boxes from right to left."""
+    start, size = params.box[..., :2], params.box[..., 2:]
+    one, flip = np.ones_like(params.flip), params.flip
+    arrays = {
+        "size": size,
+        "start": start,
+        "end": start + size,
+        "from": np.stack([~one, flip], -1),
+        "to": np.stack([one, ~flip], -1),
+    }
+    return {
+        f"{name}{view}": array[view].astype(np.float32)
+        for name, array in arrays.items()
+        for view in range(2)
+    }
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return the line of DALI's message that says what happened."""
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    return next((line for line in lines if "sample" in line or "failure" in line), lines[0])
+
+
+def _close_at_exit(reference: weakref.ref[DaliLoader]) -> None:
+    """Close a loader that its user left open, before the interpreter takes its modules apart."""
+    loader = reference()
+    if loader is not None:
+        loader.close()

@@ -1,0 +1,205 @@
+"""The geometric stage on a GPU: both crops of images that lie there, cut, resized as PIL does.
+
+The result equals PIL's to the last bit. PIL resizes in two passes, one along each axis, with a
+triangle filter that widens when it shrinks, stays inside the crop, and has weights that are whole
+2**-22ths; each pass rounds to whole levels. So there are two kernels:
+
+- ``_weigh`` computes every crop's weights in float64, as PIL does in double, one row of them for
+  each axis. It is compiled without fused multiply-adds, which would round differently.
+- ``_resize`` makes one pixel of a crop in integers. The first pass's value is made anew for each
+  tap of the second, so nothing lies between the passes in memory. That is at most about twice the
+  work: a crop that shrinks k times has 2k taps along an axis, hence 4k**2 for a pixel, where a
+  stored first pass takes k rows of 2k taps and then 2k.
+
+Which pass comes first decides some roundings. The order is Pillow 13's. Where an older one takes
+the horizontal pass first, pixels differ by one level, in crops that shrink more in height.
+
+What a batch launches on the current stream, none of which the host waits for: an upload from
+pinned memory (88 bytes a crop), ``_weigh``, ``_resize``. The crops are written once. The images'
+pixels come from memory once, and for the pixels around from caches. The weights are small beside
+them: 4 S (2 + taps) bytes a crop, where S is its side, and the taps those of both passes.
+"""
+
+# The parameters of kernels have types that are Triton's own, found out when they are compiled.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastsiam.augment import ViewParams
+from fastsiam.batch import to_device
+
+_BLOCK = 256  # pixels, or weights' rows, of one program
+_COMPILER: dict[str, Any] = {"enable_fp_fusion": False}
+
+# Columns of the table of crops, int64.
+_ORIGIN = tl.constexpr(0)  # of the crop's first byte among all pixels
+_FLIP = tl.constexpr(1)
+_VERTICAL_FIRST = tl.constexpr(2)
+_PASSES = tl.constexpr(3)  # of each of the two passes, in their order:
+_LENGTH = tl.constexpr(0)  # of the crop along the axis, in pixels
+_STRIDE = tl.constexpr(1)  # from one pixel to the next, in bytes
+_TAPS = tl.constexpr(2)  # at most, of one pixel of the result
+_WEIGHTS = tl.constexpr(3)  # where the pass's weights begin
+_PASS_COLUMNS = tl.constexpr(4)
+_COLUMNS = tl.constexpr(11)
+
+
+def crop_views(
+    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
+) -> Tensor:
+    """Do what ``fastsiam.pipelines.geometric.crop_views`` says.
+
+    The pixels lie on a GPU; in Triton's interpreter, on the CPU.
+    """
+    assert pixels.dtype == torch.uint8 and pixels.is_contiguous()
+    plan, weights = _plan(start, size, params, side)
+    n, device = len(start), pixels.device
+    table = to_device(plan, device)
+    weight = torch.empty(weights, dtype=torch.int32, device=device)
+    crops = pixels.new_empty(2, n, side, side, 3)
+    rows, blocks = triton.cdiv(side, _BLOCK), triton.cdiv(side * side, _BLOCK)
+    with torch.cuda.device_of(pixels):
+        _weigh[(4 * n * rows,)](table, weight, side, rows, _BLOCK, **_COMPILER)
+        _resize[(2 * n * blocks,)](pixels, table, weight, crops, side, blocks, _BLOCK, **_COMPILER)
+    return crops
+
+
+def _plan(
+    start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return a row of numbers for each of the 2N crops, and how many weights they have together."""
+    box, width = params.box.astype(np.int64), np.asarray(size, np.int64)[:, 1]
+    top, left = box[..., 0], box[..., 1]
+    extent = box[..., 2:].reshape(-1, 2)  # vertical, horizontal
+    stride = np.stack([np.broadcast_to(3 * width, top.shape), np.full(top.shape, 3)], -1)
+    excess = extent - side
+    vertical_first = (excess[:, 0] > 0) & (excess[:, 0] > 2 * excess[:, 1])
+    order = np.where(vertical_first[:, None], [0, 1], [1, 0])
+    passes = np.empty((len(extent), 2, _PASS_COLUMNS.value), np.int64)
+    passes[..., _LENGTH.value] = np.take_along_axis(extent, order, axis=1)
+    passes[..., _STRIDE.value] = np.take_along_axis(stride.reshape(-1, 2), order, axis=1)
+    length = passes[..., _LENGTH.value]
+    taps = np.minimum(np.maximum(-(-2 * length // side), 2), length)
+    count = side * (1 + taps).reshape(-1)
+    passes[..., _TAPS.value] = taps
+    passes[..., _WEIGHTS.value] = (np.cumsum(count) - count).reshape(-1, 2)
+    plan = np.empty((len(extent), _COLUMNS.value), np.int64)
+    plan[:, _ORIGIN.value] = (np.asarray(start) + 3 * (top * width + left)).reshape(-1)
+    plan[:, _FLIP.value] = params.flip.reshape(-1)
+    plan[:, _VERTICAL_FIRST.value] = vertical_first
+    plan[:, _PASSES.value :] = passes.reshape(len(extent), -1)
+    return plan, int(count.sum())
+
+
+@triton.jit
+def _weigh(table, weights, SIDE: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute one pass's first taps and weights: (1 + taps, SIDE) int32."""
+    number = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    row = table + (number // 2) * _COLUMNS + _PASSES + (number % 2) * _PASS_COLUMNS
+    length = tl.load(row + _LENGTH).to(tl.int32)
+    taps = tl.load(row + _TAPS).to(tl.int32)
+    target = weights + tl.load(row + _WEIGHTS) + at
+    inside = at < SIDE
+    scale = length.to(tl.float64) / SIDE
+    support = tl.maximum(scale, 1.0)
+    centre = (tl.minimum(at, SIDE - 1).to(tl.float64) + 0.5) * scale
+    first = tl.maximum((centre - support + 0.5).to(tl.int32), 0)
+    last = tl.minimum((centre + support + 0.5).to(tl.int32), length)
+    tl.store(target, first, inside)
+    inverse = 1.0 / support
+    total = tl.zeros((BLOCK,), tl.float64)
+    tap = 0
+    while tap < taps:
+        total += _triangle(first + tap, last, centre, inverse)
+        tap += 1
+    tap = 0
+    while tap < taps:
+        share = _triangle(first + tap, last, centre, inverse) / total
+        tl.store(target + (1 + tap) * SIDE, (share * 4194304.0 + 0.5).to(tl.int32), inside)
+        tap += 1
+
+
+@triton.jit
+def _triangle(pixel, last, centre, inverse):
+    distance = tl.abs((pixel.to(tl.float64) - centre + 0.5) * inverse)
+    return tl.where(pixel < last, tl.maximum(1.0 - distance, 0.0), 0.0)
+
+
+@triton.jit
+def _resize(
+    pixels,
+    table,
+    weights,
+    crops,
+    SIDE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Make a block of a crop's pixels."""
+    PIXELS: tl.constexpr = SIDE * SIDE
+    crop = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    at = (tl.program_id(0) % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < PIXELS
+    at = tl.minimum(at, PIXELS - 1)
+    row = table + crop * _COLUMNS
+    source = pixels + tl.load(row + _ORIGIN)
+    y = at // SIDE
+    x = at % SIDE
+    x = tl.where(tl.load(row + _FLIP) != 0, SIDE - 1 - x, x)
+    vertical_first = tl.load(row + _VERTICAL_FIRST) != 0
+    length1, stride1, taps1, weight1 = _pass(row + _PASSES, weights)
+    length2, stride2, taps2, weight2 = _pass(row + _PASSES + _PASS_COLUMNS, weights)
+    weight1 += tl.where(vertical_first, y, x)
+    weight2 += tl.where(vertical_first, x, y)
+    first1 = tl.load(weight1)
+    first2 = tl.load(weight2)
+    r = tl.zeros((BLOCK,), tl.int32)
+    g = tl.zeros((BLOCK,), tl.int32)
+    b = tl.zeros((BLOCK,), tl.int32)
+    tap2 = 0
+    while tap2 < taps2:
+        line = source + tl.minimum(first2 + tap2, length2 - 1) * stride2
+        r1 = tl.zeros((BLOCK,), tl.int32)
+        g1 = tl.zeros((BLOCK,), tl.int32)
+        b1 = tl.zeros((BLOCK,), tl.int32)
+        tap1 = 0
+        while tap1 < taps1:
+            pixel = line + tl.minimum(first1 + tap1, length1 - 1) * stride1
+            share1 = tl.load(weight1 + (1 + tap1) * SIDE)
+            r1 += share1 * tl.load(pixel).to(tl.int32)
+            g1 += share1 * tl.load(pixel + 1).to(tl.int32)
+            b1 += share1 * tl.load(pixel + 2).to(tl.int32)
+            tap1 += 1
+        share2 = tl.load(weight2 + (1 + tap2) * SIDE)
+        r += share2 * _level(r1)
+        g += share2 * _level(g1)
+        b += share2 * _level(b1)
+        tap2 += 1
+    target = crops + crop * (3 * PIXELS) + at * 3
+    tl.store(target, _level(r).to(tl.uint8), inside)
+    tl.store(target + 1, _level(g).to(tl.uint8), inside)
+    tl.store(target + 2, _level(b).to(tl.uint8), inside)
+
+
+@triton.jit
+def _pass(row, weights):
+    length = tl.load(row + _LENGTH).to(tl.int32)
+    stride = tl.load(row + _STRIDE).to(tl.int32)
+    taps = tl.load(row + _TAPS).to(tl.int32)
+    return length, stride, taps, weights + tl.load(row + _WEIGHTS)
+
+
+@triton.jit
+def _level(total):
+    """Round a sum of levels in 2**-22ths; thousands of rounded weights can exceed 1 together."""
+    return tl.minimum((total + (1 << 21)) >> 22, 255)
