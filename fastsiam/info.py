@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ _PACKAGES = (
     "nvidia-dali-cuda120",
     "nvidia-dali-cuda130",
     "ffcv",
+    "numba",
+    "triton",
 )
 
 
@@ -45,9 +49,22 @@ def pipelines() -> dict[str, str]:
     device = "GPU" if torch.cuda.is_available() else "CPU"
     return {
         "torchvision": f"ready: PIL in worker processes, training on the {device}",
+        "ffcv": _needs("ffcv", "ffcv")
+        or "ready: .beton files, decoded and cropped in threads of the CPU",
+        "dali": _needs("nvidia.dali", "dali") or f"ready: decoded and cropped on the {device}",
         "memory": f"ready: a small data set decoded once, augmented on the {device}",
         "synthetic": f"ready: tensors on the {device}, the ceiling of training speed",
     }
+
+
+def _needs(module: str, extra: str) -> str | None:
+    """Say what is missing: tried in a process of its own, for a library can be there and broken."""
+    command = [sys.executable, "-c", f"import {module}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    reason = (done.stderr.strip().splitlines() or [f"it ends with code {done.returncode}"])[-1]
+    return f"not ready: pip install 'fastsiam[{extra}]' ({reason})"
 
 
 def _version(package: str) -> str | None:

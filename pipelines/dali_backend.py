@@ -86,7 +86,8 @@ class DaliLoader:
         store: the images.
         order: of the epochs.
         augment: ranges and probabilities.
-        workers: DALI's threads, and as many that read; -1 is one for each core of this rank.
+        workers: DALI's threads, and as many that read; -1 is one for each core of this rank, and
+            there is at least one.
         device: where the views shall lie; on a GPU the images are decoded there too.
         dtype: floating type of the views.
         prefetch: batches in the making while the caller works on one.
@@ -288,10 +289,14 @@ class DaliLoader:
     def _send(self, batch: _Batch | DataError) -> _Batch | DataError:
         """Let DALI begin with a batch."""
         if isinstance(batch, _Batch):
-            self._dali.feed_input("encoded", batch.encoded)
-            for name, array in _arguments(batch.params).items():
-                self._dali.feed_input(name, array)
-            self._dali.schedule_run()
+            arguments = {"encoded": batch.encoded, **_arguments(batch.params)}
+            try:
+                for name, data in arguments.items():
+                    self._dali.feed_input(name, data)
+                self._dali.schedule_run()
+            except BaseException:  # Ctrl-C, say: fed in part, images would meet others' boxes
+                self._dali = self._build()
+                raise
         return batch
 
     def _receive(self, flight: deque[_Batch | DataError], crops: Tensor) -> _Batch:
@@ -340,12 +345,12 @@ class DaliLoader:
 
     def _land(self) -> None:
         """Wait for what an abandoned epoch left in flight, and let it go."""
-        flight, self._flight = self._flight, deque()
-        sent = sum(isinstance(batch, _Batch) for batch in flight)
-        flight.clear()
+        self._flight.clear()
         try:
-            for _ in range(sent):
+            while self._dali is not None:
                 self._dali.outputs()
+        except StopIteration:
+            pass  # all have landed
         except RuntimeError:
             self._dali = self._build()
 

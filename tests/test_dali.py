@@ -252,6 +252,26 @@ def test_epochs_can_be_abandoned(images: Path, loaders: Loaders) -> None:
         assert list(left) == []  # another has begun
 
 
+@pytest.mark.parametrize("call", range(2, 12))
+def test_ctrl_c_mixes_nothing_up(
+    call: int, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it strikes while a batch is handed over: images keep their own boxes."""
+    loader = loaders(images / "train")
+    expected = list(loader.epoch(0))
+    feed, calls = loader._dali.feed_input, iter(range(1, 100))
+
+    def interrupted(*arguments: object) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        feed(*arguments)
+
+    monkeypatch.setattr(loader._dali, "feed_input", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader.epoch(0))
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+
+
 def test_two_loaders_at_once(images: Path, loaders: Loaders) -> None:
     one, other = loaders(images / "train"), loaders(images / "train", workers=1)
     for a, b in zip(one.epoch(0), other.epoch(0), strict=True):
@@ -259,17 +279,23 @@ def test_two_loaders_at_once(images: Path, loaders: Loaders) -> None:
 
 
 def without_end(data: bytes) -> bytes:
-    return data[: len(data) // 2]
+    return data[:-20]
 
 
 def of_noise(data: bytes) -> bytes:
     return np.random.default_rng(0).bytes(len(data))
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [without_end, of_noise, lambda data: data[:200], lambda data: data[:-2], lambda _: b""],
-)
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    without_end,
+    of_noise,
+    lambda data: data[:200],
+    lambda data: data[:-2],
+    lambda _: b"",
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("prefetch", [1, 3])
 def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
     damage: Callable[[bytes], bytes], prefetch: int, images: Path, loaders: Loaders

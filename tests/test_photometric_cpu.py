@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def parameters(crops: Tensor, config: AugmentConfig = CONFIG) -> ViewParams:
     return draw_views(config, seed=1, epoch=2, index=np.arange(n), size=[(300, 300)] * n)
 
 
-def only(params: ViewParams, **changes: object) -> ViewParams:
+def only(params: ViewParams, **changes: Any) -> ViewParams:
     """Return parameters that do nothing, but for the changes."""
     no = np.zeros_like(params.gray)
     nothing = replace(params, jitter=no, gray=no, blur=np.zeros_like(params.blur))
