@@ -6,32 +6,50 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
 
-_TASKS_PER_THREAD = 4  # images differ in the work that they make
+_MOST_THREADS = 1024  # they start when they are needed
 
 
-def in_threads(work: Callable[[int, int], object], count: int) -> None:
-    """Call ``work(first, last)`` for stretches that cover range(count), in torch's many threads.
+def in_threads(work: Callable[[NDArray[np.int64]], object], count: int) -> None:
+    """Call ``work(counter)`` in as many threads as torch uses, but not in more than ``count``.
+
+    Each call is to go on with ``take(counter.ctypes.data)`` until it has got ``count`` or more: so
+    the pieces of work, 0 to count - 1, are shared out while they are done, without the interpreter,
+    which another thread may hold.
 
     Raises:
         Exception: whatever ``work`` raised first.
     """
-    threads = torch.get_num_threads()
-    parts = min(count, threads * _TASKS_PER_THREAD)
-    bounds = [count * part // parts for part in range(parts + 1)] if parts else [0]
-    stretches = pairwise(bounds)
-    if threads == 1:
-        for first, last in stretches:
-            work(first, last)
+    counter = np.zeros(1, np.int64)
+    threads = min(torch.get_num_threads(), count)
+    if threads <= 1:
+        work(counter)
         return
-    for done in [_pool(os.getpid(), threads).submit(work, *stretch) for stretch in stretches]:
+    for done in [_pool(os.getpid()).submit(work, counter) for _ in range(threads)]:
         done.result()
 
 
+@intrinsic
+def take(context: Any, address: Any) -> Any:
+    """Add one to the int64 at an address and return what it was, whoever else does the same."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        index = ir.IntType(64)
+        pointer = builder.inttoptr(arguments[0], index.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(index, 1), "monotonic")
+
+    return types.int64(types.intp), generate
+
+
 @lru_cache(maxsize=1)
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
     """Return this process's threads: a forked one does not inherit its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="fastsiam")
+    return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="fastsiam")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +33,8 @@ from ffcv.memory_managers.os_cache import OSCacheManager
 from ffcv.pipeline.allocation_query import AllocationQuery
 from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.state import State
-from llvmlite import binding, ir
+from llvmlite import binding
 from numba import njit, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -44,9 +43,10 @@ from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
+from fastsiam.photometric.cpu import Stage, finish
+from fastsiam.threads import take
 
-from .geometric import OVERREAD, crop_views
-from .geometric.cpu import Scratch, crop
+from .geometric.cpu import Scratch, crop, crop_images
 from .order import Order
 from .store import Store
 from .store.beton import RAW, BetonStore
@@ -95,40 +95,47 @@ class FfcvLoader:
         self.source, self.images, self.steps = str(store), len(store), order.steps
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype = device, dtype
-        self._crops = TwoCrops(store, augment.crop, max(1, count(workers)))
-        self._loader = _open(store, self._crops, order.batch // order.world, prefetch, os_cache)
+        self._operation = TwoCrops(store, augment.crop, max(1, count(workers)))
+        batch = order.batch // order.world
+        self._loader = _open(store, self._operation, batch, prefetch, os_cache)
         self._epoch: _Epoch | None = None
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def crops(
         self, number: int, *, skip: int = 0
-    ) -> Generator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
         """Yield positions, parameters and crops (2, N, S, S, 3) uint8 of an epoch's batches.
 
         The crops lie on the device; on a CPU they are overwritten when the next are asked for.
         """
+        for made in self._batches(number, skip, finish=False):
+            yield made.index, made.params, made.crops
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
+        for made in self._batches(number, skip, finish=self._device.type == "cpu"):
+            view1, view2 = made.views or photometric(
+                made.crops, made.params, self._augment, dtype=self._dtype
+            )
+            label = to_device(self._store.labels[made.index], self._device)
+            yield TwoViewBatch(view1, view2, to_device(made.index, self._device), label)
+
+    def _batches(self, number: int, skip: int, *, finish: bool) -> Iterator[_Made]:
         self._leave()
-        epoch = _Epoch(
-            self._loader, self._store, self._order, self._augment, number, skip, self._device
+        order, dtype = self._order, self._dtype if finish else None
+        steps = [order.indices(number, step) for step in range(skip, order.steps)]
+        epoch = self._epoch = _Epoch(
+            self._loader, self._store, self._augment, order.seed, number, steps, self._device, dtype
         )
-        self._epoch = epoch
         try:
             yield from epoch
         finally:
             epoch.leave()
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
-        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
-        with contextlib.closing(self.crops(number, skip=skip)) as batches:
-            for index, params, crops in batches:
-                view1, view2 = photometric(crops, params, self._augment, dtype=self._dtype)
-                label = to_device(self._store.labels[index], self._device)
-                yield TwoViewBatch(view1, view2, to_device(index, self._device), label)
-
     def close(self) -> None:
         """End the threads and free the buffers."""
         self._leave()
-        self._crops.close()
+        self._operation.close()
         del self._loader
 
     def _leave(self) -> None:
@@ -176,26 +183,50 @@ def _open(
         torch.set_num_threads(threads)
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A batch that FFCV's thread made."""
+
+    index: NDArray[np.int64]
+    params: ViewParams
+    crops: Tensor
+    views: tuple[Tensor, Tensor] | None
+    """Where the thread took them through the photometric stage too."""
+    copied: torch.cuda.Event | None
+    """When the crops are on the device."""
+
+
 class _Epoch(EpochIterator):
-    """One epoch in FFCV's thread; iterating over it yields what ``FfcvLoader.crops`` says.
+    """One epoch in FFCV's thread; iterating over it yields its batches.
 
     An error in FFCV's own thread ends that thread, and whoever waits for a batch waits for ever:
     here it comes out where the batch is waited for.
+
+    Args:
+        loader: FFCV's.
+        store: the images.
+        augment: what becomes of them.
+        seed: the run's.
+        number: of the epoch.
+        steps: the images of each batch.
+        device: where the crops shall lie.
+        dtype: of views, if this thread shall make them, on a CPU: there, one thread that takes an
+            image all the way finds it in its own cache.
     """
 
     def __init__(
         self,
         loader: FfcvOwnLoader,
         store: BetonStore,
-        order: Order,
         augment: AugmentConfig,
+        seed: int,
         number: int,
-        skip: int,
+        steps: Sequence[NDArray[np.int64]],
         device: torch.device,
+        dtype: torch.dtype | None,
     ) -> None:
-        self._store, self._augment, self._device = store, augment, device
-        self._seed, self._number, self._left = order.seed, number, False
-        steps = [order.indices(number, step) for step in range(skip, order.steps)]
+        self._store, self._augment, self._device, self._dtype = store, augment, device, dtype
+        self._seed, self._number, self._left = seed, number, False
         super().__init__(loader, np.concatenate([*steps, np.empty(0, np.int64)]))
 
     def run(self) -> None:
@@ -209,25 +240,24 @@ class _Epoch(EpochIterator):
         except BaseException as error:
             self._put(error)
 
-    def __iter__(self) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+    def __iter__(self) -> Iterator[_Made]:
         """Wait for the batches."""
         while not self.terminate_event.is_set():
             try:
-                item = self.output_queue.get(timeout=_SECONDS_BETWEEN_LOOKS)
+                made = self.output_queue.get(timeout=_SECONDS_BETWEEN_LOOKS)
             except Empty:
                 if self.is_alive() or not self.output_queue.empty():
                     continue
                 raise DataError(f"the loader of {self._store} died; run again") from None
-            if item is None:
+            if made is None:
                 return
-            if isinstance(item, BaseException):
-                raise item
-            indices, params, crops, ready = item
-            if ready is not None:
+            if isinstance(made, BaseException):
+                raise made
+            if made.copied is not None:
                 stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(ready)
-                crops.record_stream(stream)
-            yield indices, params, crops
+                stream.wait_event(made.copied)
+                made.crops.record_stream(stream)
+            yield made
 
     def leave(self) -> None:
         """End the thread, wherever it is, and forget its batches."""
@@ -253,25 +283,33 @@ class _Epoch(EpochIterator):
                 return True
         return False
 
-    def _make(self, number: int, indices: NDArray[np.int64], slot: int) -> Any:
-        store = self._store
+    def _make(self, number: int, index: NDArray[np.int64], slot: int) -> _Made:
+        store, side = self._store, self._augment.crop
         stream = self.cuda_streams[slot] if self._device.type == "cuda" else None
         if stream is not None:
             stream.synchronize()  # the copy out of this slot's buffer, some batches ago
-        size = np.stack([store.height[indices], store.width[indices]], axis=1).astype(np.int64)
+        size = np.stack([store.height[index], store.width[index]], axis=1).astype(np.int64)
         params = draw_views(
-            self._augment, seed=self._seed, epoch=self._number, index=indices, size=size
+            self._augment, seed=self._seed, epoch=self._number, index=index, size=size
         )
-        self.storage_state = _Batch(*self._memory(indices), indices, size, params)
-        ((crops, status),) = self.run_pipeline(number, indices, slot, None)
-        for row in np.flatnonzero(status != _DECODED):
-            self._decode_with_pil(int(indices[row]), int(row), size, params, crops)
+        stage = Stage(params, self._augment, side, side, self._dtype) if self._dtype else None
+        self.storage_state = _Batch(*self._memory(index), index, size, params, stage)
+        ((crops, status),) = self.run_pipeline(number, index, slot, None)
         crops = torch.from_numpy(crops)
+        views = stage.views() if stage else None
+        for row in np.flatnonzero(status != _DECODED):
+            own = slice(row, row + 1)
+            one = self._decode_with_pil(int(index[row]), size[row], params.rows(own))
+            crops[:, own] = one
+            if views and self._dtype:
+                finished = photometric(one, params.rows(own), self._augment, dtype=self._dtype)
+                for view, own_view in zip(views, finished, strict=True):
+                    view[own] = own_view
         if stream is None:
-            return indices, params, crops, None
+            return _Made(index, params, crops, views, None)
         with torch.cuda.stream(stream):
             crops = crops.to(self._device, non_blocking=True)
-        return indices, params, crops, stream.record_event()
+        return _Made(index, params, crops, None, stream.record_event())
 
     def _memory(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return FFCV's memory and where the records lie in it: the file, or pages of it."""
@@ -283,23 +321,18 @@ class _Epoch(EpochIterator):
         slot = rest[-1][start // page_size].astype(np.int64)
         return memory.reshape(-1), slot * page_size + start % page_size
 
-    def _decode_with_pil(
-        self, index: int, row: int, size: NDArray[np.int64], params: ViewParams, crops: Any
-    ) -> None:
-        """Make a sample that libjpeg-turbo refused or had doubts about: PIL decides.
+    def _decode_with_pil(self, index: int, size: NDArray[np.int64], params: ViewParams) -> Tensor:
+        """Make both crops of an image that libjpeg-turbo refused or had doubts about.
 
         Raises:
             DataError: PIL cannot decode it either, or it is not of the size that the file states.
         """
         image = np.asarray(self._store.decode(index))
-        if image.shape[:2] != tuple(size[row]):
+        if image.shape[:2] != tuple(size):
             raise self._store.cannot_decode(index, "it is not as large as the file says")
-        pixels = torch.from_numpy(np.append(image.reshape(-1), np.zeros(OVERREAD, np.uint8)))
-        one = ViewParams(
-            *(getattr(params, name)[:, row : row + 1] for name in ViewParams.__slots__)
-        )
-        made = crop_views(pixels, np.zeros(1, np.int64), size[row : row + 1], one, crops.shape[2])
-        crops[:, row] = made[:, 0].numpy()
+        crops = torch.empty((2, 1, self._augment.crop, self._augment.crop, 3), dtype=torch.uint8)
+        crop_images([image], params, crops)
+        return crops
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +347,8 @@ class _Batch:
     size: NDArray[np.int64]
     """(N, 2) height and width."""
     params: ViewParams
+    stage: Stage | None
+    """Where the views go, if they shall be made too."""
 
 
 class TwoCrops(SimpleRGBImageDecoder):
@@ -360,29 +395,27 @@ class TwoCrops(SimpleRGBImageDecoder):
         self._pool.shutdown()
 
     def _run(self, batch: _Batch, crops: NDArray[np.uint8], status: NDArray[np.uint8]) -> None:
-        store, indices, params = self._store, batch.indices, batch.params
-        length, raw = store.bytes[indices], store.modes[indices] == RAW
-        turns = np.argsort(-length)  # those that take long first: no thread is left with one
-        counter = np.zeros(1, np.int64)
+        store, indices, params, stage = self._store, batch.indices, batch.params, batch.stage
+        length = store.bytes[indices]
+        images = (
+            batch.source,
+            batch.start,
+            length,
+            batch.size,
+            store.modes[indices] == RAW,
+            params.box,
+            params.flip,
+            np.argsort(-length),  # those that take long first: no thread is left with one
+            np.zeros(1, np.int64),  # how many of them were taken
+        )
 
         def work(decompressor: Decompressor, scratch: Any) -> None:
-            _two_crops(
-                batch.source,
-                batch.start,
-                length,
-                batch.size,
-                raw,
-                params.box,
-                params.flip,
-                self._side,
-                turns,
-                counter,
-                decompressor.handle,
-                decompressor.pixels,
-                scratch,
-                crops,
-                status,
-            )
+            own = (decompressor.handle, decompressor.pixels, scratch)
+            if stage is None:
+                _two_crops(images, own, self._side, crops, status)
+            else:
+                views = (stage.tables, stage.scratch(), stage.out)
+                _two_views(images, own, self._side, crops, status, views)
 
         for done in [self._pool.submit(work, *own) for own in self._threads]:
             done.result()
@@ -395,7 +428,7 @@ class Decompressor:
         self.handle = _new_decompressor()
         if not self.handle:
             raise MemoryError("libjpeg-turbo found no memory for a decompressor")
-        self.pixels = np.empty(3 * largest + OVERREAD, np.uint8)
+        self.pixels = np.empty(3 * largest, np.uint8)
         weakref.finalize(self, _end_decompressor, self.handle)
 
     def decode(self, store: BetonStore, index: int) -> bool:
@@ -437,38 +470,45 @@ def _end_decompressor(handle):
 
 
 @_compiled
-def _two_crops(
-    source,
-    start,
-    length,
-    size,
-    raw,
-    box,
-    flip,
-    side,
-    turns,
-    counter,
-    handle,
-    pixels,
-    scratch,
-    out,
-    status,
-):
+def _two_crops(images, own, side, crops, status):
     """Take one image after the other, as long as there are any, and make its crops."""
+    while _crop_next(images, own, side, crops, status) >= 0:
+        pass
+
+
+@_compiled
+def _two_views(images, own, side, crops, status, views):
+    """Do the same, and take the crops through the photometric stage."""
+    tables, scratch, out = views
     while True:
-        turn = _next(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
-        if turn >= len(turns):
+        row = _crop_next(images, own, side, crops, status)
+        if row < 0:
             return
-        row = turns[turn]
-        height, width = size[row, 0], size[row, 1]
-        data = source[start[row] :]
-        image = data if raw[row] else pixels
-        if raw[row] or _decode(handle, data[: length[row]], width, height, pixels):
-            status[row] = _DECODED
+        if status[row] == _DECODED:
             for view in range(2):
-                crop(image, width, box[view, row], flip[view, row], side, out[view, row], scratch)
-        else:
-            status[row] = _REFUSED
+                place = view * len(status) + row
+                finish(crops[view, row], place, tables, side, scratch, out[place])
+
+
+@_compiled
+def _crop_next(images, own, side, crops, status):
+    """Make both crops of the next image; return its row, or -1 if there was none left."""
+    source, start, length, size, raw, box, flip, turns, counter = images
+    handle, pixels, scratch = own
+    turn = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
+    if turn >= len(turns):
+        return -1
+    row = turns[turn]
+    height, width = size[row, 0], size[row, 1]
+    data = source[start[row] : start[row] + length[row]]
+    image = data if raw[row] else pixels[: 3 * height * width]
+    if raw[row] or _decode(handle, data, width, height, pixels):
+        status[row] = _DECODED
+        for view in range(2):
+            crop(image, width, box[view, row], flip[view, row], side, crops[view, row], scratch)
+    else:
+        status[row] = _REFUSED
+    return row
 
 
 @_compiled
@@ -494,15 +534,3 @@ def _decode(handle, data, width, height, pixels):
         np.int32(_ACCURATE_DCT),
     )
     return failed == 0
-
-
-@intrinsic
-def _next(context, address):
-    """Add one to the int64 at an address and return what it was, whoever else does the same."""
-
-    def generate(context, builder, signature, arguments):
-        index = ir.IntType(64)
-        pointer = builder.inttoptr(arguments[0], index.as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(index, 1), "monotonic")
-
-    return types.int64(types.intp), generate

@@ -21,7 +21,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
 
-from .geometric import OVERREAD, crop_views
+from .geometric import crop_views
 from .order import Order
 from .store import Store
 from .workers import in_workers
@@ -113,7 +113,7 @@ class Pixels:
         count = 3 * self.size.prod(1)
         self.start = np.cumsum(count) - count
         """(N,) where each image begins in ``flat``."""
-        self.flat = torch.zeros(used + OVERREAD, dtype=torch.uint8, device=device)
+        self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
         for part, start in zip(parts, np.cumsum([len(p) for p in parts]), strict=True):
             self.flat[start - len(part) : start].copy_(part)

@@ -40,10 +40,14 @@ def skip(reason: str) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")  # the one thing that no machine can install
-    if item.get_closest_marker("dali") and find_spec("nvidia.dali") is None:
+    if item.get_closest_marker("dali") and not _has_dali():
         skip("needs nvidia-dali: pip install 'fastsiam[dali]'")
     if item.get_closest_marker("ffcv") and find_spec("ffcv") is None:
         skip("needs ffcv: pip install 'fastsiam[ffcv]'")
+
+
+def _has_dali() -> bool:
+    return find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
 
 
 def write_images(

@@ -52,12 +52,22 @@ def loaders() -> Iterator[Loaders]:
         workers: int = 2,
         device: torch.device = CPU,
         dtype: torch.dtype = torch.float32,
+        dali_resizes: bool = True,  # the GPU's graph, on whatever device
         **knobs: int,
     ) -> DaliLoader:
         store = open_store(source, "train") if isinstance(source, Path) else source
         order = Order(images=len(store), batch=batch, seed=0, rank=rank, world=world)
         opened.append(
-            DaliLoader(store, order, augment, workers=workers, device=device, dtype=dtype, **knobs)
+            DaliLoader(
+                store,
+                order,
+                augment,
+                workers=workers,
+                device=device,
+                dtype=dtype,
+                dali_resizes=dali_resizes,
+                **knobs,
+            )
         )
         return opened[-1]
 
@@ -91,7 +101,7 @@ def gaps(
     found = [
         np.abs(crops.cpu().numpy().astype(np.int64) - pil_crops(store, index, params, side))
         for epoch in range(epochs)
-        for _, index, params, crops in loader.crops(epoch, skip=skip)
+        for index, params, crops in loader.crops(epoch, skip=skip)
     ]
     return np.concatenate(found, axis=1)
 
@@ -123,6 +133,14 @@ def test_batches_have_the_promised_form(images: Path, loaders: Loaders) -> None:
         assert torch.equal(batch.label, batch.index // 8)
         assert not torch.equal(batch.view1, batch.view2)
     assert sorted(torch.cat([batch.index for batch in batches]).tolist()) == list(range(24))
+
+
+def test_our_kernels_crop_photographs_to_the_last_bit(real_images: Path, loaders: Loaders) -> None:
+    """What DALI decodes is cropped by the host's own kernels where there is no GPU."""
+    store = open_store(real_images, "train")
+    augment = AugmentConfig(crop=224)
+    loader = loaders(store, batch=20, augment=augment, dali_resizes=False)
+    assert gaps(loader, store, 224, skip=loader.steps - 2).max() == 0
 
 
 def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders) -> None:
@@ -342,8 +360,9 @@ def test_what_only_dali_refuses_is_decoded_by_pil(
     store = open_store(images / "train", "train")
     loader = loaders(store, batch=4, prefetch=prefetch)
     for epoch in range(2):
-        batches = list(loader.crops(epoch))
-        assert [step for step, *_ in batches] == list(range(6))
+        order = Order(images=24, batch=4, seed=0)
+        found = [index.tolist() for index, *_ in loader.crops(epoch)]
+        assert found == [order.indices(epoch, step).tolist() for step in range(6)]
     assert gaps(loader, store, 16).mean() < 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "DALI cannot decode an image of step" in caplog.text

@@ -1,8 +1,8 @@
 """All pipelines show the same: images, labels, boxes and, within stated tolerances, pixels.
 
-The torchvision pipeline is the measure, because it is what users have. Tolerances are mean absolute
-differences of the crops in levels of 255: DALI resamples by the same filter, but does not round
-between its two passes.
+The torchvision pipeline is the measure, because it is what users have. The tolerance is 0 levels of
+255 in all of them. (On a GPU, DALI decodes and resizes by itself; tests/test_dali.py holds that
+graph within 0.2 levels in the mean.)
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ from fastsiam.pipelines import build_loader
 from .sources import picture, rotated_jpeg
 from .test_pipelines import NEEDS
 
-CROP_TOLERANCE = {"ffcv": 0.0, "memory": 0.0, "dali": 0.2}
-"""Mean absolute difference from the torchvision pipeline's crops."""
-VIEW_TOLERANCE = {"ffcv": 0.0, "memory": 0.0, "dali": 0.4}
-"""The same of whole views: colour operations stretch differences."""
 EXACT = 1e-3  # float32's rounding in the normalisation, in levels
 
-assert set(CROP_TOLERANCE) == set(get_args(Pipeline)) - {"torchvision", "synthetic"}
 PAIRS = [
     pytest.param(name, kind, marks=NEEDS.get(name, []))
-    for name in CROP_TOLERANCE
+    for name in get_args(Pipeline)
+    if name not in {"torchvision", "synthetic"}
     for kind in ("folder", "converted", "pixels")
     if (name, kind) != ("ffcv", "folder")  # it reads converted files
 ]
@@ -97,20 +93,11 @@ def levels(ours: TwoViewBatch, theirs: TwoViewBatch) -> torch.Tensor:
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
-    for augment, tolerance in ((CROPS, CROP_TOLERANCE[name]), (VIEWS, VIEW_TOLERANCE[name])):
+    for augment in (CROPS, VIEWS):
         expected = batches("torchvision", root, augment, epoch=1)
         found = batches(name, root, augment, epoch=1)
         assert len(found) == len(expected) == 3
-        gaps = []
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.index, theirs.index)
             assert torch.equal(ours.label, theirs.label)
-            gaps.append(levels(ours, theirs))
-        gap = torch.cat(gaps, dim=1)
-        if tolerance:
-            each = gap.mean((0, 2, 3, 4))
-            worst = int(each.argmax())
-            where = int(torch.cat([batch.index for batch in found])[worst])
-            assert gap.mean() <= tolerance and each.max() <= 2.5 * tolerance, (where, each)
-        else:
-            assert gap.max() <= EXACT
+            assert levels(ours, theirs).max() <= EXACT

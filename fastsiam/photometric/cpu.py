@@ -1,9 +1,9 @@
 """The photometric stage on the CPU: compiled by numba, vectorised, in threads.
 
-One thread takes a view through the whole stage. Its pixels lie in three float32 planes that stay in
-the processor's cache, and are worked on in chunks, in two sweeps: the contrast operation needs the
-mean of the whole view. Every operation rounds as the reference does; views before normalisation are
-equal to it to the last bit.
+One thread takes a view through the whole stage, in chunks of rows that stay in the processor's
+first cache, and in two sweeps, because the contrast operation needs the mean of the whole view.
+Every operation rounds as the reference does; views before normalisation are equal to it to the last
+bit.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=misc
@@ -22,12 +22,12 @@ from torch import Tensor
 
 from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
 from fastsiam.config import AugmentConfig
-from fastsiam.threads import in_threads
+from fastsiam.threads import in_threads, take
 
 from .reference import box_weights
 
-_CHUNK = 2048
-"""Pixels whose three float32 planes fit into a first-level cache of 32 KiB."""
+_CHUNK = 1024
+"""Pixels whose float32 planes, three and three more, fit into a first-level cache of 32 KiB."""
 _SLOTS = 4
 _NONE = -1
 
@@ -38,26 +38,71 @@ def photometric(
     """Do what ``fastsiam.photometric.photometric`` says."""
     _, n, height, width, _ = crops.shape
     pixels = crops.reshape(2 * n, -1).contiguous().numpy()
-    half = dtype == torch.bfloat16
-    out = _room((2 * n, 3 * height * width), np.uint16 if half else np.float32)
-    order = np.where(params.jitter[..., None], params.order, _NONE).reshape(2 * n, _SLOTS)
-    if config.hue == 0:  # as ColorJitter: no trip through HSV
-        order = np.where(order == HUE, _NONE, order)
-    order = order.astype(np.int64)
-    factor = params.factor.reshape(2 * n, _SLOTS)
-    gray, blur = params.gray.reshape(2 * n), params.blur.reshape(2 * n)
-    box = _boxes(blur)
-    mean, std = np.array(config.mean), np.array(config.std)
-    scale = (1 / (255 * std)).astype(np.float32)
-    shift = (-mean / std).astype(np.float32)
+    stage = Stage(params, config, height, width, dtype)
 
-    def work(first: int, last: int) -> None:
-        _views(pixels, order, factor, gray, box, scale, shift, width, out, first, last)
+    def work(counter: NDArray[np.int64]) -> None:
+        _finish_all(pixels, stage.tables, width, stage.scratch(), stage.out, counter)
 
     in_threads(work, 2 * n)
-    views = torch.from_numpy(out).view(torch.bfloat16) if half else torch.from_numpy(out).to(dtype)
-    view1, view2 = views.view(2, n, height, width, 3).permute(0, 1, 4, 2, 3)
-    return view1, view2
+    return stage.views()
+
+
+class Stage:
+    """The stage for the views of N images, for compiled code that calls ``finish`` itself.
+
+    Args:
+        params: what to apply to the views.
+        config: for the normalisation.
+        height: of the views, in pixels.
+        width: of the views, in pixels.
+        dtype: of the result.
+    """
+
+    def __init__(
+        self,
+        params: ViewParams,
+        config: AugmentConfig,
+        height: int,
+        width: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self._shape, self._dtype = (2, params.flip.shape[1], height, width, 3), dtype
+        count = 2 * params.flip.shape[1]
+        order = np.where(params.jitter[..., None], params.order, _NONE).reshape(count, _SLOTS)
+        if config.hue == 0:  # as ColorJitter: no trip through HSV
+            order = np.where(order == HUE, _NONE, order)
+        mean, std = np.array(config.mean), np.array(config.std)
+        self.tables = (
+            order.astype(np.int64),
+            params.factor.reshape(count, _SLOTS),
+            params.gray.reshape(count),
+            _boxes(params.blur.reshape(count)),
+            (1 / (255 * std)).astype(np.float32),
+            (-mean / std).astype(np.float32),
+        )
+        half = dtype == torch.bfloat16
+        self.out = _room((count, 3 * height * width), np.uint16 if half else np.float32)
+        """(2N, height * width * 3): the views; of bfloat16 the bits."""
+
+    def scratch(self) -> tuple[NDArray[Any], ...]:
+        """Return memory for one thread."""
+        _, _, height, width, _ = self._shape
+        border = int(self.tables[3][:, 2].max()) + 1
+        rows = max(1, _CHUNK // width)
+        return (
+            np.empty((3, rows * width), np.float32),
+            np.empty((3, rows * width), np.float32),
+            np.empty((3, height * width), np.uint8),
+            np.empty((3, 2, (height + 2 * border) * (width + 2 * border)), np.uint8),
+            np.empty(3 * rows * width, np.float32),
+        )
+
+    def views(self) -> tuple[Tensor, Tensor]:
+        """Return both views as ``photometric`` does."""
+        views = torch.from_numpy(self.out)
+        views = views.view(torch.bfloat16) if self.out.itemsize == 2 else views.to(self._dtype)
+        view1, view2 = views.view(self._shape).permute(0, 1, 4, 2, 3)
+        return view1, view2
 
 
 _free: list[NDArray[np.uint8]] = []
@@ -104,52 +149,79 @@ _BOX_HALF, _BOX_BITS = np.uint32(1 << 23), np.uint32(24)
 
 
 @_compiled
-def _views(pixels, order, factor, gray, box, scale, shift, width, out, first, last):
-    """Take the views [first, last) through the stage."""
-    count = pixels.shape[1] // 3
-    height = count // width
-    border = np.int64(box[first:last, 2].max()) + 1
-    planes = np.empty((3, count), np.float32)
-    smooth = np.empty((3, 2, (height + 2 * border) * (width + 2 * border)), np.uint8)
-    line = np.empty(3 * max(_CHUNK, width), np.float32)
-    for view in range(first, last):
-        turn = 0
-        while turn < _SLOTS and order[view, turn] != CONTRAST:
-            turn += 1
-        luma, mean = 0, _ZERO
-        for begin in range(0, count, _CHUNK):
-            end = min(begin + _CHUNK, count)
-            r, g, b = planes[0, begin:end], planes[1, begin:end], planes[2, begin:end]
-            _split(pixels[view, 3 * begin : 3 * end], r, g, b)
-            _jitter(r, g, b, order[view], factor[view], 0, turn, mean)
-            if turn < _SLOTS:
-                luma += _sum_of_luma(r, g, b)
-        mean = np.float32(np.floor(luma / count + 0.5))
-        blurred = box[view, 0] > 0
-        for begin in range(0, count, _CHUNK):
-            end = min(begin + _CHUNK, count)
-            r, g, b = planes[0, begin:end], planes[1, begin:end], planes[2, begin:end]
-            _jitter(r, g, b, order[view], factor[view], turn, _SLOTS, mean)
-            if gray[view]:
-                _grayscale(r, g, b)
-            if not blurred:
-                _normalize(r, g, b, scale, shift, line, out[view, 3 * begin : 3 * end])
+def _finish_all(pixels, tables, width, scratch, out, counter):
+    """Take one view after the other through the stage, as long as there are any."""
+    while True:
+        view = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
+        if view >= len(pixels):
+            return
+        finish(pixels[view], view, tables, width, scratch, out[view])
+
+
+@_compiled
+def finish(pixels, view, tables, width, scratch, out):
+    """Take a view through the stage.
+
+    Args:
+        pixels: (height * width * 3,) uint8, interleaved.
+        view: its place among the 2N.
+        tables: ``Stage.tables``.
+        width: of the view, in pixels.
+        scratch: this thread's ``Stage.scratch()``.
+        out: the view's row of ``Stage.out``.
+    """
+    orders, factors, grays, boxes, scale, shift = tables
+    order, factor, gray, box = orders[view], factors[view], grays[view], boxes[view]
+    chunk, hsv, kept, smooth, line = scratch
+    mean = _mean_gray(pixels, order, factor, chunk, hsv, kept)
+    blurred, first = box[0] > 0, _before_contrast(order)
+    again = first in (0, _SLOTS)
+    count = len(pixels) // 3
+    for begin in range(0, count, chunk.shape[1]):
+        end = min(begin + chunk.shape[1], count)
+        r, g, b = chunk[0, : end - begin], chunk[1, : end - begin], chunk[2, : end - begin]
+        if again:
+            _split(pixels[3 * begin : 3 * end], r, g, b)
+        else:
+            for c in range(3):
+                _to_float(kept[c, begin:end], chunk[c])
+        _jitter(r, g, b, order, factor, 0 if again else first, _SLOTS, mean, hsv)
+        if gray:
+            _grayscale(r, g, b)
         if blurred:
-            border = np.int64(box[view, 2]) + 1
-            pitch = width + 2 * border
-            for c in range(1 if gray[view] else 3):
-                for y in range(height):
-                    begin = (border + y) * pitch + border
-                    row = planes[c, y * width : (y + 1) * width]
-                    _to_bytes(row, smooth[c, 0, begin : begin + width])
-                _blur(smooth[c], width, height, box[view])
-            second, third = (0, 0) if gray[view] else (1, 2)
-            for y in range(height):
-                begin = (border + y) * pitch + border
-                end = begin + width
-                r, g, b = smooth[0, 0], smooth[second, 0], smooth[third, 0]
-                part = out[view, 3 * y * width : 3 * (y + 1) * width]
-                _normalize(r[begin:end], g[begin:end], b[begin:end], scale, shift, line, part)
+            _place(chunk, begin // width, end // width, width, box, smooth)
+        else:
+            _normalize(r, g, b, scale, shift, line, out[3 * begin : 3 * end])
+    if blurred:
+        _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out)
+
+
+@_compiled
+def _before_contrast(order):
+    """Count the slots before the contrast operation: all, if there is none."""
+    slots = 0
+    while slots < _SLOTS and order[slots] != CONTRAST:
+        slots += 1
+    return slots
+
+
+@_compiled
+def _mean_gray(pixels, order, factor, chunk, hsv, kept):
+    """Return the mean gray before the contrast operation; keep what comes before it."""
+    last = _before_contrast(order)
+    if last == _SLOTS:
+        return _ZERO
+    total, count = 0, len(pixels) // 3
+    for begin in range(0, count, chunk.shape[1]):
+        end = min(begin + chunk.shape[1], count)
+        r, g, b = chunk[0, : end - begin], chunk[1, : end - begin], chunk[2, : end - begin]
+        _split(pixels[3 * begin : 3 * end], r, g, b)
+        _jitter(r, g, b, order, factor, 0, last, _ZERO, hsv)
+        total += _sum_of_luma(r, g, b)
+        if last > 0:
+            for c in range(3):
+                _to_bytes(chunk[c], kept[c, begin:end])
+    return np.float32(np.floor(total / count + 0.5))
 
 
 @_compiled
@@ -161,7 +233,7 @@ def _split(pixels, r, g, b):
 
 
 @_compiled
-def _jitter(r, g, b, order, factor, first, last, mean):
+def _jitter(r, g, b, order, factor, first, last, mean, hsv):
     """Apply the operations of the slots [first, last)."""
     for slot in range(first, last):
         op = order[slot]
@@ -176,7 +248,7 @@ def _jitter(r, g, b, order, factor, first, last, mean):
         elif op == SATURATION:
             _saturation(r, g, b, factor[op])
         elif op == HUE:
-            _hue(r, g, b, factor[op])
+            _hue(r, g, b, factor[op], hsv)
 
 
 @_compiled
@@ -230,12 +302,13 @@ def _sum_of_luma(r, g, b):
 
 
 @_compiled
-def _hue(r, g, b, factor):
+def _hue(r, g, b, factor, hsv):
     """Turn the hue.
 
     The roundings are those of PIL's way to HSV, a mixture of float and double, and back: equal for
-    every colour, which the tests go through.
+    every colour. In two loops, because one needs more registers than there are.
     """
+    places, saturations, values = hsv[0], hsv[1], hsv[2]
     shift = np.float32(np.trunc(np.float64(factor) * 255.0))
     for i in range(len(r)):
         red, green, blue = r[i], g[i], b[i]
@@ -250,27 +323,37 @@ def _hue(r, g, b, factor):
         turns = sextant / _SIX
         turns = turns if turns >= _ZERO else turns + _ONE
         hue = np.floor(turns * _TOP) + shift
-        saturation = np.floor(chroma / max(value, _ONE) * _TOP)
         hue = hue - _WRAP * np.floor(hue * _UNWRAP)
-        hue = hue + hue  # in 510ths of a turn, so that a sextant has 85
-        r[i] = _from_hue(hue + _FIVE * _SEXTANT, saturation, value)
-        g[i] = _from_hue(hue + _THREE * _SEXTANT, saturation, value)
-        b[i] = _from_hue(hue + _SEXTANT, saturation, value)
+        places[i] = hue + hue  # in 510ths of a turn, so that a sextant has 85
+        saturations[i] = np.floor(chroma / max(value, _ONE) * _TOP)
+        values[i] = value
+    _from_hue(places, saturations, values, _FIVE * _SEXTANT, r)
+    _from_hue(places, saturations, values, _THREE * _SEXTANT, g)
+    _from_hue(places, saturations, values, _SEXTANT, b)
 
 
 @_compiled
-def _from_hue(place, saturation, value):
-    """Return a channel: by ``place`` on the circle its full value, its least, or in between."""
-    place = place if place < _CIRCLE else place - _CIRCLE
-    place = min(place, _FOUR * _SEXTANT - place)
-    place = min(max(place, _ZERO), _SEXTANT)
-    return np.floor(value * (_WHOLE - saturation * place) * _PER_WHOLE + _HALF)
+def _from_hue(places, saturations, values, offset, out):
+    """Make a channel: by the place on the circle its full value, its least, or in between."""
+    for i in range(len(out)):
+        place = places[i] + offset
+        place = place if place < _CIRCLE else place - _CIRCLE
+        place = min(place, _FOUR * _SEXTANT - place)
+        place = min(max(place, _ZERO), _SEXTANT)
+        level = values[i] * (_WHOLE - saturations[i] * place)
+        out[i] = np.floor(level * _PER_WHOLE + _HALF)
 
 
 @_compiled
 def _to_bytes(x, out):
-    for i in range(len(x)):
+    for i in range(len(out)):
         out[i] = np.uint8(np.int32(x[i]))
+
+
+@_compiled
+def _to_float(x, out):
+    for i in range(len(x)):
+        out[i] = np.float32(x[i])
 
 
 @_compiled
@@ -297,6 +380,33 @@ def _interleave(r, g, b, scale, shift, out):
 def _round_to_bfloat16(bits, out):
     for i in range(len(out)):
         out[i] = (bits[i] + _BELOW_HALF + ((bits[i] >> _CUT) & _ODD)) >> _CUT
+
+
+@_compiled
+def _place(chunk, first, last, width, box, smooth):
+    """Put the rows [first, last) where the blur works on them, with room for its borders."""
+    border = np.int64(box[2]) + 1
+    pitch = width + 2 * border
+    for c in range(3):
+        for y in range(first, last):
+            begin = (border + y) * pitch + border
+            row = chunk[c, (y - first) * width : (y - first + 1) * width]
+            _to_bytes(row, smooth[c, 0, begin : begin + width])
+
+
+@_compiled
+def _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out):
+    height = len(out) // (3 * width)
+    border = np.int64(box[2]) + 1
+    pitch = width + 2 * border
+    for c in range(1 if gray else 3):
+        _blur(smooth[c], width, height, box)
+    second, third = (0, 0) if gray else (1, 2)
+    for y in range(height):
+        begin = (border + y) * pitch + border
+        end = begin + width
+        r, g, b = smooth[0, 0, begin:end], smooth[second, 0, begin:end], smooth[third, 0, begin:end]
+        _normalize(r, g, b, scale, shift, line, out[3 * y * width : 3 * (y + 1) * width])
 
 
 @_compiled

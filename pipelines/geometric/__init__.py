@@ -12,9 +12,6 @@ from torch import Tensor
 
 from fastsiam.augment import ViewParams
 
-OVERREAD = 2
-"""Bytes behind the last pixel that may be read; their values do not matter."""
-
 
 def crop_views(
     pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
@@ -22,8 +19,7 @@ def crop_views(
     """Cut both crops of N images, resize and flip them.
 
     Args:
-        pixels: (bytes,) uint8: images one after the other, each H x W x 3, and ``OVERREAD`` more
-            bytes; on a CPU or a CUDA GPU.
+        pixels: (bytes,) uint8: images one after the other, each H x W x 3, on a CPU or a CUDA GPU.
         start: (N,) where each of the images begins.
         size: (N, 2) height and width of each.
         params: crop boxes and flips of the N images.

@@ -5,29 +5,29 @@ other, and rounds to whole levels after each. Its weights are whole 2**-22ths an
 here as there: crops are equal to PIL's to the last bit.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=misc
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="misc,attr-defined"
 # What numba compiles has no annotations: one function serves arrays of several types.
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.augment import ViewParams
-from fastsiam.threads import in_threads
-
-from . import OVERREAD
+from fastsiam.threads import in_threads, take
 
 _PRECISION = 22
 """Bits of a weight's fraction, as in PIL."""
+_AHEAD = 5  # bytes that are read behind the last pixel of a row, and given no weight
 _ONE, _HALF = float(1 << _PRECISION), np.int32(1 << (_PRECISION - 1))
 
 _compiled = njit(nogil=True, cache=True, error_model="numpy")
@@ -42,12 +42,36 @@ def crop_views(
     source, out = pixels.numpy(), crops.numpy().reshape(2, n, -1)
     height, width = size.max(0).tolist() if n else (0, 0)
 
-    def work(first: int, last: int) -> None:
+    def work(counter: NDArray[np.int64]) -> None:
         scratch = Scratch(height, width, side).arrays
-        _crop_all(source, start, size, params.box, params.flip, side, out, scratch, first, last)
+        _crop_all(source, start, size, params.box, params.flip, side, out, scratch, counter)
 
     in_threads(work, n)
     return crops
+
+
+def crop_images(images: Sequence[NDArray[np.uint8]], params: ViewParams, out: Tensor) -> None:
+    """Cut both crops of images that lie anywhere.
+
+    Args:
+        images: N arrays H x W x 3.
+        params: crop boxes and flips of the N images.
+        out: (2, N, side, side, 3) uint8, filled in.
+    """
+    _, n, side, _, _ = out.shape
+    target = out.numpy().reshape(2, n, -1)
+    height = max(image.shape[0] for image in images)
+    width = max(image.shape[1] for image in images)
+
+    sources = [image.reshape(-1) for image in images]
+    addresses = np.array([source.ctypes.data for source in sources])
+    size = np.array([image.shape[:2] for image in images])
+
+    def work(counter: NDArray[np.int64]) -> None:
+        scratch = Scratch(height, width, side).arrays
+        _crop_each(addresses, size, params.box, params.flip, side, target, scratch, counter)
+
+    in_threads(work, n)
 
 
 class Scratch:
@@ -58,7 +82,7 @@ class Scratch:
         taps = math.ceil(2 * longest / side)
         self.arrays = (
             np.empty(height * 3 * side + 1, np.uint8),  # between the passes
-            np.empty((2, 3 * longest + OVERREAD), np.uint8),
+            np.empty((2, 3 * longest + _AHEAD), np.uint8),  # a row of the source, one of the result
             np.empty(3 * longest, np.int32),
             np.empty((side, taps), np.int32),  # weights
             np.empty(side, np.int64),  # the first pixel that each of them weighs
@@ -68,12 +92,35 @@ class Scratch:
 
 
 @_compiled
-def _crop_all(source, start, size, box, flip, side, out, scratch, first, last):
-    """Make both crops of the images [first, last)."""
-    for i in range(first, last):
+def _crop_all(source, start, size, box, flip, side, out, scratch, counter):
+    """Make both crops of one image after the other, as long as there are any."""
+    while True:
+        i = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
+        if i >= len(start):
+            return
         image = source[start[i] : start[i] + 3 * size[i, 0] * size[i, 1]]
         for view in range(2):
             crop(image, size[i, 1], box[view, i], flip[view, i], side, out[view, i], scratch)
+
+
+@_compiled
+def _crop_each(addresses, size, box, flip, side, out, scratch, counter):
+    """Do the same with images at addresses."""
+    while True:
+        i = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
+        if i >= len(addresses):
+            return
+        image = carray(_bytes_at(addresses[i]), 3 * size[i, 0] * size[i, 1])
+        for view in range(2):
+            crop(image, size[i, 1], box[view, i], flip[view, i], side, out[view, i], scratch)
+
+
+@intrinsic
+def _bytes_at(context, address):
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.CPointer(types.uint8)(types.intp), generate
 
 
 @_compiled
@@ -81,7 +128,7 @@ def crop(image, width, box, flip, side, out, scratch):
     """Make one crop.
 
     Args:
-        image: uint8, height * width * 3 and more: up to ``OVERREAD`` more are read, and ignored.
+        image: (height * width * 3,) uint8, interleaved.
         width: of the image, in pixels.
         box: (4,) top, left, height, width.
         flip: whether to mirror it left to right.
@@ -105,7 +152,12 @@ def crop(image, width, box, flip, side, out, scratch):
         return
     above = begin[0]
     for y in range(above, begin[side - 1] + taps):
-        _weigh_pixels(corner[y * pitch :], table, first, groups, rows[(y - above) * length :])
+        source, line = corner[y * pitch :], row[0]
+        if len(source) < 3 * wide + _AHEAD:  # the image's last row
+            for i in range(3 * wide):
+                line[i] = source[i]
+            source = line
+        _weigh_pixels(source, table, first, groups, rows[(y - above) * length :])
     for y in range(side):
         source, target = rows[(begin[y] - above) * length :], out[y * length : (y + 1) * length]
         _weigh_rows(source, length, weights[y], taps, sums, target)
