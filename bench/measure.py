@@ -48,16 +48,16 @@ def in_turns(
     for turn in range(-1, repeats):
         for name, run in work.items():
             before()
-            cpu, wall = _cpu(), time.perf_counter()
+            cpu, wall = cpu_seconds(), time.perf_counter()
             run()
-            wall, cpu = time.perf_counter() - wall, _cpu() - cpu
+            wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
             if turn >= 0:
                 timings[name].wall.append(wall)
                 timings[name].cpu.append(cpu)
     return timings
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
     """Return the processor seconds of this process and its children, dead and alive."""
     now = os.times()
     ended = now.user + now.system + now.children_user + now.children_system

@@ -22,17 +22,9 @@ from pathlib import Path
 from queue import Empty, Full
 from typing import Any
 
-import ffcv._libffcv
+import numba
 import numpy as np
 import torch
-from ffcv.fields.rgb_image import SimpleRGBImageDecoder
-from ffcv.loader import Loader as FfcvOwnLoader
-from ffcv.loader import OrderOption
-from ffcv.loader.epoch_iterator import EpochIterator
-from ffcv.memory_managers.os_cache import OSCacheManager
-from ffcv.pipeline.allocation_query import AllocationQuery
-from ffcv.pipeline.compiler import Compiler
-from ffcv.pipeline.state import State
 from llvmlite import binding
 from numba import njit, types
 from numpy.typing import NDArray
@@ -51,6 +43,21 @@ from .order import Order
 from .store import Store
 from .store.beton import RAW, BetonStore
 from .workers import count
+
+_threads = torch.get_num_threads(), numba.get_num_threads()
+
+import ffcv._libffcv  # noqa: E402
+from ffcv.fields.rgb_image import SimpleRGBImageDecoder  # noqa: E402
+from ffcv.loader import Loader as FfcvOwnLoader  # noqa: E402
+from ffcv.loader import OrderOption  # noqa: E402
+from ffcv.loader.epoch_iterator import EpochIterator  # noqa: E402
+from ffcv.memory_managers.os_cache import OSCacheManager  # noqa: E402
+from ffcv.pipeline.allocation_query import AllocationQuery  # noqa: E402
+from ffcv.pipeline.compiler import Compiler  # noqa: E402
+from ffcv.pipeline.state import State  # noqa: E402
+
+torch.set_num_threads(_threads[0])  # to import FFCV makes it one, for the whole process
+numba.set_num_threads(_threads[1])
 
 _SECONDS_BETWEEN_LOOKS = 1.0  # at whether the loader thread still lives
 _DECODED, _REFUSED = 0, 1

@@ -157,6 +157,16 @@ def test_others_keep_their_threads_and_numba_its_types(images: Path) -> None:
     assert kind.mutable and uint8[::1] == kind
 
 
+def test_importing_it_leaves_torch_its_threads() -> None:
+    """FFCV sets them to one when it is imported."""
+    script = (
+        "import torch, numba; torch.set_num_threads(3); before = numba.get_num_threads()\n"
+        "import fastsiam.pipelines.ffcv_backend\n"
+        "assert torch.get_num_threads() == 3 and numba.get_num_threads() == before"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=120)
+
+
 def test_memory_of_twenty_epochs(tmp_path: Path) -> None:
     write_images(tmp_path / "train", classes=2, each=60, side=64)
     data = DataConfig(data=str(readable("ffcv", tmp_path / "train")), pipeline="ffcv", workers=2)
