@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, get_args
 
 import typer
 
@@ -225,7 +225,7 @@ def views(
         str, typer.Option(help="Data as of train; default: $FASTSIAM_DATA, else ./data.")
     ] = "",
     pipeline: Annotated[
-        Pipeline, typer.Option(help="Pipeline that makes the views.")
+        str, typer.Option(help="Pipeline that makes the views; a,b shows several side by side.")
     ] = "torchvision",
     recipe: Annotated[str, typer.Option(help="Recipe whose augmentation is shown.")] = "imagenet",
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
@@ -237,19 +237,23 @@ def views(
         Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
     ] = None,
 ) -> None:
-    """Show images beside the two views that a pipeline makes of each, as training sees them."""
+    """Show images beside the two views that pipelines make of each, as training sees them."""
     from fastsiam.run import show_views
 
     augment = recipe_named(recipe).augment
-    source = DataConfig(data=data, pipeline=pipeline, workers=0)
-    sheet, record = show_views(source, augment, images=images, epoch=epoch, seed=seed)
+    known = {str(name): name for name in get_args(Pipeline)}
+    names = pipeline.split(",")
+    if unknown := sorted(set(names) - set(known)):
+        raise typer.BadParameter(f"--pipeline {unknown[0]}: it is none of {', '.join(known)}")
+    sources = [DataConfig(data=data, pipeline=known[name], workers=0) for name in names]
+    sheet, record = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     try:
         sheet.save(out)
     except ValueError as error:
         raise typer.BadParameter(f"--out {out}: {error}") from error
     print(
         f"wrote {out}: source and two views of {len(record)} images, "
-        f"pipeline {pipeline}, epoch {epoch}, seed {seed}"
+        f"pipeline {', '.join(names)}, epoch {epoch}, seed {seed}"
     )
     if json_file:
         json_file.write_text(json.dumps(record, indent=2) + "\n")

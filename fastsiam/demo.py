@@ -136,7 +136,7 @@ def run_demo(out: Path) -> None:
     results = evaluate_knn(state, distributed.start(config.run), baselines=True)
     record = {kind: result.record() for kind, result in results.items()}
     (run / "knn.json").write_text(json.dumps(record, indent=2) + "\n")
-    sheet, _ = show_views(config.data, config.augment, images=12, epoch=0, seed=0)
+    sheet, _ = show_views([config.data], config.augment, images=12, epoch=0, seed=0)
     sheet.save(out / "views.png")
     page = write_report([run], run / "report.html")
     print(_summary(results, [line for line in read_metrics(run) if line["kind"] == "knn"]))

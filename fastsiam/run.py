@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -160,28 +161,36 @@ def evaluate_knn(
 
 
 def show_views(
-    data: DataConfig, augment: AugmentConfig, *, images: int, epoch: int, seed: int
+    sources: Sequence[DataConfig], augment: AugmentConfig, *, images: int, epoch: int, seed: int
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """Draw the first images of an epoch beside the views that a pipeline makes of them.
+    """Draw the first images of an epoch beside the views that pipelines make of them.
+
+    Args:
+        sources: the same data, by one pipeline or more.
+        augment: what becomes of the images.
+        images: how many; fewer where the data hold fewer.
+        epoch: whose first images and draws are shown.
+        seed: of the run.
 
     Returns:
         The contact sheet; for each image its path, position, label and both views' parameters.
     """
-    if data.pipeline == "synthetic":
+    if any(source.pipeline == "synthetic" for source in sources):
         raise DataError("the synthetic pipeline has no images to show")
-    store = open_store(data.root, "train")
+    store = open_store(sources[0].root, "train")
     images = min(images, len(store))
-    loader = build_loader(data, augment, batch=images, seed=seed)
-    try:
-        batch = next(iter(loader.epoch(epoch)))
-    finally:
-        loader.close()
+    views: list[NDArray[np.uint8]] = []
+    for source in sources:
+        loader = build_loader(source, augment, batch=images, seed=seed)
+        try:
+            batch = next(iter(loader.epoch(epoch)))
+        finally:
+            loader.close()
+        views += [denormalize(view, augment) for view in (batch.view1, batch.view2)]
     index = batch.index.tolist()
-    sources = [store.decode(i) for i in index]
-    sheet = contact_sheet(
-        sources, denormalize(batch.view1, augment), denormalize(batch.view2, augment)
-    )
-    size = np.array([(source.height, source.width) for source in sources])
+    pictures = [store.decode(i) for i in index]
+    sheet = contact_sheet(pictures, views, columns=max(1, 8 // len(views)))
+    size = np.array([(picture.height, picture.width) for picture in pictures])
     params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
     record = [
         {

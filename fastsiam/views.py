@@ -21,29 +21,23 @@ def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
 
 
 def contact_sheet(
-    sources: Sequence[Image.Image],
-    view1: NDArray[np.uint8],
-    view2: NDArray[np.uint8],
-    *,
-    columns: int = 4,
+    sources: Sequence[Image.Image], views: Sequence[NDArray[np.uint8]], *, columns: int
 ) -> Image.Image:
-    """Arrange triples of source, first view and second view.
+    """Arrange rows of a source and its views.
 
     Args:
         sources: N images of any size; shown shrunk, with a border that keeps their shape.
-        view1: (N, S, S, 3) uint8.
-        view2: (N, S, S, 3) uint8.
-        columns: triples in a row.
+        views: arrays (N, S, S, 3) uint8, shown beside the sources in their order.
+        columns: sources in a row.
     """
-    cell = max(96, view1.shape[1])
-    width, height = 3 * cell + 4 * _GAP, cell + 2 * _GAP
+    cell, shown = max(96, views[0].shape[1]), 1 + len(views)
+    width, height = shown * cell + (shown + 1) * _GAP, cell + 2 * _GAP
     rows = -(-len(sources) // columns)
-    sheet = Image.new("RGB", (columns * width, rows * height), "white")
+    sheet = Image.new("RGB", (min(columns, len(sources)) * width, rows * height), "white")
     for i, source in enumerate(sources):
         left, top = (i % columns) * width + _GAP, (i // columns) * height + _GAP
-        for place, picture in enumerate(
-            (source, Image.fromarray(view1[i]), Image.fromarray(view2[i]))
-        ):
+        pictures = [source, *(Image.fromarray(view[i]) for view in views)]
+        for place, picture in enumerate(pictures):
             scale = cell / max(picture.size)
             size = [max(1, round(side * scale)) for side in picture.size]
             method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fastsiam.config import AugmentConfig, DataConfig
@@ -22,6 +23,7 @@ from fastsiam.errors import BackendError, DataError
 
 from .order import Order
 from .store import Split, Store, open_store
+from .store.beton import BetonStore
 
 if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
     import torch
@@ -86,7 +88,7 @@ def build_loader(
 
         return MemoryLoader(store, order, augment, workers=data.workers, device=device, dtype=dtype)
     if data.pipeline == "ffcv":
-        with _needs("ffcv"):
+        with _importing("ffcv"):
             from .ffcv_backend import FfcvLoader
 
         return FfcvLoader(
@@ -100,19 +102,19 @@ def build_loader(
             dtype=dtype,
         )
     if data.pipeline == "dali":
-        with _needs("dali"):
+        with _importing("dali"):
             from .dali_backend import DaliLoader
 
-        return DaliLoader(
-            store,
-            order,
-            augment,
-            workers=data.workers,
-            prefetch=data.prefetch,
-            hw_decoder_load=data.dali_hw_decoder_load,
-            device=device,
-            dtype=dtype,
-        )
+            return DaliLoader(
+                store,
+                order,
+                augment,
+                workers=data.workers,
+                prefetch=data.prefetch,
+                hw_decoder_load=data.dali_hw_decoder_load,
+                device=device,
+                dtype=dtype,
+            )
     from .torchvision_backend import TorchvisionLoader
 
     return TorchvisionLoader(
@@ -120,30 +122,54 @@ def build_loader(
     )
 
 
-@contextlib.contextmanager
-def _needs(package: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise BackendError(
-            f"the {package} pipeline cannot be loaded ({error}); "
-            f"install it with: pip install 'fastsiam[{package}]'"
-        ) from error
-
-
 def open_training_images(data: DataConfig, *, batch: int) -> Store:
-    """Open the training images.
+    """Open the training images, and check that the pipeline can run and read them.
 
     Raises:
-        DataError: they cannot be read, or are fewer than ``batch``.
+        BackendError: the pipeline's package is missing.
+        DataError: they cannot be read, at all or by this pipeline, or are fewer than ``batch``.
     """
+    if data.pipeline in _PACKAGES and _is_missing(_PACKAGES[data.pipeline]):
+        raise BackendError(_how_to_install(data.pipeline, "it is not installed"))
     store = open_store(data.root, "train")
+    if data.pipeline == "ffcv" and not isinstance(store, BetonStore):
+        raise DataError(
+            f"--pipeline ffcv reads one .beton file, and {store} is none: make one with "
+            f"fastsiam convert folder --source {store.root}, or choose --pipeline dali"
+        )
     if len(store) < batch:
         raise DataError(
             f"{store.root} holds {len(store):,} {'image' if len(store) == 1 else 'images'}, "
             f"fewer than one batch of {batch:,}: add images or choose a smaller --batch"
         )
     return store
+
+
+_PACKAGES = {"ffcv": "ffcv", "dali": "nvidia.dali"}
+
+
+def _is_missing(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ModuleNotFoundError:  # the package that it is part of
+        return True
+
+
+def _how_to_install(pipeline: str, reason: object) -> str:
+    also = " or, with CUDA 13, 'fastsiam[dali13]'" if pipeline == "dali" else ""
+    return (
+        f"the {pipeline} pipeline cannot be loaded ({reason}); "
+        f"install it with: pip install 'fastsiam[{pipeline}]'{also}"
+    )
+
+
+@contextlib.contextmanager
+def _importing(pipeline: str) -> Iterator[None]:
+    """Say what to do where a package is there, but broken: a library that it needs, say."""
+    try:
+        yield
+    except ImportError as error:
+        raise BackendError(_how_to_install(pipeline, error)) from error
 
 
 def build_eval_loader(

@@ -33,7 +33,7 @@ from torch.utils.dlpack import from_dlpack
 from fastsiam.augment import ViewParams, draw_views
 from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
-from fastsiam.errors import BackendError, DataError
+from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
 
 from .geometric.cpu import crop_images
@@ -51,21 +51,6 @@ _PART = 16
 
 _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 """Of each image: encoded bytes, height, width."""
-
-
-def require_dali() -> None:
-    """Check that DALI is installed.
-
-    Raises:
-        BackendError: it is not; says how to install it.
-    """
-    try:
-        import nvidia.dali  # noqa: F401
-    except ImportError as error:
-        raise BackendError(
-            "--pipeline dali takes NVIDIA DALI: pip install 'fastsiam[dali]' (CUDA 12 libraries) "
-            "or 'fastsiam[dali13]' (CUDA 13)"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +82,6 @@ class DaliLoader:
         dali_resizes: whether DALI cuts and resizes too, or the decoded images come to our own
             kernels. The first is for GPUs, where it is the default; on a CPU these are three times
             as fast as DALI, and equal PIL's to the last bit.
-
-    Raises:
-        BackendError: DALI is not installed.
     """
 
     def __init__(
@@ -115,7 +97,6 @@ class DaliLoader:
         hw_decoder_load: float = 0.65,
         dali_resizes: bool | None = None,
     ) -> None:
-        require_dali()
         self.source, self.images, self.steps = str(store), len(store), order.steps
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype, self._prefetch = device, dtype, prefetch

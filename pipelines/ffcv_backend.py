@@ -77,9 +77,6 @@ class FfcvLoader:
             the epoch needs, each once, into memory of its own.
         device: where the views shall lie.
         dtype: of the views.
-
-    Raises:
-        DataError: the store is not a .beton file.
     """
 
     def __init__(
@@ -94,11 +91,7 @@ class FfcvLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        if not isinstance(store, BetonStore):
-            raise DataError(
-                f"--pipeline ffcv reads one .beton file, and {store} is none: make one with "
-                f"fastsiam convert folder --source {store.root}, or choose --pipeline dali"
-            )
+        assert isinstance(store, BetonStore)
         self.source, self.images, self.steps = str(store), len(store), order.steps
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype = device, dtype

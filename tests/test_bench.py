@@ -55,7 +55,10 @@ def test_a_tar_is_measured_without_ffcv(tmp_path: Path) -> None:
 
 def test_processor_time_of_living_children_counts() -> None:
     before = cpu_seconds()
-    script = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\nsys.stdin.read()"
+    script = (
+        "import sys, time\nwhile time.process_time() < 0.5: pass\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
@@ -73,7 +76,7 @@ def test_all_pipelines_are_measured_on_the_same_images(tmp_path: Path) -> None:
     names = [result["name"] for result in record["results"]]
     assert len(names) == len(set(names)) and record["images"] == 20
     for what in ("ffcv crops", "ffcv views", "dali crops", "dali views", "memory views"):
-        assert {what, f"{what}, pixels 256"} <= set(names) or what == "memory views"
+        assert {what, f"{what}, pixels 256"} <= set(names)
     by_name = {result["name"]: result for result in record["results"]}
     baseline = by_name[loader.BASELINE]
     assert baseline["ratio_to_torchvision"] == 1
@@ -86,6 +89,5 @@ def test_all_pipelines_are_measured_on_the_same_images(tmp_path: Path) -> None:
     assert ours["share_of_ceiling"] == pytest.approx(
         ours["images_per_second"] / decode["images_per_second"]
     )
-    assert all(result["cpu_seconds_per_image"] > 0 for result in record["results"])
     assert len(ours["all_seconds"]) == 2
     assert "| ffcv views |" in loader.table(record)

@@ -9,14 +9,14 @@ import subprocess
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fastsiam.config import AugmentConfig, OptimConfig, TrainConfig
+from fastsiam.config import AugmentConfig, OptimConfig, Pipeline, TrainConfig
 from fastsiam.options import command_from, field_docs
 from fastsiam.recipes import RECIPES, cifar10, imagenet
 from fastsiam.run import train_here
@@ -256,7 +256,7 @@ def test_eval_knn_without_a_run(tmp_path: Path) -> None:
     assert "no checkpoint at" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
 
 
-@pytest.mark.parametrize("pipeline", ["torchvision", "memory"])
+@pytest.mark.parametrize("pipeline", ["torchvision", "memory", "torchvision,memory"])
 def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_path: Path) -> None:
     out, record = tmp_path / "views.png", tmp_path / "views.json"
     arguments = [
@@ -279,13 +279,18 @@ def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_p
     assert Path(drawn[0]["path"]).exists()
 
 
+def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
+    done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
+    assert "--pipeline disk: it is none of torchvision, ffcv, dali" in done.stderr
+
+
 def test_info_lists_versions_and_pipelines(tmp_path: Path) -> None:
     import torch
 
     done = fastsiam("info", "--json", str(tmp_path / "info.json"))
     assert torch.__version__ in done.stdout and "--pipeline memory" in done.stdout
     record = json.loads((tmp_path / "info.json").read_text())
-    assert record["pipelines"].keys() == {"torchvision", "memory", "synthetic"}
+    assert record["pipelines"].keys() == set(get_args(Pipeline))
     assert record["cores"] >= 1
 
 

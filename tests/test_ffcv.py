@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.errors import BackendError, DataError
+from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 
@@ -137,13 +137,6 @@ def test_what_it_cannot_read_is_said(images: Path) -> None:
     with pytest.raises(DataError, match=r"fastsiam convert folder --source .*train") as caught:
         build_loader(data, SMALL, batch=8)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_package_is_said(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fastsiam.pipelines.ffcv_backend", None)
-    data = DataConfig(data=str(readable("ffcv", images / "train")), pipeline="ffcv")
-    with pytest.raises(BackendError, match=r"pip install 'fastsiam\[ffcv\]'"):
-        build_loader(data, SMALL, batch=8)
 
 
 def test_others_keep_their_threads_and_numba_its_types(images: Path) -> None:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from fastsiam import pipelines
 from fastsiam.augment import draw_views
 from fastsiam.batch import Loader, TwoViewBatch
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.convert import convert_data
-from fastsiam.errors import DataError
-from fastsiam.pipelines import build_eval_loader, build_loader
+from fastsiam.errors import BackendError, DataError
+from fastsiam.pipelines import build_eval_loader, build_loader, open_training_images
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.pipelines.store.beton import BetonStore
 from fastsiam.pipelines.workers import count
@@ -329,3 +330,27 @@ def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert [count(workers) for workers in (-1, 0, 5)] == [3, 0, 5]
+
+
+@pytest.mark.parametrize("name", ["ffcv", "dali"])
+def test_a_missing_package_is_said_before_anything_starts(
+    name: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DataConfig(data=str(images / "train"), pipeline=name)  # type: ignore[arg-type]
+    monkeypatch.setattr(pipelines, "find_spec", lambda module: None)
+    with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
+        open_training_images(data, batch=8)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_a_package_that_cannot_be_loaded_is_said(
+    name: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = readable(name, images / "train")
+    module = {"ffcv": "fastsiam.pipelines.ffcv_backend", "dali": "nvidia.dali"}[name]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(pipelines, "find_spec", lambda module: "found")
+    with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
+        build(name, root)
+    assert "\n" not in str(caught.value)
