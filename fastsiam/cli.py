@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, get_args
+from typing import Annotated, Literal, NoReturn, cast
 
 import typer
 
@@ -241,11 +241,11 @@ def views(
     from fastsiam.run import show_views
 
     augment = recipe_named(recipe).augment
-    known = {str(name): name for name in get_args(Pipeline)}
-    names = pipeline.split(",")
-    if unknown := sorted(set(names) - set(known)):
-        raise typer.BadParameter(f"--pipeline {unknown[0]}: it is none of {', '.join(known)}")
-    sources = [DataConfig(data=data, pipeline=known[name], workers=0) for name in names]
+    names = cast("list[Pipeline]", pipeline.split(","))
+    try:
+        sources = [DataConfig(data=data, pipeline=name, workers=0) for name in names]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     sheet, record = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     try:
         sheet.save(out)

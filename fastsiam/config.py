@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 Pipeline = Literal["torchvision", "ffcv", "dali", "memory", "synthetic"]
 Backbone = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101"]
@@ -41,7 +41,7 @@ class DataConfig:
     )
     workers: int = -1
     (
-        "Loader processes (torchvision, memory) or threads (ffcv, dali) of each rank; "
+        "Loader processes (torchvision, memory) or threads (ffcv, dali; at least 1) of each rank; "
         "-1 is one for each core of the rank, 0 loads in the training process."
     )
 
@@ -50,13 +50,18 @@ class DataConfig:
     os_cache: bool = True
     (
         "ffcv: map the file and leave caching to the system; "
-        "otherwise FFCV reads it page by page into memory of its own."
+        "otherwise FFCV reads it into memory of its own, in each rank nearly as much as the file."
     )
 
     dali_hw_decoder_load: float = 0.65
     """dali on a GPU: share of the images, 0 to 1, that goes to the GPU's JPEG engine."""
 
     def __post_init__(self) -> None:
+        known = get_args(Pipeline)
+        _require(
+            self.pipeline in known,
+            f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
+        )
         _require(
             0 <= self.dali_hw_decoder_load <= 1,
             f"dali-hw-decoder-load is a share, 0 to 1, not {self.dali_hw_decoder_load}",

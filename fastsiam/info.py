@@ -49,9 +49,10 @@ def pipelines() -> dict[str, str]:
     device = "GPU" if torch.cuda.is_available() else "CPU"
     return {
         "torchvision": f"ready: PIL in worker processes, training on the {device}",
-        "ffcv": _needs("ffcv", "ffcv")
+        "ffcv": _needs("fastsiam.pipelines.ffcv_backend", "ffcv")
         or "ready: .beton files, decoded and cropped in threads of the CPU",
-        "dali": _needs("nvidia.dali", "dali") or f"ready: decoded and cropped on the {device}",
+        "dali": _needs("nvidia.dali, fastsiam.pipelines.dali_backend", "dali")
+        or f"ready: decoded and cropped on the {device}",
         "memory": f"ready: a small data set decoded once, augmented on the {device}",
         "synthetic": f"ready: tensors on the {device}, the ceiling of training speed",
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any
 
@@ -33,8 +33,21 @@ def in_threads(work: Callable[[NDArray[np.int64]], object], count: int) -> None:
     if threads <= 1:
         work(counter)
         return
-    for done in [_pool(os.getpid()).submit(work, counter) for _ in range(threads)]:
-        done.result()
+    run_all([_pool(os.getpid()).submit(work, counter) for _ in range(threads)])
+
+
+def run_all(futures: Sequence[Future[object]]) -> None:
+    """Wait until all have ended, whatever happens: what they work on may go away after that.
+
+    Raises:
+        Exception: whatever the first that failed raised.
+    """
+    try:
+        wait(futures)
+    finally:
+        wait(futures)  # after Ctrl-C
+    for future in futures:
+        future.result()
 
 
 @intrinsic

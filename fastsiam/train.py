@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def train(
                 log.write("knn", {"epoch": step / per_epoch, **result.record()})
             console.say(f"epoch {step / per_epoch:g}: {result}")
 
+    began, first = time.monotonic(), step
     if step >= end:
         console.say(f"nothing left to do: {path} is at step {step:,} of {total:,}")
     try:
@@ -139,6 +141,8 @@ def train(
                 evaluate_if_due()
                 method.train()
                 for batch in clock.over(loader.epoch(epoch, skip=skip)):
+                    if step == first:  # kernels may have been compiled, data decoded
+                        console.say(f"first batch after {time.monotonic() - began:.1f} s")
                     rates = lr_at(config.optim, step, per_epoch)
                     set_lr(optimizer, rates)
                     loss, z = train_step(model, batch, optimizer, scaler, config, place)

@@ -134,8 +134,9 @@ def open_training_images(data: DataConfig, *, batch: int) -> Store:
     store = open_store(data.root, "train")
     if data.pipeline == "ffcv" and not isinstance(store, BetonStore):
         raise DataError(
-            f"--pipeline ffcv reads one .beton file, and {store} is none: make one with "
-            f"fastsiam convert folder --source {store.root}, or choose --pipeline dali"
+            f"--pipeline ffcv reads one .beton file, and {store} is none: make it with "
+            f"fastsiam convert folder --source {data.root} --out DIR and train with --data DIR, "
+            "or choose --pipeline dali"
         )
     if len(store) < batch:
         raise DataError(

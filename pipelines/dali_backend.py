@@ -134,6 +134,8 @@ class DaliLoader:
         Raises:
             DataError: an image cannot be read or decoded; names it.
         """
+        if self._dali is None:
+            raise RuntimeError("this loader is closed")
         self._land()
         crops = torch.empty(self._shape, dtype=torch.uint8, device=self._device)
         flight = self._flight = deque()
@@ -143,9 +145,13 @@ class DaliLoader:
             batch = self._receive(flight, crops)
             flight.extend(map(self._send, islice(batches, 1)))
             yield batch.index, batch.params, crops
+            if flight is not self._flight and self._dali is not None:
+                raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
 
     def close(self) -> None:
         """End DALI's threads and ours, and free the memory."""
+        if self._dali is None:
+            return
         self._land()
         self._dali = None
         self._readers.shutdown(cancel_futures=True)

@@ -26,17 +26,18 @@ import numba
 import numpy as np
 import torch
 from llvmlite import binding
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.augment import ViewParams, draw_views
 from fastsiam.batch import TwoViewBatch, to_device
+from fastsiam.compiled import compiled
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
 from fastsiam.photometric.cpu import Stage, finish
-from fastsiam.threads import take
+from fastsiam.threads import run_all, take
 
 from .geometric.cpu import Scratch, crop, crop_images
 from .order import Order
@@ -49,7 +50,7 @@ _threads = torch.get_num_threads(), numba.get_num_threads()
 import ffcv._libffcv  # noqa: E402
 from ffcv.fields.rgb_image import SimpleRGBImageDecoder  # noqa: E402
 from ffcv.loader import Loader as FfcvOwnLoader  # noqa: E402
-from ffcv.loader import OrderOption  # noqa: E402
+from ffcv.loader import OrderOption, epoch_iterator  # noqa: E402
 from ffcv.loader.epoch_iterator import EpochIterator  # noqa: E402
 from ffcv.memory_managers.os_cache import OSCacheManager  # noqa: E402
 from ffcv.pipeline.allocation_query import AllocationQuery  # noqa: E402
@@ -58,6 +59,7 @@ from ffcv.pipeline.state import State  # noqa: E402
 
 torch.set_num_threads(_threads[0])  # to import FFCV makes it one, for the whole process
 numba.set_num_threads(_threads[1])
+epoch_iterator.IS_CUDA = False  # it would make new streams for every epoch; we copy ourselves
 
 _SECONDS_BETWEEN_LOOKS = 1.0  # at whether the loader thread still lives
 _DECODED, _REFUSED = 0, 1
@@ -98,7 +100,9 @@ class FfcvLoader:
         self._operation = TwoCrops(store, augment.crop, max(1, count(workers)))
         batch = order.batch // order.world
         self._loader = _open(store, self._operation, batch, prefetch, os_cache)
+        self._slots = self._make_slots(batch, prefetch + 2)
         self._epoch: _Epoch | None = None
+        self._closed = False
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def crops(
@@ -108,35 +112,66 @@ class FfcvLoader:
 
         The crops lie on the device; on a CPU they are overwritten when the next are asked for.
         """
-        for made in self._batches(number, skip, finish=False):
+        for made in self._batches(number, skip, finished=False):
             yield made.index, made.params, made.crops
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
-        for made in self._batches(number, skip, finish=self._device.type == "cpu"):
+        for made in self._batches(number, skip, finished=self._device.type == "cpu"):
             view1, view2 = made.views or photometric(
                 made.crops, made.params, self._augment, dtype=self._dtype
             )
             label = to_device(self._store.labels[made.index], self._device)
             yield TwoViewBatch(view1, view2, to_device(made.index, self._device), label)
 
-    def _batches(self, number: int, skip: int, *, finish: bool) -> Iterator[_Made]:
+    def _batches(self, number: int, skip: int, *, finished: bool) -> Iterator[_Made]:
+        if self._closed:
+            raise RuntimeError("this loader is closed")
         self._leave()
-        order, dtype = self._order, self._dtype if finish else None
+        order, dtype = self._order, self._dtype if finished else None
         steps = [order.indices(number, step) for step in range(skip, order.steps)]
+        if not steps:
+            return
         epoch = self._epoch = _Epoch(
-            self._loader, self._store, self._augment, order.seed, number, steps, self._device, dtype
+            self._loader,
+            self._store,
+            self._augment,
+            self._slots,
+            order.seed,
+            number,
+            steps,
+            self._device,
+            dtype,
         )
         try:
             yield from epoch
         finally:
             epoch.leave()
+        if epoch is not self._epoch and not self._closed:
+            raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
+
+    def _make_slots(self, batch: int, slots: int) -> list[torch.cuda.Stream | None]:
+        """Give FFCV the buffers that it would allocate, and pin, for every epoch anew.
+
+        Returns:
+            For each slot of them the stream that copies it to the device, None on a CPU.
+        """
+        side, gpu = self._augment.crop, self._device.type == "cuda"
+        shape = (slots, batch, 2, side, side, 3)
+        crops = torch.empty(shape, dtype=torch.uint8, pin_memory=gpu).numpy()
+        (node,) = self._loader.graph.root_nodes
+        buffers = {node.id: (crops, np.empty((slots, batch, 1), np.uint8))}
+        memory = {"operation": buffers, "shared": {node.id: None}}
+        self._loader.graph.allocate_memory = lambda *_: memory
+        return [torch.cuda.Stream(self._device) if gpu else None for _ in range(slots)]
 
     def close(self) -> None:
         """End the threads and free the buffers."""
-        self._leave()
-        self._operation.close()
-        del self._loader
+        if not self._closed:
+            self._closed = True
+            self._leave()
+            self._operation.close()
+            del self._loader
 
     def _leave(self) -> None:
         if self._epoch is not None:
@@ -156,15 +191,12 @@ def _open(
 ) -> FfcvOwnLoader:
     """Open FFCV's loader, and keep it from what it would do to others.
 
-    It sets torch's number of threads. It compiles, with every loader, a reader of its own, for
-    which it declares numba's type of all byte arrays read-only: whatever was compiled for such
-    arrays before cannot be called any more.
+    It sets torch's and numba's numbers of threads. It compiles, with every loader, a reader of its
+    own, for which it declares numba's type of all byte arrays read-only: whatever was compiled for
+    such arrays before cannot be called any more.
     """
-    threads, compiling, reader = (
-        torch.get_num_threads(),
-        Compiler.is_enabled,
-        OSCacheManager.compile_reader,
-    )
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    compiling, reader = Compiler.is_enabled, OSCacheManager.compile_reader
     Compiler.set_enabled(False)  # our operation is compiled already
     OSCacheManager.compile_reader = lambda manager: None  # and reads by itself
     try:
@@ -180,7 +212,8 @@ def _open(
     finally:
         Compiler.set_enabled(compiling)
         OSCacheManager.compile_reader = reader
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads[0])
+        numba.set_num_threads(threads[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +239,7 @@ class _Epoch(EpochIterator):
         loader: FFCV's.
         store: the images.
         augment: what becomes of them.
+        slots: the stream of each of the buffers that rotate, None on a CPU.
         seed: the run's.
         number: of the epoch.
         steps: the images of each batch.
@@ -219,6 +253,7 @@ class _Epoch(EpochIterator):
         loader: FfcvOwnLoader,
         store: BetonStore,
         augment: AugmentConfig,
+        slots: Sequence[torch.cuda.Stream | None],
         seed: int,
         number: int,
         steps: Sequence[NDArray[np.int64]],
@@ -226,14 +261,14 @@ class _Epoch(EpochIterator):
         dtype: torch.dtype | None,
     ) -> None:
         self._store, self._augment, self._device, self._dtype = store, augment, device, dtype
-        self._seed, self._number, self._left = seed, number, False
-        super().__init__(loader, np.concatenate([*steps, np.empty(0, np.int64)]))
+        self._slots, self._seed, self._number, self._left = slots, seed, number, False
+        super().__init__(loader, np.concatenate(steps))
 
     def run(self) -> None:
         """Make the batches; FFCV's own loop, but for errors and for threads that are not FFCV's."""
         try:
             for number, indices in enumerate(self.iter_ixes):
-                slot = number % (self.loader.batches_ahead + 2)
+                slot = number % len(self._slots)
                 if not self._put(self._make(number, indices, slot)):
                     return
             self._put(None)
@@ -246,9 +281,11 @@ class _Epoch(EpochIterator):
             try:
                 made = self.output_queue.get(timeout=_SECONDS_BETWEEN_LOOKS)
             except Empty:
-                if self.is_alive() or not self.output_queue.empty():
+                if (self.is_alive() and self._reads()) or not self.output_queue.empty():
                     continue
-                raise DataError(f"the loader of {self._store} died; run again") from None
+                raise DataError(
+                    f"the thread that loads from {self._store} died; is the file still there?"
+                ) from None
             if made is None:
                 return
             if isinstance(made, BaseException):
@@ -259,11 +296,16 @@ class _Epoch(EpochIterator):
                 made.crops.record_stream(stream)
             yield made
 
+    def _reads(self) -> bool:
+        """Tell whether FFCV's page cache still has threads that read, if there is one."""
+        executor = getattr(self.memory_context, "executor", None)
+        return executor is None or any(thread.is_alive() for thread in executor.threads)
+
     def leave(self) -> None:
         """End the thread, wherever it is, and forget its batches."""
         self.terminate_event.set()
-        if self.is_alive():
-            self.join()
+        while self.is_alive() and self._reads():  # without readers it waits for ever: let it
+            self.join(_SECONDS_BETWEEN_LOOKS)
         if not self._left:
             self._left = True
             self.memory_context.__exit__(None, None, None)
@@ -285,7 +327,7 @@ class _Epoch(EpochIterator):
 
     def _make(self, number: int, index: NDArray[np.int64], slot: int) -> _Made:
         store, side = self._store, self._augment.crop
-        stream = self.cuda_streams[slot] if self._device.type == "cuda" else None
+        stream = self._slots[slot]
         if stream is not None:
             stream.synchronize()  # the copy out of this slot's buffer, some batches ago
         size = np.stack([store.height[index], store.width[index]], axis=1).astype(np.int64)
@@ -417,8 +459,7 @@ class TwoCrops(SimpleRGBImageDecoder):
                 views = (stage.tables, stage.scratch(), stage.out)
                 _two_views(images, own, self._side, crops, status, views)
 
-        for done in [self._pool.submit(work, *own) for own in self._threads]:
-            done.result()
+        run_all([self._pool.submit(work, *own) for own in self._threads])
 
 
 class Decompressor:
@@ -437,8 +478,6 @@ class Decompressor:
         width, height = int(store.width[index]), int(store.height[index])
         return bool(_decode(self.handle, data, width, height, self.pixels))
 
-
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
 
 # FFCV's library is linked with libjpeg-turbo; whoever knows the one finds the other.
 binding.load_library_permanently(str(Path(ffcv._libffcv.__file__)))
@@ -459,24 +498,24 @@ _tj_header = _foreign(
 )
 
 
-@_compiled
+@compiled
 def _new_decompressor():
     return _tj_init()
 
 
-@_compiled
+@compiled
 def _end_decompressor(handle):
     return _tj_destroy(np.uintp(handle))
 
 
-@_compiled
+@compiled
 def _two_crops(images, own, side, crops, status):
     """Take one image after the other, as long as there are any, and make its crops."""
     while _crop_next(images, own, side, crops, status) >= 0:
         pass
 
 
-@_compiled
+@compiled
 def _two_views(images, own, side, crops, status, views):
     """Do the same, and take the crops through the photometric stage."""
     tables, scratch, out = views
@@ -490,7 +529,7 @@ def _two_views(images, own, side, crops, status, views):
                 finish(crops[view, row], place, tables, side, scratch, out[place])
 
 
-@_compiled
+@compiled
 def _crop_next(images, own, side, crops, status):
     """Make both crops of the next image; return its row, or -1 if there was none left."""
     source, start, length, size, raw, box, flip, turns, counter = images
@@ -511,7 +550,7 @@ def _crop_next(images, own, side, crops, status):
     return row
 
 
-@_compiled
+@compiled
 def _decode(handle, data, width, height, pixels):
     """Decode a JPEG; false if it is damaged, of another size, or its colours are no RGB's."""
     found = np.empty((1, 4), np.int32)  # width, height, subsampling, colour space

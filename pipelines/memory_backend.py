@@ -42,21 +42,24 @@ class MemoryLoader:
     ) -> None:
         self.source, self.images, self.steps = str(store), len(store), order.steps
         self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
-        self._pixels = Pixels(store, workers, device)
+        self._pixels: Pixels | None = Pixels(store, workers, device)
         self._labels = torch.from_numpy(store.labels).to(device)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
         """Yield the batches of an epoch from step ``skip`` on."""
+        if self._pixels is None:
+            raise RuntimeError("this loader is closed")
         for step in range(skip, self.steps):
+            if (pixels := self._pixels) is None:
+                return
             chosen = self._order.indices(number, step)
             params = draw_views(
                 self._augment,
                 seed=self._order.seed,
                 epoch=number,
                 index=chosen,
-                size=self._pixels.size[chosen],
+                size=pixels.size[chosen],
             )
-            pixels = self._pixels
             crops = crop_views(
                 pixels.flat, pixels.start[chosen], pixels.size[chosen], params, self._augment.crop
             )
@@ -66,7 +69,7 @@ class MemoryLoader:
 
     def close(self) -> None:
         """Free the pixels."""
-        del self._pixels
+        self._pixels = None
 
 
 class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
@@ -90,7 +93,6 @@ class Pixels:
     def __init__(self, store: Store, workers: int, device: torch.device) -> None:
         stretches = [range(i, min(i + 256, len(store))) for i in range(0, len(store), 256)]
         room, used = _room(device), 0
-        copies = 2 if device.type == "cpu" else 1  # the parts, and then the whole
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
         host = torch.device("cpu")
@@ -100,14 +102,14 @@ class Pixels:
             if isinstance(item, DataError):
                 raise item
             used += len(item[1])
-            if used * copies > 0.8 * room:
+            if 2 * used > 0.8 * room:  # the parts, and then the whole
                 raise DataError(
                     f"{store.root} does not fit: {sum(len(part) for part in sizes):,} of "
                     f"{len(store):,} images fill four fifths of the {room / 2**30:.1f} GiB free "
                     f"on {device}; use --pipeline torchvision"
                 )
             sizes.append(item[0])
-            parts.append(item[1].clone())  # out of the worker's shared memory
+            parts.append(item[1].to(device, copy=True))  # out of the worker's shared memory
         self.size = np.concatenate(sizes)
         """(N, 2) height and width of each image."""
         count = 3 * self.size.prod(1)

@@ -122,7 +122,7 @@ class TorchvisionLoader:
     ) -> None:
         self.source, self.images, self.steps = str(store), len(store), order.steps
         self._order, self._labels, self._device, self._dtype = order, store.labels, device, dtype
-        self._tasks = _Tasks(order)
+        self._tasks, self._turn = _Tasks(order), 0
         self._loader = in_workers(
             _Batches(store, augment, order.seed),
             self._tasks,
@@ -135,7 +135,11 @@ class TorchvisionLoader:
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         self._tasks.epoch, self._tasks.skip = number, skip
+        self._turn += 1
+        turn = self._turn
         for step, item in enumerate(self._loader, start=skip):
+            if turn != self._turn:
+                raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
             if isinstance(item, DataError):
                 raise item
             views = item.to(self._device, non_blocking=True).to(self._dtype)

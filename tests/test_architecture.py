@@ -9,7 +9,10 @@ ROOT = Path(__file__).parents[1]
 HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 TOP = {"cli", "convert", "demo", "run", "__main__"}
 """Modules that put things together; they may import everything."""
-FOR_PIPELINES = {"config", "errors", "batch", "augment", "photometric", "rng", "threads"}
+FOR_PIPELINES = {"config", "errors", "batch", "augment", "photometric", "rng"} | {
+    "threads",
+    "compiled",
+}
 TORCH_FREE = {
     "__init__",
     "__main__",

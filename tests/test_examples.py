@@ -25,9 +25,9 @@ def example(name: str) -> Any:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_plain_loop(pipeline: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loss = example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=8, crop=32)
-    assert capsys.readouterr().out.count("epoch") == 8
-    assert 0 < loss < 3.6  # log(31), were all views alike
+    loss = example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=12, crop=32)
+    assert capsys.readouterr().out.count("epoch") == 12
+    assert 0 < loss < 3.434  # log(31), were all views alike
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -132,6 +132,16 @@ def test_a_thread_that_died_is_an_error(images: Path, monkeypatch: pytest.Monkey
     loader.close()
 
 
+def test_a_page_cache_that_cannot_read_is_an_error(images: Path) -> None:
+    """FFCV's readers die, and its loader thread waits for their pages for ever."""
+    path = readable("ffcv", images / "train") / "train.beton"
+    loader = loader_of(path, os_cache=False)
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(DataError, match="is the file still there"):
+        list(loader.epoch(0))
+    loader.close()
+
+
 def test_what_it_cannot_read_is_said(images: Path) -> None:
     data = DataConfig(data=str(images / "train"), pipeline="ffcv")
     with pytest.raises(DataError, match=r"fastsiam convert folder --source .*train") as caught:
@@ -140,13 +150,14 @@ def test_what_it_cannot_read_is_said(images: Path) -> None:
 
 
 def test_others_keep_their_threads_and_numba_its_types(images: Path) -> None:
+    import numba
     from numba import uint8
 
-    before, kind = torch.get_num_threads(), uint8[::1]
+    before, kind = (torch.get_num_threads(), numba.get_num_threads()), uint8[::1]
     loader = loader_of(readable("ffcv", images / "train"))
     list(loader.epoch(0))
     loader.close()
-    assert torch.get_num_threads() == before
+    assert (torch.get_num_threads(), numba.get_num_threads()) == before
     assert kind.mutable and uint8[::1] == kind
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +15,10 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
+from fastsiam.compiled import compiled
 from fastsiam.threads import in_threads, take
+
+from .conftest import ROOT
 
 
 @njit(nogil=True)
@@ -49,3 +56,47 @@ def test_errors_come_out(threads: int) -> None:
 
     with pytest.raises(KeyError):
         in_threads(work, 10)
+
+
+def test_compiled_code_is_made_anew_when_what_it_calls_changed(tmp_path: Path) -> None:
+    """numba alone looks at the caller's file, and goes on with what the other one was."""
+    package = tmp_path / "sums"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    inner = "from fastsiam.compiled import compiled\n@compiled\ndef inner(x):\n    return x + {}\n"
+    (package / "outer.py").write_text(
+        "from fastsiam.compiled import compiled\nfrom .inner import inner\n"
+        "@compiled\ndef outer(x):\n    return inner(x) * 2\n"
+        "if __name__ == '__main__': print(outer(1))\n"
+    )
+    found = []
+    for added in (1, 1, 5):
+        (package / "inner.py").write_text(inner.format(added))
+        command = [sys.executable, "-m", "sums.outer"]
+        path = f"{tmp_path}{os.pathsep}{ROOT}"
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(int(done.stdout))
+    assert found == [4, 4, 12]
+    assert list((package / "__pycache__").glob("outer.outer-*.nbi"))
+
+
+def test_without_a_place_for_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core.dispatcher import Dispatcher
+
+    def fail(self: object) -> None:
+        raise RuntimeError("no locator available")
+
+    monkeypatch.setattr(Dispatcher, "enable_caching", fail)
+
+    @compiled
+    def double(x: int) -> int:
+        return 2 * x
+
+    assert double(4) == 8

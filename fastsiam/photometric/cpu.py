@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
+from fastsiam.compiled import compiled
 from fastsiam.config import AugmentConfig
 from fastsiam.threads import in_threads, take
 
@@ -136,7 +136,6 @@ def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
     return box
 
 
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
 # A Python float is float64, and one of these in a loop halves its speed.
 _ZERO, _ONE, _TWO, _THREE, _FOUR, _FIVE, _SIX = (np.float32(i) for i in range(7))
 _HALF, _TOP = np.float32(0.5), np.float32(255)
@@ -148,7 +147,7 @@ _BELOW_HALF, _ODD, _CUT = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)  # ties
 _BOX_HALF, _BOX_BITS = np.uint32(1 << 23), np.uint32(24)
 
 
-@_compiled
+@compiled
 def _finish_all(pixels, tables, width, scratch, out, counter):
     """Take one view after the other through the stage, as long as there are any."""
     while True:
@@ -158,7 +157,7 @@ def _finish_all(pixels, tables, width, scratch, out, counter):
         finish(pixels[view], view, tables, width, scratch, out[view])
 
 
-@_compiled
+@compiled
 def finish(pixels, view, tables, width, scratch, out):
     """Take a view through the stage.
 
@@ -196,7 +195,7 @@ def finish(pixels, view, tables, width, scratch, out):
         _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out)
 
 
-@_compiled
+@compiled
 def _before_contrast(order):
     """Count the slots before the contrast operation: all, if there is none."""
     slots = 0
@@ -205,7 +204,7 @@ def _before_contrast(order):
     return slots
 
 
-@_compiled
+@compiled
 def _mean_gray(pixels, order, factor, chunk, hsv, kept):
     """Return the mean gray before the contrast operation; keep what comes before it."""
     last = _before_contrast(order)
@@ -224,7 +223,7 @@ def _mean_gray(pixels, order, factor, chunk, hsv, kept):
     return np.float32(np.floor(total / count + 0.5))
 
 
-@_compiled
+@compiled
 def _split(pixels, r, g, b):
     for i in range(len(r)):
         r[i] = np.float32(pixels[3 * i])
@@ -232,7 +231,7 @@ def _split(pixels, r, g, b):
         b[i] = np.float32(pixels[3 * i + 2])
 
 
-@_compiled
+@compiled
 def _jitter(r, g, b, order, factor, first, last, mean, hsv):
     """Apply the operations of the slots [first, last)."""
     for slot in range(first, last):
@@ -251,31 +250,31 @@ def _jitter(r, g, b, order, factor, first, last, mean, hsv):
             _hue(r, g, b, factor[op], hsv)
 
 
-@_compiled
+@compiled
 def _blend(degenerate, x, factor):
     y = degenerate + factor * (x - degenerate)
     y = y if y > _ZERO else _ZERO
     return np.floor(y if y < _TOP else _TOP)
 
 
-@_compiled
+@compiled
 def _brightness(x, factor):
     for i in range(len(x)):
         x[i] = _blend(_ZERO, x[i], factor)
 
 
-@_compiled
+@compiled
 def _contrast(x, factor, mean):
     for i in range(len(x)):
         x[i] = _blend(mean, x[i], factor)
 
 
-@_compiled
+@compiled
 def _luma(r, g, b):
     return np.floor(r * _RED + g * _GREEN + b * _BLUE + _HALF)
 
 
-@_compiled
+@compiled
 def _saturation(r, g, b, factor):
     for i in range(len(r)):
         luma = _luma(r[i], g[i], b[i])
@@ -284,7 +283,7 @@ def _saturation(r, g, b, factor):
         b[i] = _blend(luma, b[i], factor)
 
 
-@_compiled
+@compiled
 def _grayscale(r, g, b):
     for i in range(len(r)):
         luma = _luma(r[i], g[i], b[i])
@@ -293,7 +292,7 @@ def _grayscale(r, g, b):
         b[i] = luma
 
 
-@_compiled
+@compiled
 def _sum_of_luma(r, g, b):
     total = np.int32(0)
     for i in range(len(r)):
@@ -301,7 +300,7 @@ def _sum_of_luma(r, g, b):
     return np.int64(total)
 
 
-@_compiled
+@compiled
 def _hue(r, g, b, factor, hsv):
     """Turn the hue.
 
@@ -332,7 +331,7 @@ def _hue(r, g, b, factor, hsv):
     _from_hue(places, saturations, values, _SEXTANT, b)
 
 
-@_compiled
+@compiled
 def _from_hue(places, saturations, values, offset, out):
     """Make a channel: by the place on the circle its full value, its least, or in between."""
     for i in range(len(out)):
@@ -344,19 +343,19 @@ def _from_hue(places, saturations, values, offset, out):
         out[i] = np.floor(level * _PER_WHOLE + _HALF)
 
 
-@_compiled
+@compiled
 def _to_bytes(x, out):
     for i in range(len(out)):
         out[i] = np.uint8(np.int32(x[i]))
 
 
-@_compiled
+@compiled
 def _to_float(x, out):
     for i in range(len(x)):
         out[i] = np.float32(x[i])
 
 
-@_compiled
+@compiled
 def _normalize(r, g, b, scale, shift, line, out):
     """Write interleaved float32, or bfloat16's bits by way of ``line``."""
     if out.itemsize == 4:
@@ -366,7 +365,7 @@ def _normalize(r, g, b, scale, shift, line, out):
         _round_to_bfloat16(line.view(np.uint32), out)
 
 
-@_compiled
+@compiled
 def _interleave(r, g, b, scale, shift, out):
     scale_r, scale_g, scale_b = scale[0], scale[1], scale[2]
     shift_r, shift_g, shift_b = shift[0], shift[1], shift[2]
@@ -376,13 +375,13 @@ def _interleave(r, g, b, scale, shift, out):
         out[3 * i + 2] = np.float32(b[i]) * scale_b + shift_b
 
 
-@_compiled
+@compiled
 def _round_to_bfloat16(bits, out):
     for i in range(len(out)):
         out[i] = (bits[i] + _BELOW_HALF + ((bits[i] >> _CUT) & _ODD)) >> _CUT
 
 
-@_compiled
+@compiled
 def _place(chunk, first, last, width, box, smooth):
     """Put the rows [first, last) where the blur works on them, with room for its borders."""
     border = np.int64(box[2]) + 1
@@ -394,7 +393,7 @@ def _place(chunk, first, last, width, box, smooth):
             _to_bytes(row, smooth[c, 0, begin : begin + width])
 
 
-@_compiled
+@compiled
 def _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out):
     height = len(out) // (3 * width)
     border = np.int64(box[2]) + 1
@@ -409,7 +408,7 @@ def _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out):
         _normalize(r, g, b, scale, shift, line, out[3 * y * width : 3 * (y + 1) * width])
 
 
-@_compiled
+@compiled
 def _blur(planes, width, height, box):
     """Blur planes[0], three times along the rows and three times along the columns.
 
@@ -431,7 +430,7 @@ def _blur(planes, width, height, box):
             _box(source, target, begin, count, pitch, whole, inner, outer)
 
 
-@_compiled
+@compiled
 def _extend_rows(plane, width, height, border):
     pitch = width + 2 * border
     for y in range(border, border + height):
@@ -440,7 +439,7 @@ def _extend_rows(plane, width, height, border):
         row[border + width :] = row[border + width - 1]
 
 
-@_compiled
+@compiled
 def _extend_columns(plane, width, height, border):
     pitch = width + 2 * border
     for y in range(border):
@@ -449,7 +448,7 @@ def _extend_columns(plane, width, height, border):
         plane[below * pitch : (below + 1) * pitch] = plane[last * pitch : (last + 1) * pitch]
 
 
-@_compiled
+@compiled
 def _box(plane, out, begin, count, step, whole, inner, outer):
     """Average over ``whole`` pixels to both sides, ``step`` apart, and parts of the next ones."""
     left = plane[begin - (whole + 1) * step :]
@@ -469,32 +468,32 @@ def _box(plane, out, begin, count, step, whole, inner, outer):
             _box_of(left[first:], total, right[first:], inner, outer, out[first:last])
 
 
-@_compiled
+@compiled
 def _box1(left, x, right, inner, outer, out):
     for i in range(len(out)):
         out[i] = _level(np.uint32(x[i]), np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
 
 
-@_compiled
+@compiled
 def _box3(left, x, y, z, right, inner, outer, out):
     for i in range(len(out)):
         total = np.uint32(x[i]) + np.uint32(y[i]) + np.uint32(z[i])
         out[i] = _level(total, np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
 
 
-@_compiled
+@compiled
 def _box_of(left, total, right, inner, outer, out):
     for i in range(len(out)):
         out[i] = _level(total[i], np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
 
 
-@_compiled
+@compiled
 def _add(x, total):
     for i in range(len(total)):
         total[i] = np.uint32(total[i] + np.uint32(x[i]))
 
 
-@_compiled
+@compiled
 def _level(whole, ends, inner, outer):
     """Weigh, round. Sums stay below 2**32; numba would make them 64 bits wide."""
     total = np.uint32(np.uint32(whole) * inner) + np.uint32(np.uint32(ends) * outer)

@@ -33,6 +33,7 @@ thirds are the blur's. Recipes without blur take 11.4 bytes: 79%.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ def _tables(
     return views, np.stack([inner, outer, whole, blurred], axis=1).astype(np.float32)
 
 
+@lru_cache(maxsize=8)
 def _lookup(config: AugmentConfig, dtype: torch.dtype) -> Tensor:
     """Return what becomes of each level in each channel: (3, 256) of ``dtype``."""
     levels = torch.arange(256.0).view(1, 1, 1, 256).expand(1, 3, 1, 256)

@@ -17,20 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.augment import ViewParams
+from fastsiam.compiled import compiled
 from fastsiam.threads import in_threads, take
 
 _PRECISION = 22
 """Bits of a weight's fraction, as in PIL."""
 _AHEAD = 5  # bytes that are read behind the last pixel of a row, and given no weight
 _ONE, _HALF = float(1 << _PRECISION), np.int32(1 << (_PRECISION - 1))
-
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
 
 
 def crop_views(
@@ -72,6 +71,7 @@ def crop_images(images: Sequence[NDArray[np.uint8]], params: ViewParams, out: Te
         _crop_each(addresses, size, params.box, params.flip, side, target, scratch, counter)
 
     in_threads(work, n)
+    del sources  # until here the addresses are theirs
 
 
 class Scratch:
@@ -91,7 +91,7 @@ class Scratch:
         )
 
 
-@_compiled
+@compiled
 def _crop_all(source, start, size, box, flip, side, out, scratch, counter):
     """Make both crops of one image after the other, as long as there are any."""
     while True:
@@ -103,7 +103,7 @@ def _crop_all(source, start, size, box, flip, side, out, scratch, counter):
             crop(image, size[i, 1], box[view, i], flip[view, i], side, out[view, i], scratch)
 
 
-@_compiled
+@compiled
 def _crop_each(addresses, size, box, flip, side, out, scratch, counter):
     """Do the same with images at addresses."""
     while True:
@@ -123,7 +123,7 @@ def _bytes_at(context, address):
     return types.CPointer(types.uint8)(types.intp), generate
 
 
-@_compiled
+@compiled
 def crop(image, width, box, flip, side, out, scratch):
     """Make one crop.
 
@@ -163,7 +163,7 @@ def crop(image, width, box, flip, side, out, scratch):
         _weigh_rows(source, length, weights[y], taps, sums, target)
 
 
-@_compiled
+@compiled
 def _filter(length, side, weights, begin):
     """Fill in the weights that resize ``length`` pixels to ``side``; return how many for each."""
     scale = length / side
@@ -182,7 +182,7 @@ def _filter(length, side, weights, begin):
     return taps
 
 
-@_compiled
+@compiled
 def _spread(weights, begin, taps, flip, table, first):
     """Lay out the horizontal weights as ``_weigh_pixel`` takes them, mirrored if need be."""
     side = len(begin)
@@ -197,7 +197,7 @@ def _spread(weights, begin, taps, flip, table, first):
     return groups
 
 
-@_compiled
+@compiled
 def _weigh_pixels(source, table, first, groups, out):
     """Make one row of pixels; one more byte is written."""
     pixels, weights, target = source.ctypes.data, table.ctypes.data, out.ctypes.data
@@ -216,7 +216,7 @@ def _weigh_pixels(source, table, first, groups, out):
             _weigh(pixels + 3 * first[x], weights + pitch * x, target + 3 * x, groups)
 
 
-@_compiled
+@compiled
 def _weigh_rows(source, pitch, weights, taps, sums, out):
     """Make one row of several that lie ``pitch`` apart."""
     count = len(out)
@@ -247,13 +247,13 @@ def _weigh_rows(source, pitch, weights, taps, sums, out):
             out[i] = _level(sums[i])
 
 
-@_compiled
+@compiled
 def _add(total, weight, level):
     """Add a product; numba would make 64 bits of each step, and half as many a second."""
     return np.int32(total + np.int32(weight * np.int32(level)))
 
 
-@_compiled
+@compiled
 def _level(total):
     return np.uint8(total >> np.int32(_PRECISION))
 
