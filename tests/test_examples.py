@@ -25,9 +25,9 @@ def example(name: str) -> Any:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_plain_loop(pipeline: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loss = example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=12, crop=32)
-    assert capsys.readouterr().out.count("epoch") == 12
-    assert 0 < loss < 3.434  # log(31), were all views alike
+    example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=4, crop=32)
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-4:]]
+    assert min(losses[1:]) < losses[0] - 0.05  # it learns
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

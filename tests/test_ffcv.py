@@ -132,6 +132,7 @@ def test_a_thread_that_died_is_an_error(images: Path, monkeypatch: pytest.Monkey
     loader.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_page_cache_that_cannot_read_is_an_error(images: Path) -> None:
     """FFCV's readers die, and its loader thread waits for their pages for ever."""
     path = readable("ffcv", images / "train") / "train.beton"
