@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastsiam.augment import draw_views
-from fastsiam.config import AugmentConfig, TrainConfig
+from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.metrics import FiniteCheck, read_metrics
@@ -25,6 +25,7 @@ from fastsiam.train import autocast_type, train_step
 
 from .conftest import with_settings
 from .test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
+from .test_pipelines import readable
 
 pytestmark = pytest.mark.gpu
 
@@ -134,3 +135,38 @@ def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.Monkey
             torch.cuda.set_sync_debug_mode("error")
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.ffcv
+def test_ffcvs_crops_survive_a_gpu_that_is_behind(images: Path) -> None:
+    """Buffers rotate on the host while their copies wait, in whole epochs and abandoned ones."""
+    data = DataConfig(data=str(readable("ffcv", images / "train")), pipeline="ffcv", workers=2)
+    augment = AugmentConfig(crop=16)
+    host = build_loader(data, augment, batch=4)
+    device = build_loader(data, augment, batch=4, device="cuda")
+    for epoch in range(6):
+        expected = [crops.clone() for _, _, crops in host.crops(epoch)]  # type: ignore[attr-defined]
+        found = []
+        for _, _, crops in device.crops(epoch):  # type: ignore[attr-defined]
+            torch.cuda._sleep(50_000_000)
+            found.append(crops.clone())
+            if epoch % 2 and len(found) == 3:
+                break
+        for ours, theirs in zip(found, expected, strict=False):
+            assert torch.equal(ours.cpu(), theirs)
+    host.close()
+    device.close()
+
+
+@pytest.mark.ffcv
+def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path) -> None:
+    data = DataConfig(data=str(readable("ffcv", images / "train")), pipeline="ffcv", workers=2)
+    loader = build_loader(data, AugmentConfig(crop=224), batch=8, device="cuda")
+    held = []
+    for epoch in range(15):
+        for _ in loader.epoch(epoch):
+            pass
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_reserved())
+    assert held[-1] <= held[4]
+    loader.close()
