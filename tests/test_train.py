@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastsiam import checkpoint as checkpoints
 from fastsiam.batch import Loader, TwoViewBatch
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import Pipeline, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, TrainingError
 from fastsiam.methods import build_method
@@ -32,6 +32,7 @@ from fastsiam.run import train_here
 from fastsiam.train import train, train_step
 
 from .conftest import ROOT, fastsiam, flags, with_settings, write_images
+from .test_pipelines import PIPELINES, readable
 
 CPU = Place(0, 1, torch.device("cpu"))
 
@@ -89,12 +90,13 @@ def same_state(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-@pytest.mark.parametrize("pipeline", get_args(Pipeline))
+@pytest.mark.parametrize("pipeline", PIPELINES)
 def test_a_killed_and_resumed_run_is_bit_identical(
     pipeline: str, small: TrainConfig, tmp_path: Path
 ) -> None:
     """Killed before every step in turn, with a checkpoint every 2 steps; 12 steps in 4 epochs."""
-    config = with_settings(small, pipeline=pipeline, save_every=2)
+    data = str(readable(pipeline, small.data.root))
+    config = with_settings(small, pipeline=pipeline, data=data, save_every=2)
     whole = tmp_path / "whole"
     expected = checkpoints.load(run_once(config, whole))
     assert expected.step == 12 and len(history(whole)) == 12
