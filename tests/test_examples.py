@@ -27,7 +27,7 @@ def example(name: str) -> Any:
 def test_plain_loop(pipeline: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("plain_loop.py")(str(readable(pipeline, data)), pipeline, epochs=8, crop=32)
     losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[-8:]]
-    assert min(losses[1:]) < losses[0]  # it learns
+    assert min(losses[1:]) < losses[0] - 0.05  # it learns
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
