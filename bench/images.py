@@ -1,13 +1,37 @@
-"""Images to measure with."""
+"""The images that are measured with: some of the user's, or made ones that resemble ImageNet's."""
 
 from __future__ import annotations
 
+import os
 import shutil
-import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.config import ConvertConfig
-from fastsiam.pipelines.convert.prepare import UNCHANGED, prepare
+from fastsiam.errors import DataError
+from fastsiam.pipelines.convert import convert
+from fastsiam.pipelines.store import Store, open_store
+from fastsiam.pipelines.store.base import IMAGE_ENDINGS
+
+FORMS: dict[Stored, ConvertConfig] = {
+    "original": ConvertConfig(),
+    "short256": ConvertConfig(short_side=256),
+    "pixels256": ConvertConfig(short_side=256, raw=True),
+}
+
+_DISTINCT = 512
+"""Images that are made, where none are given; more are copies."""
+_SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
+    (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
+)  # fmt: skip
+"""Widths and heights, about as frequent as in ImageNet."""
 
 
 class Silent:
@@ -23,21 +47,137 @@ class Silent:
         """Say nothing."""
 
 
-def gather(folder: Path, copies: int, target: Path, *, as_tar: bool = False) -> Path:
-    """Return the folder with each image so many times, or a tar of the JPEGs among them."""
-    if copies == 1 and not as_tar:
-        return folder
-    target.mkdir()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if as_tar and prepare(path.read_bytes(), None, ConvertConfig()).how != UNCHANGED:
-            continue
-        own = target / path.relative_to(folder)
-        own.parent.mkdir(parents=True, exist_ok=True)
-        for number in range(copies):
-            shutil.copyfile(path, own.with_stem(f"{own.stem}-{number}"))
-    if not as_tar:
-        return target
-    archive = target.with_suffix(".tar")
-    subprocess.run(["tar", "-cf", str(archive), "-C", str(target), "."], check=True)
-    shutil.rmtree(target)
-    return archive
+@dataclass(frozen=True)
+class Images:
+    """Images in a folder of their own, on the local disk."""
+
+    folder: Path
+    """Class folders of encoded images."""
+    count: int
+    """How many."""
+    about: str
+    """What they are, for people."""
+
+    def stored(self, form: Stored) -> Path:
+        """Return a folder that holds them as .beton in some form, made when first asked for."""
+        out = self.folder.with_name(f"{self.folder.name}-{form}")
+        if not out.exists():
+            convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
+        return out
+
+    def encoded(self, quality: int) -> Images:
+        """Return them encoded anew as JPEGs of some quality, made when first asked for."""
+        target = self.folder.with_name(f"{self.folder.name}-q{quality}")
+        if not target.exists():
+            for path in sorted(self.folder.rglob("*.*")):
+                own = target / path.relative_to(self.folder).with_suffix(".jpg")
+                own.parent.mkdir(parents=True, exist_ok=True)
+                with Image.open(path) as image:
+                    image.convert("RGB").save(own, quality=quality)
+        return Images(target, self.count, f"{self.about}, encoded anew with quality {quality}")
+
+
+def take_images(
+    config: BenchConfig, count: int, folder: Path, say: Callable[[str], None]
+) -> Images:
+    """Copy some of the user's images, or make some, into a new folder.
+
+    Args:
+        config: says where the user's are.
+        count: how many; of fewer, some are taken more than once.
+        folder: to put them into.
+        say: is told what they are.
+
+    Raises:
+        DataError: the user's cannot be read.
+    """
+    target = folder / f"images-{count}"
+    if config.data or os.environ.get("FASTSIAM_DATA") or config.root.exists():
+        store = open_store(config.root, "train")
+        taken = np.linspace(0, len(store), min(count, len(store)), endpoint=False, dtype=np.int64)
+        _copy(store, taken.tolist(), count, target)
+        about = f"{len(taken):,} of the {len(store):,} images of {config.root.name}"
+    else:
+        say("no data given: making images that resemble ImageNet's")
+        made = make_images(target, min(count, _DISTINCT), copies=-(-count // _DISTINCT))
+        about = f"{len(made):,} made images (noise of natural spectra, edges, ImageNet's sizes)"
+        for path in sorted(target.rglob("*.jpg"))[count:]:
+            path.unlink()
+    files = [path for path in target.rglob("*") if path.is_file()]
+    assert len(files) == count
+    mean = sum(path.stat().st_size for path in files) / count
+    images = Images(target, count, f"{about}, {mean / 1000:,.0f} kB on average")
+    say(f"{count:,} images: {images.about}; copied to {folder}, which the system caches")
+    return images
+
+
+def make_images(folder: Path, count: int, *, copies: int = 1) -> Sequence[Path]:
+    """Write JPEGs that decode about as ImageNet's do.
+
+    Noise of a natural image's spectrum, smooth light and sharp edges; sizes as in ImageNet, three
+    quarters without chroma subsampling, quality 95, and detail so strong that a pixel takes .56
+    bytes on average and from .2 to 1.1 (a sample of ImageNet: .56, from .15 to 1.1).
+
+    Args:
+        folder: to put class folders into.
+        count: different images.
+        copies: of each.
+
+    Returns:
+        The first copy of each.
+    """
+    generator = np.random.default_rng(0)
+    smooth, fine = ([_noise(slope, generator) for _ in range(4)] for slope in (2.2, 0.5))
+
+    def make(number: int) -> Path:
+        own = np.random.default_rng(number)
+        width, height = _SIZES[own.integers(len(_SIZES))]
+
+        def cut(fields: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+            field = fields[own.integers(len(fields))]
+            top, left = (own.integers(len(field) - side) for side in (height, width))
+            return field[top : top + height, left : left + width]
+
+        detail = 14.5 * np.exp(own.normal()) * (1 + 0.8 * np.tanh(2 * cut(smooth)))
+        light = 110 + 45 * cut(smooth) + np.where(cut(smooth) > own.normal(), 30, -30)
+        gray, red, blue = light + detail * cut(fine), 18 * cut(smooth), 18 * cut(smooth)
+        pixels = np.stack([gray + red, gray - (red + blue) / 2, gray + blue], -1)
+        image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+        first = folder / f"class{number % 8}" / f"{number:05d}-0.jpg"
+        image.save(first, quality=95, subsampling=0 if own.random() < 0.77 else 2)
+        for copy in range(1, copies):
+            shutil.copyfile(first, first.with_name(f"{number:05d}-{copy}.jpg"))
+        return first
+
+    for kind in range(8):
+        (folder / f"class{kind}").mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(make, range(count)))
+
+
+def _noise(slope: float, generator: np.random.Generator, side: int = 1024) -> NDArray[np.float32]:
+    """Return noise whose amplitudes fall with frequency, of mean 0 and standard deviation 1."""
+    frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None])
+    frequency[0, 0] = 1
+    phase = 2j * np.pi * generator.random(frequency.shape)
+    field: NDArray[np.float64] = np.fft.irfft2(frequency**-slope * np.exp(phase), (side, side))
+    field = (field - field.mean()) / field.std()
+    return field.astype(np.float32)
+
+
+def _copy(store: Store, chosen: list[int], count: int, target: Path) -> None:
+    """Write images of a store as files in class folders; pixels become JPEGs."""
+    for number in range(count):
+        index = chosen[number % len(chosen)]
+        label = int(store.labels[index])
+        kind = target / (f"class{label:05d}" if label >= 0 else "images")
+        kind.mkdir(parents=True, exist_ok=True)
+        ending = Path(store.name(index)).suffix.lower()
+        if store.raw_size(index) is None:
+            ending = ending if ending in IMAGE_ENDINGS else ".jpg"
+            data = store.read(index)
+            if not len(data):
+                raise DataError(f"{store.where(index)} is empty")
+            (kind / f"{number:06d}{ending}").write_bytes(data)
+        else:
+            store.decode(index).save(kind / f"{number:06d}.jpg", quality=95)

@@ -3,22 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import os
+import shutil
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+Key = TypeVar("Key")
+
+UNSTEADY = 0.15
+"""A spread wider than this is marked: such a figure says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One repeat of a piece of work."""
+
+    wall: float
+    """Seconds by the clock."""
+    cpu: float
+    """Seconds of processor time, child processes included."""
+    host: int = 0
+    """Bytes of memory that its processes hold after it, without what the system caches of files."""
 
 
 @dataclass
 class Timing:
     """Repeats of one piece of work."""
 
-    wall: list[float] = field(default_factory=list)
-    """Seconds by the clock, of each repeat."""
-    cpu: list[float] = field(default_factory=list)
-    """Seconds of processor time, child processes included, of each repeat."""
+    samples: list[Sample] = field(default_factory=list)
+    images: int = 0
+    """Images that go through in each repeat."""
+
+    @property
+    def rate(self) -> float:
+        """Images a second: the median's."""
+        return self.images / self.median
+
+    @property
+    def wall(self) -> list[float]:
+        """Seconds by the clock, of each repeat."""
+        return [sample.wall for sample in self.samples]
 
     @property
     def median(self) -> float:
@@ -26,50 +58,106 @@ class Timing:
         return statistics.median(self.wall)
 
     @property
+    def cpu(self) -> float:
+        """Median of the processor seconds."""
+        return statistics.median(sample.cpu for sample in self.samples)
+
+    @property
     def spread(self) -> float:
         """Half the distance between the fastest and the slowest repeat, over the median."""
         return (max(self.wall) - min(self.wall)) / 2 / self.median
 
+    @property
+    def host(self) -> int:
+        """Most bytes of memory after a repeat."""
+        return max(sample.host for sample in self.samples)
 
-def in_turns(
-    work: Mapping[str, Callable[[], None]], *, repeats: int, before: Callable[[], None]
-) -> dict[str, Timing]:
+
+def in_turns(work: Mapping[Key, Callable[[], Sample | None]], *, repeats: int) -> dict[Key, Timing]:
     """Time several pieces of work, one after the other, again and again.
 
     Args:
-        work: by name; each does the same amount every time.
-        repeats: how often each is timed, after one round that is not.
-        before: is called before each, outside of the clock, to clean up.
+        work: by name; each does the same amount every time, warmed up, and times itself. One that
+            returns None is given up.
+        repeats: how often each is timed.
 
     Returns:
         The timings by name.
     """
     timings = {name: Timing() for name in work}
-    for turn in range(-1, repeats):
-        for name, run in work.items():
-            before()
-            cpu, wall = cpu_seconds(), time.perf_counter()
-            run()
-            wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
-            if turn >= 0:
-                timings[name].wall.append(wall)
-                timings[name].cpu.append(cpu)
+    for _ in range(repeats):
+        for name in list(timings):
+            sample = work[name]()
+            if sample is None:
+                del timings[name]
+            else:
+                timings[name].samples.append(sample)
     return timings
+
+
+def clocked(run: Callable[[], object]) -> Sample:
+    """Do a piece of work of this process and time it, to the end of what it asked of a GPU."""
+    _wait_for_gpu()
+    cpu, wall = cpu_seconds(), time.perf_counter()
+    run()
+    _wait_for_gpu()
+    wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
+    return Sample(wall, cpu, host_memory())
 
 
 def cpu_seconds() -> float:
     """Return the processor seconds of this process and its children, dead and alive."""
     now = os.times()
     ended = now.user + now.system + now.children_user + now.children_system
-    return ended + sum(_cpu_of(child) for child in _children(os.getpid()))
+    return ended + sum(_cpu_of(child) for child in children(os.getpid()))
 
 
-def _children(process: int) -> list[int]:
+def host_memory() -> int:
+    """Return the bytes that this process and its children hold, shared ones counted once.
+
+    What the system caches of mapped files is not counted: it goes when memory is short.
+    """
+    return sum(map(_private_memory, (os.getpid(), *children(os.getpid()))))
+
+
+def gpu_memory() -> int:
+    """Return the bytes in use on this machine's GPUs, by all processes; 0 if there are none."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return sum(int(line) for line in done.stdout.split() if line.isdigit()) * 2**20
+
+
+def forget(paths: Iterable[Path]) -> float:
+    """Ask the system to drop files from its cache.
+
+    Returns:
+        The share of their pages that is still there: no measurement is cold unless it is near 0.
+    """
+    pages = kept = 0
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # only clean pages can go
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            cached, of = _cached(file.fileno())
+            pages, kept = pages + of, kept + cached
+    return kept / max(1, pages)
+
+
+def children(process: int) -> list[int]:
+    """Return the numbers of a process's children, and theirs."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # it may end meanwhile
         for task in Path(f"/proc/{process}/task").iterdir():
             found += map(int, (task / "children").read_text().split())
-    return found + [grandchild for child in found for grandchild in _children(child)]
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
+def _wait_for_gpu() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _cpu_of(process: int) -> float:
@@ -78,3 +166,34 @@ def _cpu_of(process: int) -> float:
     except OSError:
         return 0.0
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _private_memory(process: int) -> int:
+    try:
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = {name: rest.split()[0] for name, _, rest in (line.partition(":") for line in lines[1:])}
+    return 1024 * (int(sizes.get("Pss_Anon", 0)) + int(sizes.get("Pss_Shmem", 0)))
+
+
+def _cached(file: int) -> tuple[int, int]:
+    """Return how many of a file's pages the system caches, and how many it has."""
+    size = os.fstat(file).st_size
+    if not size:
+        return 0, 0
+    pages = -(-size // mmap.PAGESIZE)
+    here = (ctypes.c_ubyte * pages)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap")
+    try:
+        arguments = ctypes.c_void_p(address), ctypes.c_size_t(size)
+        if libc.mincore(*arguments, here):
+            raise OSError(ctypes.get_errno(), "mincore")
+    finally:
+        libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+    return sum(page & 1 for page in here), pages

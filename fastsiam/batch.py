@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fastsiam.augment import ViewParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,21 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """End worker processes and free memory; the loader cannot be used afterwards."""
+
+
+@runtime_checkable
+class CropLoader(Loader, Protocol):
+    """A loader whose photometric stage comes after it, where the model runs."""
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+        """Yield what an epoch's batches are made of.
+
+        Yields:
+            The N images' positions in the data set, their parameters, and the crops:
+            (2, N, S, S, 3) uint8 on the device, overwritten when the next are asked for.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,14 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, cast
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import typer
+import typer.core
 
 import fastsiam
+from fastsiam.bench import config as bench_config
+from fastsiam.bench.config import BenchConfig
 from fastsiam.config import ConvertConfig, DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.options import command_from, command_of, recipe_named
@@ -216,6 +219,92 @@ def eval_knn(
         record = {kind: result.record() for kind, result in results.items()}
         record["trained"]["epoch"] = state.epoch
         json_file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+class _BenchGroup(typer.core.TyperGroup):
+    """``fastsiam bench`` alone, or followed by options, means ``fastsiam bench all``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["all", *args]
+        return super().parse_args(ctx, args)
+
+
+bench_app = typer.Typer(
+    cls=_BenchGroup,
+    help="Measure: how fast each pipeline is here, what bounds training, what would be faster. "
+    "Without a command: all.",
+)
+app.add_typer(bench_app, name="bench")
+
+
+def _bench_command(case: str, text: str) -> None:
+    def run(config: BenchConfig) -> None:
+        from fastsiam.bench.suite import run
+
+        run(case, config)
+
+    run.__doc__ = text
+    bench_app.command(case)(command_of(run, BenchConfig, bench_config.FIELDS[case]))
+
+
+for _case, _text in bench_config.CASES.items():
+    _bench_command(_case, _text)
+
+
+@bench_app.command("profile")
+def bench_profile(
+    pipeline: Annotated[
+        Pipeline, typer.Option(help="Pipeline that feeds the training.")
+    ] = "torchvision",
+    data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
+    recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
+    batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
+    workers: Annotated[int, typer.Option(min=-1, help="Loader's processes or threads.")] = -1,
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")
+    ] = "auto",
+    out: Annotated[
+        Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
+    ] = Path("trace.json"),
+) -> None:
+    """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
+    from fastsiam.bench.profile import profile
+    from fastsiam.bench.session import session
+
+    try:
+        config = BenchConfig(data=data, recipe=recipe, batch=batch, workers=workers, device=device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    with session(config) as own:
+        print(profile(own, pipeline, steps, out))
+    print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
+
+
+@bench_app.command("report")
+def bench_report(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files that --json of the other commands wrote.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for index.html, the charts and tables.md.")
+    ] = Path("bench-report"),
+    readme: Annotated[
+        Path | None,
+        typer.Option(help="Also renew the tables in this file, between <!-- bench: FILE CASE -->."),
+    ] = None,
+) -> None:
+    """Make a page, charts and Markdown tables of measurements."""
+    from fastsiam.bench.report import renew, write_report
+
+    if not files and not readme:
+        raise typer.BadParameter("name files of records, or a --readme")
+    for path in write_report(files, out) if files else ():
+        print(f"wrote {path}")
+    if readme:
+        for marker in renew(readme, readme.parent):
+            print(f"renewed {marker} in {readme}")
 
 
 @app.command()

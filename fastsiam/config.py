@@ -20,7 +20,8 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise ``ValueError`` with the message unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
@@ -58,16 +59,16 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         known = get_args(Pipeline)
-        _require(
+        require(
             self.pipeline in known,
             f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
         )
-        _require(
+        require(
             0 <= self.dali_hw_decoder_load <= 1,
             f"dali-hw-decoder-load is a share, 0 to 1, not {self.dali_hw_decoder_load}",
         )
-        _require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
-        _require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
+        require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+        require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
 
     @property
     def root(self) -> Path:
@@ -108,14 +109,14 @@ class ConvertConfig:
     def __post_init__(self) -> None:
         for name in ("max_side", "short_side", "limit"):
             value = getattr(self, name)
-            _require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
-        _require(1 <= self.quality <= 100, f"quality must be 1 to 100, not {self.quality}")
-        _require(
+            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
+        require(1 <= self.quality <= 100, f"quality must be 1 to 100, not {self.quality}")
+        require(
             self.workers == -1 or self.workers >= 1,
             f"workers must be -1 or at least 1, not {self.workers}",
         )
         number, count = self.part_of
-        _require(
+        require(
             1 <= number <= count <= 99999,
             f"part must be such as 2/8, the first number from 1 to the second, not {self.part!r}",
         )
@@ -176,33 +177,33 @@ class AugmentConfig:
     """Standard deviation of each channel that normalisation divides by."""
 
     def __post_init__(self) -> None:
-        _require(self.crop >= 1, f"crop must be at least 1 pixel, not {self.crop}")
-        _require(
+        require(self.crop >= 1, f"crop must be at least 1 pixel, not {self.crop}")
+        require(
             0 < self.scale_min <= self.scale_max <= 1,
             "crop scales must satisfy 0 < scale-min <= scale-max <= 1, "
             f"not {self.scale_min} and {self.scale_max}",
         )
-        _require(
+        require(
             0 < self.ratio_min <= self.ratio_max,
             "crop ratios must satisfy 0 < ratio-min <= ratio-max, "
             f"not {self.ratio_min} and {self.ratio_max}",
         )
         for name in ("flip_p", "jitter_p", "gray_p", "blur_p"):
             value = getattr(self, name)
-            _require(
+            require(
                 0 <= value <= 1, f"{name.replace('_', '-')} is a probability, 0 to 1, not {value}"
             )
         for name in ("brightness", "contrast", "saturation"):
-            _require(
+            require(
                 getattr(self, name) >= 0, f"{name} must be 0 or more, not {getattr(self, name)}"
             )
-        _require(0 <= self.hue <= 0.5, f"hue must be 0 to 0.5 turns, not {self.hue}")
-        _require(
+        require(0 <= self.hue <= 0.5, f"hue must be 0 to 0.5 turns, not {self.hue}")
+        require(
             0 < self.blur_sigma_min <= self.blur_sigma_max,
             "blur sigmas must satisfy 0 < min <= max, "
             f"not {self.blur_sigma_min} and {self.blur_sigma_max}",
         )
-        _require(min(self.std) > 0, f"std must be above 0 in every channel, not {self.std}")
+        require(min(self.std) > 0, f"std must be above 0 in every channel, not {self.std}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +233,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("width", "dim", "predictor_dim", "projector_layers"):
             value = getattr(self, name)
-            _require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,21 +264,21 @@ class OptimConfig:
     )
 
     def __post_init__(self) -> None:
-        _require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
-        _require(
+        require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
+        require(
             self.batch >= 2, f"batch must be at least 2 (BN needs two samples), not {self.batch}"
         )
-        _require(self.lr > 0, f"lr must be above 0, not {self.lr}")
-        _require(
+        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        require(
             0 <= self.momentum < 1, f"momentum must be 0 or more and below 1, not {self.momentum}"
         )
-        _require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
-        _require(
+        require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
+        require(
             0 <= self.warmup_epochs <= self.epochs,
             f"warmup-epochs must lie between 0 and epochs ({self.epochs}), "
             f"not {self.warmup_epochs}",
         )
-        _require(
+        require(
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)",
         )
@@ -302,7 +303,7 @@ class NumericsConfig:
     """With several ranks, compute BN statistics over the global batch."""
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}"
         )
 
@@ -326,9 +327,9 @@ class MonitorConfig:
     """What to do when the representation collapses."""
 
     def __post_init__(self) -> None:
-        _require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")
-        _require(self.knn_k >= 1, f"knn-k must be at least 1, not {self.knn_k}")
-        _require(
+        require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")
+        require(self.knn_k >= 1, f"knn-k must be at least 1, not {self.knn_k}")
+        require(
             self.knn_temperature > 0, f"knn-temperature must be above 0, not {self.knn_temperature}"
         )
 
@@ -358,8 +359,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("gpus", "log_every", "save_every"):
             value = getattr(self, name)
-            _require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
-        _require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
+            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,14 +376,14 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             self.monitor.eval_resize >= self.augment.crop,
             f"eval-resize ({self.monitor.eval_resize}) must not be smaller than "
             f"crop ({self.augment.crop})",
         )
         # torch's bfloat16 convolution leaves its gradient unset for one pixel at stride 2 on a CPU.
         smallest = 17 if self.model.stem == "imagenet" else 5
-        _require(
+        require(
             self.augment.crop >= smallest,
             f"crop {self.augment.crop} is too small for the {self.model.stem} stem, whose last "
             f"stage would see one pixel; use {smallest} or more"
@@ -401,7 +402,7 @@ class TrainConfig:
         for name, values in sections.items():
             known = {f.name for f in fields(types[name])} if name in types else set()
             unknown = sorted(set(values) - known)
-            _require(not unknown, f"unknown setting {name}.{unknown[0] if unknown else ''}")
+            require(not unknown, f"unknown setting {name}.{unknown[0] if unknown else ''}")
             parts[name] = types[name](
                 **{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, fields
 from itertools import pairwise
 from typing import Any, get_type_hints
@@ -78,8 +78,16 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
     return command
 
 
-def command_of(run: Callable[[Any], None], cls: type) -> Callable[..., None]:
-    """Turn ``run(config)`` into a Typer command with one flag for each field of the config."""
+def command_of(
+    run: Callable[[Any], None], cls: type, only: Collection[str] | None = None
+) -> Callable[..., None]:
+    """Turn ``run(config)`` into a Typer command with one flag for each field of the config.
+
+    Args:
+        run: the command.
+        cls: of the config.
+        only: fields that get a flag; by default all.
+    """
 
     def command(**flags: Any) -> None:
         try:
@@ -89,7 +97,8 @@ def command_of(run: Callable[[Any], None], cls: type) -> Callable[..., None]:
         run(config)
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__signature__ = inspect.Signature(_parameters(cls))  # type: ignore[attr-defined]
+    flags = [p for p in _parameters(cls) if only is None or p.name in only]
+    command.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
     return command
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 import json
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fastsiam import page
 from fastsiam.config import TrainConfig, differences
 from fastsiam.errors import DataError
 from fastsiam.metrics import read_metrics
@@ -38,24 +38,6 @@ _CURVES = (
     ),
 )
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff }
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
-h1 { font-size: 1.5rem; margin-bottom: .25rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-.facts { color: #59636e; margin-top: 0 }
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
-figure { margin: 0; border: 1px solid #d1d9e0; border-radius: 6px; padding: .75rem }
-figcaption { font-weight: 600 }
-figcaption small { display: block; font-weight: 400; color: #59636e }
-img { width: 100%; height: auto; display: block }
-table { border-collapse: collapse; width: 100% }
-td, th { text-align: left; vertical-align: top }
-td, th { padding: .2rem .75rem .2rem 0; border-bottom: 1px solid #eaeef2 }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
-.settings { display: grid; gap: 0 2rem }
-.settings { grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)) }
-"""
-
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write the page.
@@ -79,22 +61,17 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     settings = _settings(runs[0])
     changes = "".join(_changes(settings, other) for other in runs[1:])
     figures = "".join(
-        f"<figure><figcaption>{title}<small>{note}</small></figcaption>"
-        f'<img alt="{title} over epochs" src="data:image/svg+xml;base64,{chart}"></figure>'
+        page.figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
         for kind, field, title, note in _CURVES
         if (chart := _chart(metrics, kind, field))
     )
-    title = f"fastsiam: {html.escape(', '.join(metrics))}"
-    page = (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{_STYLE}</style><body><h1>{title}</h1>"
-        f'<p class="facts">{html.escape(_facts(settings))}</p>{_results(metrics)}{changes}'
+    body = (
+        f"{_results(metrics)}{changes}"
         f'<h2>Curves</h2><div class="curves">{figures}</div>'
         f'<h2>Settings</h2><div class="settings">{_sections(settings["config"])}</div>'
-        f"<h2>Machine</h2>{_table(_flat(settings['environment']))}</body></html>\n"
+        f"<h2>Machine</h2>{page.table(page.flat(settings['environment']).items())}"
     )
-    out.write_text(page)
+    out.write_text(page.whole(f"fastsiam: {', '.join(metrics)}", _facts(settings), body))
     return out
 
 
@@ -119,8 +96,8 @@ def _changes(settings: dict[str, Any], run: Path) -> str:
     return f"<p>{html.escape(f'{run.name}: {text}')}</p>"
 
 
-def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> str:
-    """Draw one field over epochs for every run; base64 of an SVG, or "" if no run has it."""
+def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> bytes:
+    """Draw one field over epochs for every run: an SVG, or nothing if no run has it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 2.9), layout="constrained")
@@ -133,7 +110,7 @@ def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> s
                 *zip(*points, strict=True), label=name, linewidth=1.4, marker=marker, markersize=3.5
             )
     if not axes.lines:
-        return ""
+        return b""
     axes.set_xlabel("epoch")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -145,7 +122,7 @@ def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> s
         axes.legend(frameon=False, fontsize=8)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg")
-    return base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
 
 
 def _facts(settings: dict[str, Any]) -> str:
@@ -187,29 +164,12 @@ def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
             )
         else:
             cells.append("not measured")
-        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+        rows.append(cells)
     heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
-    return (
-        "<table><tr>"
-        + "".join(f"<th>{head}</th>" for head in heads)
-        + f"</tr>{''.join(rows)}</table>"
-    )
+    return page.table(rows, heads)
 
 
 def _sections(config: dict[str, dict[str, Any]]) -> str:
-    return "".join(f"<div><h3>{name}</h3>{_table(values)}</div>" for name, values in config.items())
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
-
-
-def _table(values: dict[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(k)}</td><td>{html.escape(str(v))}</td></tr>"
-        for k, v in values.items()
+    return "".join(
+        f"<div><h3>{name}</h3>{page.table(values.items())}</div>" for name, values in config.items()
     )
-    return f"<table>{rows}</table>"

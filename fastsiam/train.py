@@ -25,6 +25,7 @@ from fastsiam.evaluate.knn import KnnResult
 from fastsiam.methods import SimSiam
 from fastsiam.metrics import Clock, CollapseGuard, FiniteCheck, MetricsLog, effective_rank, z_std
 from fastsiam.optim import build_optimizer, lr_at, set_lr
+from fastsiam.trace import span
 
 
 def train(
@@ -227,16 +228,21 @@ def train_step(
     for number, part in enumerate(parts, start=1):
         alone = number < len(parts) and isinstance(model, nn.parallel.DistributedDataParallel)
         with model.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
-            with torch.autocast(place.device.type, dtype=dtype, enabled=dtype != torch.float32):
+            autocast = torch.autocast(
+                place.device.type, dtype=dtype, enabled=dtype != torch.float32
+            )
+            with span("forward"), autocast:
                 loss, z = model(
                     part.view1.contiguous(memory_format=memory_format),
                     part.view2.contiguous(memory_format=memory_format),
                 )
-            scaler.scale(loss / len(parts)).backward()
+            with span("backward"):
+                scaler.scale(loss / len(parts)).backward()
         total += loss.detach() / len(parts)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
+    with span("optimizer"):
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
     return total, z
 
 

@@ -35,6 +35,7 @@ from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
+from fastsiam.trace import span
 
 from .geometric.cpu import crop_images
 from .order import Order
@@ -124,12 +125,10 @@ class DaliLoader:
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
-        """Yield what ``epoch`` makes its batches of: decoded, cropped, resized, flipped.
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.batch.CropLoader``.
 
-        Yields:
-            The N images' positions in the data set, their parameters, and the crops:
-            (2, N, S, S, 3) uint8 on the device, ready on its current stream. The next step
-            overwrites them: fresh memory for every batch would cost a tenth of all.
+        The crops are ready on the device's current stream. The next step overwrites them: fresh
+        memory for every batch would cost a tenth of all.
 
         Raises:
             DataError: an image cannot be read or decoded; names it.
@@ -237,7 +236,8 @@ class DaliLoader:
         """Begin to read images in our threads."""
 
         def read(images: list[int]) -> _Encoded:
-            return [self._encoded(i, by_pil) for i in images]
+            with span("read"):
+                return [self._encoded(i, by_pil) for i in images]
 
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
         return [self._readers.submit(read, part) for part in parts]
@@ -303,7 +303,8 @@ class DaliLoader:
         while isinstance(batch := flight[0], _Batch):
             stream = torch.cuda.current_stream(self._device) if gpu else None
             try:
-                made = self._dali.outputs(cuda_stream=stream)
+                with span("decode"):  # what is left of it to wait for
+                    made = self._dali.outputs(cuda_stream=stream)
             except RuntimeError as error:
                 if batch.by_pil:
                     raise
@@ -316,7 +317,8 @@ class DaliLoader:
                 torch.stack([from_dlpack(view.as_tensor()) for view in made], out=crops)
             else:
                 images = [np.asarray(made[0].at(row)) for row in range(len(batch.index))]
-                crop_images(images, batch.params, crops)
+                with span("crop"):
+                    crop_images(images, batch.params, crops)
             return batch
         raise batch
 

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full
+from threading import get_native_id
 from typing import Any
 
 import numba
@@ -37,7 +38,8 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.photometric import photometric
 from fastsiam.photometric.cpu import Stage, finish
-from fastsiam.threads import run_all, take
+from fastsiam.threads import now, run_all, take
+from fastsiam.trace import note_stages, span
 
 from .geometric.cpu import Scratch, crop, crop_images
 from .order import Order
@@ -53,7 +55,6 @@ from ffcv.loader import Loader as FfcvOwnLoader  # noqa: E402
 from ffcv.loader import OrderOption, epoch_iterator  # noqa: E402
 from ffcv.loader.epoch_iterator import EpochIterator  # noqa: E402
 from ffcv.memory_managers.os_cache import OSCacheManager  # noqa: E402
-from ffcv.pipeline.allocation_query import AllocationQuery  # noqa: E402
 from ffcv.pipeline.compiler import Compiler  # noqa: E402
 from ffcv.pipeline.state import State  # noqa: E402
 
@@ -61,6 +62,7 @@ torch.set_num_threads(_threads[0])  # to import FFCV makes it one, for the whole
 numba.set_num_threads(_threads[1])
 epoch_iterator.IS_CUDA = False  # it would make new streams for every epoch; we copy ourselves
 
+_STAGES = "decode", "crop", "photometric"
 _SECONDS_BETWEEN_LOOKS = 1.0  # at whether the loader thread still lives
 _DECODED, _REFUSED = 0, 1
 _PIXEL_FORMAT_RGB, _ACCURATE_DCT = 0, 4096  # TJPF_RGB, TJFLAG_ACCURATEDCT: what PIL does
@@ -108,10 +110,7 @@ class FfcvLoader:
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
-        """Yield positions, parameters and crops (2, N, S, S, 3) uint8 of an epoch's batches.
-
-        The crops lie on the device; on a CPU they are overwritten when the next are asked for.
-        """
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.batch.CropLoader``."""
         for made in self._batches(number, skip, finished=False):
             yield made.index, made.params, made.crops
 
@@ -170,6 +169,9 @@ class FfcvLoader:
         if not self._closed:
             self._closed = True
             self._leave()
+            for stream in self._slots:
+                if stream is not None:
+                    stream.synchronize()  # a copy may still read the buffers
             self._operation.close()
             del self._loader
 
@@ -349,7 +351,7 @@ class _Epoch(EpochIterator):
                     view[own] = own_view
         if stream is None:
             return _Made(index, params, crops, views, None)
-        with torch.cuda.stream(stream):
+        with span("copy"), torch.cuda.stream(stream):
             crops = crops.to(self._device, non_blocking=True)
         return _Made(index, params, crops, None, stream.record_event())
 
@@ -412,14 +414,10 @@ class TwoCrops(SimpleRGBImageDecoder):
             (Decompressor(largest), Scratch(height, width, side).arrays) for _ in range(workers)
         ]
 
-    def declare_state_and_memory(self, previous_state: State) -> tuple[State, Any]:
-        """Ask FFCV for the buffers of a batch."""
+    def declare_state_and_memory(self, previous_state: State) -> tuple[State, None]:
+        """Say what comes out; the buffers are the loader's, for all epochs."""
         shape = (2, self._side, self._side, 3)
-        byte = np.dtype("u1")
-        return State(True, previous_state.device, shape, byte), (
-            AllocationQuery(shape, byte),
-            AllocationQuery((1,), byte),
-        )
+        return State(True, previous_state.device, shape, np.dtype("u1")), None
 
     def generate_code(self) -> Any:
         """Return the function that FFCV calls for each batch."""
@@ -449,10 +447,12 @@ class TwoCrops(SimpleRGBImageDecoder):
             params.flip,
             np.argsort(-length),  # those that take long first: no thread is left with one
             np.zeros(1, np.int64),  # how many of them were taken
+            np.zeros((len(indices), len(_STAGES) + 1), np.int64),  # when each stage began
+            np.zeros(len(indices), np.int64),  # and which thread it was
         )
 
         def work(decompressor: Decompressor, scratch: Any) -> None:
-            own = (decompressor.handle, decompressor.pixels, scratch)
+            own = (decompressor.handle, decompressor.pixels, scratch, get_native_id())
             if stage is None:
                 _two_crops(images, own, self._side, crops, status)
             else:
@@ -460,6 +460,7 @@ class TwoCrops(SimpleRGBImageDecoder):
                 _two_views(images, own, self._side, crops, status, views)
 
         run_all([self._pool.submit(work, *own) for own in self._threads])
+        note_stages(_STAGES, *images[-2:])
 
 
 class Decompressor:
@@ -527,24 +528,28 @@ def _two_views(images, own, side, crops, status, views):
             for view in range(2):
                 place = view * len(status) + row
                 finish(crops[view, row], place, tables, side, scratch, out[place])
+            images[-2][row, 3] = now()
 
 
 @compiled
 def _crop_next(images, own, side, crops, status):
     """Make both crops of the next image; return its row, or -1 if there was none left."""
-    source, start, length, size, raw, box, flip, turns, counter = images
-    handle, pixels, scratch = own
+    source, start, length, size, raw, box, flip, turns, counter, times, threads = images
+    handle, pixels, scratch, thread = own
     turn = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
     if turn >= len(turns):
         return -1
     row = turns[turn]
+    times[row, 0], threads[row] = now(), thread
     height, width = size[row, 0], size[row, 1]
     data = source[start[row] : start[row] + length[row]]
     image = data if raw[row] else pixels[: 3 * height * width]
     if raw[row] or _decode(handle, data, width, height, pixels):
         status[row] = _DECODED
+        times[row, 1] = now()
         for view in range(2):
             crop(image, width, box[view, row], flip[view, row], side, crops[view, row], scratch)
+        times[row, 2] = now()
     else:
         status[row] = _REFUSED
     return row

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fastsiam.augment import draw_views
+from fastsiam.augment import ViewParams, draw_views
 from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
@@ -47,25 +47,26 @@ class MemoryLoader:
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
         """Yield the batches of an epoch from step ``skip`` on."""
+        for chosen, params, crops in self.crops(number, skip=skip):
+            view1, view2 = photometric(crops, params, self._augment, dtype=self._dtype)
+            index = to_device(chosen, self._device)
+            yield TwoViewBatch(view1, view2, index, self._labels[index])
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.batch.CropLoader``."""
         if self._pixels is None:
             raise RuntimeError("this loader is closed")
         for step in range(skip, self.steps):
             if (pixels := self._pixels) is None:
                 return
             chosen = self._order.indices(number, step)
+            size, start = pixels.size[chosen], pixels.start[chosen]
             params = draw_views(
-                self._augment,
-                seed=self._order.seed,
-                epoch=number,
-                index=chosen,
-                size=pixels.size[chosen],
+                self._augment, seed=self._order.seed, epoch=number, index=chosen, size=size
             )
-            crops = crop_views(
-                pixels.flat, pixels.start[chosen], pixels.size[chosen], params, self._augment.crop
-            )
-            view1, view2 = photometric(crops, params, self._augment, dtype=self._dtype)
-            index = to_device(chosen, self._device)
-            yield TwoViewBatch(view1, view2, index, self._labels[index])
+            yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment.crop)
 
     def close(self) -> None:
         """Free the pixels."""

@@ -23,6 +23,7 @@ from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, 
 from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
+from fastsiam.trace import span
 
 from .order import Order
 from .store import Store
@@ -53,16 +54,18 @@ def apply_view(
     """
     top, left, height, width = params.box[view, row].tolist()
     side = [config.crop, config.crop]
-    image = TF.resized_crop(image, top, left, height, width, side, InterpolationMode.BILINEAR)
-    if params.jitter[view, row]:
-        for op in params.order[view, row].tolist():
-            if op == HUE and config.hue == 0:
-                continue
-            image = _JITTER[op](image, float(params.factor[view, row, op]))
-    if params.gray[view, row]:
-        image = TF.rgb_to_grayscale(image, num_output_channels=3)
-    if params.blur[view, row]:
-        image = image.filter(ImageFilter.GaussianBlur(float(params.blur[view, row])))
+    with span("crop"):
+        image = TF.resized_crop(image, top, left, height, width, side, InterpolationMode.BILINEAR)
+    with span("photometric"):
+        if params.jitter[view, row]:
+            for op in params.order[view, row].tolist():
+                if op == HUE and config.hue == 0:
+                    continue
+                image = _JITTER[op](image, float(params.factor[view, row, op]))
+        if params.gray[view, row]:
+            image = TF.rgb_to_grayscale(image, num_output_channels=3)
+        if params.blur[view, row]:
+            image = image.filter(ImageFilter.GaussianBlur(float(params.blur[view, row])))
     return TF.hflip(image) if params.flip[view, row] else image
 
 
@@ -142,7 +145,8 @@ class TorchvisionLoader:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
             if isinstance(item, DataError):
                 raise item
-            views = item.to(self._device, non_blocking=True).to(self._dtype)
+            with span("copy"):
+                views = item.to(self._device, non_blocking=True).to(self._dtype)
             index = self._order.indices(number, step)
             yield TwoViewBatch(
                 view1=views[0].contiguous(memory_format=torch.channels_last),

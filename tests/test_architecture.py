@@ -12,6 +12,7 @@ TOP = {"cli", "convert", "demo", "run", "__main__"}
 FOR_PIPELINES = {"config", "errors", "batch", "augment", "photometric", "rng"} | {
     "threads",
     "compiled",
+    "trace",
 }
 TORCH_FREE = {
     "__init__",

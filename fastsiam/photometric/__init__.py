@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastsiam.augment import ViewParams
 from fastsiam.config import AugmentConfig
+from fastsiam.trace import span
 
 from .reference import normalize
 
@@ -32,14 +33,15 @@ def photometric(
     Returns:
         Two tensors (N, 3, S, S) of ``dtype``, in channels-last memory format, normalised.
     """
-    if crops.device.type == "cuda":
-        from . import cuda
+    with span("photometric"):
+        if crops.device.type == "cuda":
+            from . import cuda
 
-        return cuda.photometric(crops, params, config, dtype=dtype)
-    if crops.device.type == "cpu":
-        from . import cpu
+            return cuda.photometric(crops, params, config, dtype=dtype)
+        if crops.device.type == "cpu":
+            from . import cpu
 
-        return cpu.photometric(crops, params, config, dtype=dtype)
-    from . import reference
+            return cpu.photometric(crops, params, config, dtype=dtype)
+        from . import reference
 
-    return reference.photometric(crops, params, config, dtype=dtype)
+        return reference.photometric(crops, params, config, dtype=dtype)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.augment import ViewParams
+from fastsiam.trace import span
 
 
 def crop_views(
@@ -28,10 +29,11 @@ def crop_views(
     Returns:
         (2, N, side, side, 3) uint8 on the pixels' device.
     """
-    if pixels.device.type == "cuda":
-        from . import cuda
+    with span("crop"):
+        if pixels.device.type == "cuda":
+            from . import cuda
 
-        return cuda.crop_views(pixels, start, size, params, side)
-    from . import cpu
+            return cuda.crop_views(pixels, start, size, params, side)
+        from . import cpu
 
-    return cpu.crop_views(pixels, start, size, params, side)
+        return cpu.crop_views(pixels, start, size, params, side)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from fastsiam.errors import DataError
+from fastsiam.trace import span
 
 Split = Literal["train", "val"]
 
@@ -94,9 +95,11 @@ class Store(ABC):
         Raises:
             DataError: the file is missing, truncated, too large or no image; names the file.
         """
-        data = self.read(index)
+        with span("read"):
+            data = self.read(index)
         try:
-            return decode(data, self.raw_size(index))
+            with span("decode"):
+                return decode(data, self.raw_size(index))
         except ValueError as error:
             raise self.cannot_decode(index, error) from error
 

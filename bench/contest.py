@@ -1,0 +1,292 @@
+"""Contenders: processes that build something once and then work when it is their turn.
+
+Each has a process of its own (several, if it has ranks), so that none meets another's threads,
+memory or switches, and one that fails or is not installed takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from fastsiam.bench.measure import Sample, Timing, clocked, gpu_memory, in_turns
+from fastsiam.errors import FastSiamError
+
+_SPAWN = multiprocessing.get_context("spawn")
+_PATIENCE = 5.0
+"""Seconds that a process has to end when it is told to."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work that can be done again and again."""
+
+    run: Callable[[], object]
+    """Does it once. What it began on a GPU need not be over when it returns."""
+    images: int
+    """How many images it goes through each time."""
+    facts: Callable[[], dict[str, Any]] = dict
+    """Is asked at the end for what else is to be told of it."""
+    before: Callable[[], object] = lambda: None
+    """Prepares each time, outside of the clock."""
+
+
+Build = Callable[..., Mapping[str, Work]]
+"""A function of a module. Called with a contender's settings it returns its work, by name."""
+
+
+class ContenderFailed(FastSiamError):
+    """A contender's process ended with an error, which is the message."""
+
+
+class Process:
+    """A new process, which imports what most work needs and waits to be told what to build."""
+
+    def __init__(self) -> None:
+        self._end, theirs = _SPAWN.Pipe()
+        self._process = _SPAWN.Process(target=_serve, args=(theirs,))
+        self._process.start()
+        theirs.close()
+
+    def tell(self, message: Any) -> None:
+        """Send a message; if it has died, that is heard next."""
+        with contextlib.suppress(OSError):
+            self._end.send(message)
+
+    def hear(self) -> Any:
+        """Wait for its answer.
+
+        Raises:
+            ContenderFailed: it is an error, or the process died.
+        """
+        try:
+            answer = self._end.recv()
+        except (EOFError, OSError):
+            self._process.join(_PATIENCE)
+            raise ContenderFailed(
+                f"its process ended with code {self._process.exitcode}; "
+                "FASTSIAM_DEBUG=1 shows what it says"
+            ) from None
+        if isinstance(answer, _Failure):
+            if os.environ.get("FASTSIAM_DEBUG"):
+                print(answer.trace, file=sys.stderr)
+            raise ContenderFailed(answer.reason)
+        return answer
+
+    def leave(self) -> None:
+        """Tell it to end."""
+        self._end.close()
+
+    def end(self) -> None:
+        """See to it that it has ended."""
+        self.leave()
+        self._process.join(_PATIENCE)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+class Contender:
+    """Processes that do some work when told.
+
+    Args:
+        build: is called in each of them.
+        settings: what it is called with.
+        ranks: how many there are; they find each other as torchrun's do.
+        spare: processes that have started already.
+
+    Raises:
+        ContenderFailed: an error in one of them, a missing package for instance.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        settings: Mapping[str, Any],
+        *,
+        ranks: int = 1,
+        spare: Sequence[Process] = (),
+    ) -> None:
+        before, port = gpu_memory(), _free_port()
+        self._processes = [*spare, *(Process() for _ in range(ranks - len(spare)))]
+        for rank, process in enumerate(self._processes):
+            place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+            place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            process.tell((build, dict(settings), place if ranks > 1 else {}))
+        try:
+            self.images: dict[str, int] = self._hear()[0]
+            """How many images each piece of its work goes through, by name."""
+            self.first = {work: self.run(work) for work in self.images}
+            """Each piece of its work, done for the first time."""
+        except ContenderFailed:
+            self.close()
+            raise
+        self.gpu = max(0, gpu_memory() - before)
+        """Bytes of GPU memory that it came to hold, its CUDA contexts included."""
+
+    def run(self, work: str) -> Sample:
+        """Have it do a piece of its work: all ranks together, to the end of the slowest."""
+        self._tell(("run", work))
+        samples: list[Sample] = self._hear()
+        return Sample(
+            max(sample.wall for sample in samples),
+            sum(sample.cpu for sample in samples),
+            sum(sample.host for sample in samples),
+        )
+
+    def facts(self, work: str) -> dict[str, Any]:
+        """Ask what else is to be told of a piece of its work; the first rank answers."""
+        self._tell(("facts", work))
+        facts: dict[str, Any] = self._hear()[0]
+        return facts
+
+    def close(self) -> None:
+        """End its processes."""
+        for process in self._processes:
+            process.leave()
+        for process in self._processes:
+            process.end()
+
+    def _tell(self, message: Any) -> None:
+        for process in self._processes:
+            process.tell(message)
+
+    def _hear(self) -> list[Any]:
+        return [process.hear() for process in self._processes]
+
+
+class Contest:
+    """Contenders that take turns: A B C A B C ...
+
+    Args:
+        say: is told what happens, line by line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._spare: list[Process] = []
+        self.contenders: dict[str, Contender] = {}
+        """Those that can be measured, by name."""
+        self.failed: dict[str, str] = {}
+        """Those that cannot, and why."""
+
+    def enter(self, name: str, build: Build, /, *, ranks: int = 1, **settings: Any) -> bool:
+        """Start a contender and warm it up; return whether it is ready.
+
+        Args:
+            name: of the contender.
+            build: makes its work from ``settings``, in its own process.
+            ranks: processes that do the work together.
+            settings: what ``build`` is called with.
+        """
+        self._say(f"{name}: warming up")
+        spare, self._spare = self._spare, [Process()]  # the next one's, which imports meanwhile
+        try:
+            self.contenders[name] = Contender(build, settings, ranks=ranks, spare=spare)
+        except ContenderFailed as failure:
+            self._fail(name, failure)
+        return name in self.contenders
+
+    def run(self, repeats: int) -> dict[tuple[str, str], Timing]:
+        """Let the contenders take turns, each with all of its work.
+
+        Returns:
+            Timings by the names of contender and work.
+        """
+        self._end_spare()
+        turns = [(name, work) for name, one in self.contenders.items() for work in one.images]
+        self._say(f"measuring: {repeats} rounds of {len(turns)}")
+        work = {turn: partial(self._turn, *turn) for turn in turns}
+        timings = in_turns(work, repeats=repeats)
+        for (name, piece), timing in timings.items():
+            timing.images = self.contenders[name].images[piece]
+        return timings
+
+    def _turn(self, name: str, work: str) -> Sample | None:
+        if name in self.failed:
+            return None
+        try:
+            return self.contenders[name].run(work)
+        except ContenderFailed as failure:
+            self._fail(name, failure)
+            return None
+
+    def _end_spare(self) -> None:
+        for process in self._spare:
+            process.end()
+        self._spare = []
+
+    def _fail(self, name: str, failure: ContenderFailed) -> None:
+        self.failed[name] = str(failure)
+        self._say(f"{name}: not measured: {failure}")
+
+    def __enter__(self) -> Contest:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end_spare()
+        for contender in self.contenders.values():
+            contender.close()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What a process sends instead of an answer."""
+
+    reason: str
+    trace: str
+
+
+def _serve(end: Connection) -> None:
+    """Work as told through a connection, in a process of its own, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent closes the connection then
+    if not os.environ.get("FASTSIAM_DEBUG"):  # libraries have much to say
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
+    # What it starts in its turn shall start as in any program, not as this process was.
+    multiprocessing.set_start_method(None, force=True)
+    import_module("fastsiam.bench.training")
+    try:
+        build, settings, place = end.recv()
+        os.environ |= {name: str(value) for name, value in place.items()}
+        work = build(**settings)
+        end.send({name: piece.images for name, piece in work.items()})
+        while True:
+            what, name = end.recv()
+            piece = work[name]
+            if what == "run":
+                piece.before()
+                end.send(clocked(piece.run))
+            else:
+                end.send(piece.facts())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except BaseException as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        with contextlib.suppress(OSError):
+            end.send(_Failure(lines[0], traceback.format_exc()))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,104 @@
+"""What the cases of one run of ``fastsiam bench`` share: images, device, console."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.contest import Contest
+from fastsiam.bench.images import Images, take_images
+from fastsiam.config import RunConfig
+from fastsiam.console import Console
+from fastsiam.distributed import check_devices
+from fastsiam.pipelines.workers import count as count_workers
+
+_LOADED_ON_CPU = 64
+_TRAINED_ON_CPU = {"imagenet": 8, "cifar10": 64, "demo": 128}
+"""Images of a batch that take a CPU about a second."""
+_GPU_BYTES = 150e6
+"""Memory that an image of 224 pixels takes in a ResNet-50's training, roughly."""
+
+
+@dataclass
+class Session:
+    """A run of bench: made by ``session``."""
+
+    config: BenchConfig
+    device: str
+    """cuda or cpu."""
+    folder: Path
+    """For files; they go when the session ends."""
+    console: Console
+    _images: dict[int, Images] = field(default_factory=dict)
+
+    @property
+    def gpu(self) -> bool:
+        """Whether a GPU is what is measured."""
+        return self.device == "cuda"
+
+    @property
+    def workers(self) -> int:
+        """Processes or threads that load."""
+        return max(1, count_workers(self.config.workers))
+
+    @property
+    def loaded_batch(self) -> int:
+        """Images of a batch, where batches are only loaded."""
+        return self.config.batch or (256 if self.gpu else _LOADED_ON_CPU)
+
+    @property
+    def trained_batch(self) -> int:
+        """Images of a batch, where a model is trained with it."""
+        if self.config.batch or not self.gpu:
+            return self.config.batch or _TRAINED_ON_CPU[self.config.recipe]
+        room = torch.cuda.get_device_properties(0).total_memory / _GPU_BYTES
+        pixels = (self.config.augment.crop / 224) ** 2
+        fits: int = 2 ** int(torch.log2(torch.tensor(room / pixels)).item())
+        return min(self.config.train.optim.batch, fits)
+
+    def images(self, batch: int, *, at_least: int = 1) -> Images:
+        """Return whole batches of images, as many as take seconds to load."""
+        wanted = self.config.images or (4096 if self.gpu else 512) * self._smaller()
+        count = max(at_least, round(wanted / batch)) * batch
+        if count not in self._images:
+            self._images[count] = take_images(self.config, count, self.folder, self.console.say)
+        return self._images[count]
+
+    def contest(self) -> Contest:
+        """Return a contest that tells the console what it does."""
+        return Contest(self.console.say)
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        """Return what a record's figures depend on."""
+        augment = self.config.augment
+        return {
+            "recipe": self.config.recipe,
+            "crop": augment.crop,
+            "blur": augment.blur_p > 0,
+            "device": self.device,
+            **more,
+        }
+
+    def _smaller(self) -> int:
+        """How many times as many images of small views there shall be."""
+        return max(1, min(16, (224 // self.config.augment.crop) ** 2))
+
+
+@contextlib.contextmanager
+def session(config: BenchConfig) -> Iterator[Session]:
+    """Make a session, and leave nothing of it behind.
+
+    Raises:
+        DeviceError: the device is not there.
+    """
+    check_devices(RunConfig(device=config.device))
+    gpu = config.device != "cpu" and torch.cuda.is_available()
+    with tempfile.TemporaryDirectory(prefix="fastsiam-bench-") as folder:
+        yield Session(config, "cuda" if gpu else "cpu", Path(folder), Console())

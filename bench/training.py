@@ -1,0 +1,288 @@
+"""The training step: alone on ready tensors, which is the ceiling, and fed by each pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fastsiam import distributed
+from fastsiam.batch import TwoViewBatch
+from fastsiam.bench.contest import Work
+from fastsiam.bench.loading import data_of
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
+from fastsiam.config import DataConfig, Precision, RunConfig, TrainConfig
+from fastsiam.distributed import Place, distribute
+from fastsiam.methods import build_method
+from fastsiam.optim import build_optimizer, peak_lr
+from fastsiam.pipelines import build_loader
+from fastsiam.train import autocast_type, memory_format_of, train_step, use_numerics
+
+_SECONDS = 1.0
+"""What a repeat takes at least, if steps are short."""
+_MOST_STEPS = 50
+AUTHORS = "authors"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to take the same training step."""
+
+    precision: Precision = "auto"
+    channels_last: bool = True
+    sync_bn: bool = False
+    compiled: bool = False
+    authors: bool = False
+    """As the authors' code does: float32, NCHW, eager, a plain SGD."""
+
+
+VARIANTS: dict[str, Variant] = {
+    "default": Variant(),
+    "compiled": Variant(compiled=True),
+    "fp32": Variant(precision="fp32"),
+    "bf16": Variant(precision="bf16"),
+    "fp16": Variant(precision="fp16"),
+    "nchw": Variant(channels_last=False),
+    "syncbn": Variant(sync_bn=True),
+    AUTHORS: Variant(precision="fp32", channels_last=False, authors=True),
+}
+"""Each differs from the default in one thing, but for the authors' setting."""
+
+
+def step(session: Session) -> list[Record]:
+    """Measure the training step on ready tensors, in several ways."""
+    batch = session.trained_batch
+    variants = [name for name in session.config.variants.split(",") if name] or list(VARIANTS)
+    with session.contest() as contest:
+        for name in variants:
+            variant = VARIANTS[name]
+            if variant.precision == "fp16" and not session.gpu:
+                continue
+            settings: dict[str, Any] = {
+                "config": train_config(session, batch, variant),
+                "variant": variant,
+            }
+            if not variant.sync_bn:
+                contest.enter(name, build_step, **settings)
+                continue
+            if (ranks := most_ranks(session)) == 1:
+                session.console.say(f"{name}: not measured: needs several GPUs")
+                continue
+            contest.enter(f"{ranks} ranks, {name}", build_step, ranks=ranks, **settings)
+            settings["variant"] = replace(variant, sync_bn=False)
+            contest.enter(f"{ranks} ranks, BN of each", build_step, ranks=ranks, **settings)
+        timings = contest.run(session.config.repeats)
+        contenders = contest.contenders
+        facts = {name: contenders[name].facts(work) for name, work in timings}
+    authors = timings.get((AUTHORS, "step"))
+    return [
+        record(
+            "step",
+            name,
+            timing,
+            baseline=(AUTHORS, authors) if authors else None,
+            gpu_bytes=contenders[name].gpu,
+            facts=facts[name],
+            in_the_clock="forward, backward and optimizer steps on tensors that are ready",
+            config=_settings(session, batch),
+        )
+        for (name, _), timing in timings.items()
+    ]
+
+
+def train(session: Session) -> list[Record]:
+    """Measure training end to end, fed by each pipeline, beside ready tensors: the ceiling."""
+    batch = session.trained_batch
+    images = session.images(batch, at_least=4)
+    config = train_config(session, batch)
+    with session.contest() as contest:
+        ready = DataConfig(pipeline="synthetic")
+        contest.enter("synthetic", build_fed, config=replace(config, data=ready))
+        for pipeline in session.config.pipeline_names:
+            for form in session.config.forms if pipeline == "ffcv" else ("original",):
+                name = pipeline if form == "original" else f"{pipeline}, {form}"
+                data = data_of(session, images, pipeline, form)
+                contest.enter(name, build_fed, config=replace(config, data=data))
+        timings = contest.run(session.config.repeats)
+        contenders = contest.contenders
+        facts = {name: contenders[name].facts(work) for name, work in timings}
+    torchvision, ceiling = (timings.get((name, "train")) for name in ("torchvision", "synthetic"))
+    return [
+        record(
+            "train",
+            name,
+            timing,
+            torchvision=torchvision,
+            ceiling=("ready tensors", ceiling) if ceiling else None,
+            pipeline=name.partition(",")[0],
+            gpu_bytes=contenders[name].gpu,
+            facts=facts[name],
+            in_the_clock="steps in the middle of an epoch: waiting for the batch, forward, "
+            "backward, optimizer",
+            config=_settings(session, batch, workers=session.workers, data=images.about),
+        )
+        for (name, _), timing in timings.items()
+    ]
+
+
+def build_step(*, config: TrainConfig, variant: Variant) -> dict[str, Work]:
+    """Build a model, an optimizer and a few batches; its work is some steps."""
+    place = distributed.start(config.run)
+    batch = config.optim.batch
+    data = DataConfig(pipeline="synthetic")
+    made = authors_step(config, place) if variant.authors else step_of(config, place, variant)
+    take, _ = made
+    dtype = autocast_type(config, place)
+    loader = build_loader(
+        data, config.augment, batch=batch * place.world, rank=place.rank, world=place.world,
+        device=place.device, dtype=dtype,
+    )  # fmt: skip
+    batches = list(islice(loader.epoch(0), 2))
+    take(batches[0])
+    steps = _steps_of(_SECONDS, lambda: take(batches[1]), place)
+
+    def run() -> None:
+        for i in range(steps):
+            take(batches[i % len(batches)])
+
+    facts = {"precision": str(dtype).removeprefix("torch."), "batch": batch, "ranks": place.world}
+    return {"step": Work(run, steps * batch * place.world, lambda: facts)}
+
+
+def build_fed(*, config: TrainConfig) -> dict[str, Work]:
+    """Build a model and a loader; its work is some steps in the middle of an epoch."""
+    place = distributed.start(config.run)
+    batch = config.optim.batch
+    loader = build_loader(
+        config.data, config.augment, batch=batch * place.world, rank=place.rank,
+        world=place.world, device=place.device, dtype=autocast_type(config, place),
+    )  # fmt: skip
+    take, _ = step_of(config, place, Variant(sync_bn=place.world > 1))
+    epochs = count()
+    for fed in islice(loader.epoch(next(epochs)), 2):
+        take(fed)
+    steps = _steps_of(_SECONDS, lambda: take(fed), place)
+    warm = min(config.data.prefetch + 1, steps, loader.steps // 2)
+    steps = min(steps, loader.steps - warm)
+    feed: Iterator[TwoViewBatch] = iter(())
+    waited: list[float] = []
+    ran: list[float] = []
+
+    def before() -> None:
+        nonlocal feed
+        feed = loader.epoch(next(epochs))
+        for fed in islice(feed, warm):  # then as many batches are ready as in a long run
+            take(fed)
+        _finish(place)
+
+    def run() -> None:
+        began, wait = time.perf_counter(), 0.0
+        for _ in range(steps):
+            asked = time.perf_counter()
+            fed = next(feed)
+            wait += time.perf_counter() - asked
+            take(fed)
+        _finish(place)
+        waited.append(wait)
+        ran.append(time.perf_counter() - began)
+
+    def facts() -> dict[str, Any]:
+        return {"data_wait": sum(waited[1:]) / sum(ran[1:]), "steps": steps}
+
+    return {"train": Work(run, steps * batch * place.world, facts, before)}
+
+
+def most_ranks(session: Session) -> int:
+    """Return how many ranks are tried: all GPUs of the machine, or two processes on a CPU."""
+    return torch.cuda.device_count() if session.gpu else 2
+
+
+Take = Callable[[TwoViewBatch], object]
+"""Takes one training step."""
+
+
+def step_of(config: TrainConfig, place: Place, variant: Variant) -> tuple[Take, nn.Module]:
+    """Return the step of ``fastsiam train``, and the model that it trains."""
+    use_numerics(config.numerics)
+    torch.manual_seed(0)
+    method = build_method(config.model).to(place.device)
+    method = method.to(memory_format=memory_format_of(config))
+    optimizer = build_optimizer(config.optim, method.param_groups())
+    half = autocast_type(config, place) == torch.float16
+    scaler = torch.amp.GradScaler(place.device.type, enabled=half)
+    model = distribute(method, place, sync_bn=variant.sync_bn)
+    if variant.compiled:
+        model = torch.compile(model)  # type: ignore[assignment]
+    model.train()
+    return lambda batch: train_step(model, batch, optimizer, scaler, config, place), model
+
+
+def authors_step(config: TrainConfig, place: Place) -> tuple[Take, nn.Module]:
+    """Return the step as the paper's authors take it, and the model that it trains.
+
+    Float32 (TF32 in convolutions, as torch has it on its own), NCHW, eager, one forward for each
+    view, a plain SGD with one kernel for each operation on each parameter.
+    """
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    method = build_method(config.model).to(place.device).train()
+    optimizer = torch.optim.SGD(
+        method.parameters(),
+        lr=peak_lr(config.optim),
+        momentum=config.optim.momentum,
+        weight_decay=config.optim.weight_decay,
+        foreach=False,
+        fused=False,
+    )
+
+    def take(batch: TwoViewBatch) -> None:
+        views = (batch.view1.float().contiguous(), batch.view2.float().contiguous())
+        z1, z2 = (method.projector(method.backbone(view)) for view in views)
+        p1, p2 = method.predictor(z1), method.predictor(z2)
+        similarity = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
+        optimizer.zero_grad()
+        (-similarity.mean() / 2).backward()
+        optimizer.step()
+
+    return take, method
+
+
+def train_config(
+    session: Session, batch: int, variant: Variant = VARIANTS["default"]
+) -> TrainConfig:
+    """Return the recipe with a batch and a variant's settings."""
+    config = session.config.train
+    return replace(
+        config,
+        optim=replace(config.optim, batch=batch, warmup_epochs=0.0),
+        numerics=replace(
+            config.numerics, precision=variant.precision, channels_last=variant.channels_last
+        ),
+        run=RunConfig(device="cuda" if session.gpu else "cpu"),
+    )
+
+
+def _steps_of(seconds: float, one: Callable[[], object], place: Place) -> int:
+    """Take one step, and return how many take so many seconds, the same on all ranks."""
+    _finish(place)
+    began = time.perf_counter()
+    one()
+    _finish(place)
+    steps = torch.tensor(seconds / (time.perf_counter() - began), device=place.device)
+    return max(1, min(_MOST_STEPS, round(distributed.minimum_across_ranks(steps).item())))
+
+
+def _settings(session: Session, batch: int, **more: Any) -> dict[str, Any]:
+    return session.settings(batch=batch, backbone=session.config.train.model.backbone, **more)
+
+
+def _finish(place: Place) -> None:
+    if place.device.type == "cuda":
+        torch.cuda.synchronize()
