@@ -44,7 +44,7 @@ class BenchConfig:
     batch: int = 0
     (
         "Images of a batch, of each rank. 0 chooses: 256 on a GPU; on a CPU 64 for what loads "
-        "and what takes about a second for what trains."
+        "and what takes about half a second for what trains."
     )
     pipelines: str = ""
     """Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."""
@@ -83,7 +83,10 @@ class BenchConfig:
             require(value >= 0, f"{name} must be 0 or more, not {value}")
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
         require(self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}")
-        require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+        require(
+            self.workers == -1 or self.workers >= 1,
+            f"workers must be -1 or at least 1, not {self.workers}",
+        )
         for field, known in (
             ("pipelines", PIPELINES),
             ("stored", get_args(Stored)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -135,6 +136,17 @@ def write(path: Path, records: Sequence[Record]) -> None:
         path.write_text(f"[\n{lines}\n]\n")
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a file that ``write`` cannot write, before minutes are spent on what goes into it.
+
+    Raises:
+        DataError: says why.
+    """
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not os.access(path if path.exists() else there, os.W_OK):
+        raise DataError(f"cannot write {path}: it is a folder, or not yours to write")
 
 
 def read(path: Path) -> list[Record]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastsiam import page
 from fastsiam.bench.measure import UNSTEADY
 from fastsiam.bench.records import Record, caption, read, table
+from fastsiam.bench.suite import finding
 from fastsiam.errors import DataError
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ def renew(readme: Path, root: Path) -> list[str]:
     """Make the tables in a text anew out of the records.
 
     A table and its caption stand between the lines ``<!-- bench: PATH CASE -->`` and
-    ``<!-- /bench -->``. CASE may be left out if the file holds one.
+    ``<!-- /bench -->``. CASE may be left out if the file holds one; "finding" is the sentence that
+    ``fastsiam bench`` ends with.
 
     Args:
         readme: the text. All else in it stays as it is, byte for byte.
@@ -192,7 +194,11 @@ def renew(readme: Path, root: Path) -> list[str]:
             if not found:
                 raise DataError(f"{place}: a marker is <!-- bench: PATH CASE -->, not {mark}")
             path, case = found[1], found[2] or ""
-            block = _block(_case(root / path, case, place))
+            if case == "finding":
+                block = finding(_records(root / path))
+            else:
+                records = _case(root / path, case, place)
+                block = f"{caption(records)}; {_inline(records)}\n\n{table(records)}"
             end = "\r\n" if line.endswith("\r\n") else "\n"
             lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
             renewed.append(f"{path} {case}".rstrip())
@@ -271,6 +277,10 @@ def _plain_name(text: str) -> str:
 
 def _block(records: Sequence[Record]) -> str:
     return f"{caption(records)}\n\n{table(records)}"
+
+
+def _inline(records: Sequence[Record]) -> str:
+    return ", ".join(f"`{command}`" for command in dict.fromkeys(r.command for r in records))
 
 
 def _commands(records: Sequence[Record]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -36,6 +37,7 @@ def environment() -> dict[str, Any]:
         | {name: version for name in _PACKAGES if (version := _version(name))},
         "cuda": torch.version.cuda,
         "gpus": gpus,
+        "driver": _driver() if gpus else None,
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
@@ -66,6 +68,18 @@ def _needs(module: str, extra: str) -> str | None:
         return None
     reason = (done.stderr.strip().splitlines() or [f"it ends with code {done.returncode}"])[-1]
     return f"not ready: pip install 'fastsiam[{extra}]' ({reason})"
+
+
+def _driver() -> str | None:
+    """Return the version of NVIDIA's driver."""
+    version = Path("/sys/module/nvidia/version")
+    if version.exists():
+        return version.read_text().strip()
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    if not shutil.which(command[0]):
+        return None
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return lines[0] if lines else None
 
 
 def _version(package: str) -> str | None:

@@ -21,7 +21,15 @@ from fastsiam.bench import suite, training
 from fastsiam.bench.config import CASES, FIELDS, PEERS, VARIANTS, BenchConfig
 from fastsiam.bench.contest import Contender, ContenderFailed, Contest, Work
 from fastsiam.bench.images import make_images, take_images
-from fastsiam.bench.measure import Sample, Timing, cpu_seconds, forget, host_memory, in_turns
+from fastsiam.bench.measure import (
+    Sample,
+    Timing,
+    children,
+    cpu_seconds,
+    forget,
+    host_memory,
+    in_turns,
+)
 from fastsiam.bench.peers import PEERS as KNOWN_PEERS
 from fastsiam.bench.records import Record, caption, read, record, table, write
 from fastsiam.bench.session import session
@@ -29,7 +37,7 @@ from fastsiam.bench.sweep import _settings, sweep
 from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines.store import open_store
 
-from .conftest import fastsiam, write_images
+from .conftest import ROOT, fastsiam, write_images
 
 
 def build_words(
@@ -501,9 +509,30 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert (tmp_path / "report" / "index.html").exists()
 
 
+def test_a_signal_leaves_nothing_behind(little: BenchConfig, tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "fastsiam", "bench", "decode", "--data", little.data]
+    with subprocess.Popen(
+        [*command, "--images", "24", "--batch", "8", "--repeats", "100000", "--device", "cpu"],
+        stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    ) as process:  # fmt: skip
+        assert process.stderr
+        assert any(line.startswith("measuring") for line in process.stderr)
+        started = children(process.pid)
+        assert started and list(temporary.glob("fastsiam-bench-*"))
+        process.terminate()
+        assert process.wait(30) == 143
+    assert not list(temporary.glob("fastsiam-bench-*"))
+    assert not [child for child in started if Path(f"/proc/{child}/exe").exists()]
+
+
 def test_wrong_usage(tmp_path: Path) -> None:
     assert "pipelines are some of" in fastsiam("bench", "--pipelines", "x", code=2).stderr
     assert "No such command" in fastsiam("bench", "fast", code=2).stderr
     missing = fastsiam("bench", "decode", "--data", str(tmp_path / "none"), code=1).stderr
     assert missing.splitlines()[-1].startswith("error: ") and "Traceback" not in missing
     assert "name files" in fastsiam("bench", "report", code=2).stderr
+    said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
+    assert said == f"error: cannot write {tmp_path}: it is a folder, or not yours to write\n"

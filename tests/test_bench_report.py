@@ -15,9 +15,11 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from fastsiam.bench.measure import Sample, Timing
-from fastsiam.bench.records import Record, caption, record, table, write
+from fastsiam.bench.records import Record, caption, read, record, table, write
 from fastsiam.bench.report import charts, renew, stages, write_report
 from fastsiam.errors import DataError
+
+from .conftest import ROOT
 
 IMAGES = 100
 
@@ -268,7 +270,10 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path, end: str)
         return end.join(lines).encode()
 
     readme.write_bytes(text(["| old |"], []))
-    made = [["", caption([one]), "", *table([one]).split("\n"), ""] for one in records]
+    made = [
+        ["", f"{caption([one])}; `{one.command}`", "", *table([one]).split("\n"), ""]
+        for one in records
+    ]
     for _ in range(2):
         assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
         assert readme.read_bytes() == text(*made)
@@ -312,3 +317,26 @@ def test_what_cannot_be_read_or_written_is_said_in_one_line(tmp_path: Path) -> N
     (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
     with pytest.raises(DataError, match="UTF-8"):
         renew(tmp_path / "latin.md", tmp_path)
+
+
+def test_the_readmes_tables_are_those_of_the_records(tmp_path: Path) -> None:
+    copy = tmp_path / "README.md"
+    copy.write_bytes((ROOT / "README.md").read_bytes())
+    assert len(renew(copy, ROOT)) > 5
+    assert copy.read_bytes() == (ROOT / "README.md").read_bytes()
+    for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+        assert all(one.command.startswith("fastsiam bench ") for one in read(path)), path
+
+
+def test_the_finding_can_stand_in_a_readme(tmp_path: Path) -> None:
+    fed = Timing([Sample(1.0, 1.0)], 8)
+    loaded = record("loader", "torchvision views", fed, config={}, pipeline="torchvision")
+    trained = [
+        record("train", name, fed, config={}, pipeline=name, ceiling=("ready tensors", fed))
+        for name in ("synthetic", "torchvision")
+    ]
+    write(tmp_path / "all.json", [loaded, *trained])
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- bench: all.json finding -->\n<!-- /bench -->\n")
+    assert renew(readme, tmp_path) == ["all.json finding"]
+    assert "the model is the bound, and training reaches 100%" in readme.read_text()
