@@ -241,6 +241,15 @@ def caption(records: Sequence[Record]) -> str:
     )
 
 
+def differences(records: Sequence[Record]) -> list[str]:
+    """Say of each that does other work than ours what it does, as items of a Markdown list."""
+    return [
+        f"- {one.name} {one.facts['version']}: {one.facts['differs']}"
+        for one in records
+        if "differs" in one.facts
+    ]
+
+
 def _only(names: set[str]) -> str:
     """Return the name that all share which have one, or an empty text."""
     found = names - {""}

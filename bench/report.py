@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastsiam import page
 from fastsiam.bench.measure import UNSTEADY
-from fastsiam.bench.records import Record, caption, read, table
+from fastsiam.bench.records import Record, caption, differences, read, table
 from fastsiam.bench.suite import finding
 from fastsiam.errors import DataError
 
@@ -86,7 +86,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             pictures |= drawn
             title = f"{TITLES.get(case, case)}{f' ({file})' if len(files) > 1 else ''}"
             sections.append(_section(title, of_case, drawn))
-            tables.append(f"## {title}\n\n{_block(of_case)}\n\n{_commands(of_case)}\n")
+            tables.append(f"## {title}\n\n{_block(of_case)}\n")
     facts = dict.fromkeys(
         f"{_where(one)}; fastsiam {one.environment['fastsiam']}; {one.date}" for one, *_ in runs
     )
@@ -197,8 +197,7 @@ def renew(readme: Path, root: Path) -> list[str]:
             if case == "finding":
                 block = finding(_records(root / path))
             else:
-                records = _case(root / path, case, place)
-                block = f"{caption(records)}; {_inline(records)}\n\n{table(records)}"
+                block = _block(_case(root / path, case, place))
             end = "\r\n" if line.endswith("\r\n") else "\n"
             lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
             renewed.append(f"{path} {case}".rstrip())
@@ -276,16 +275,10 @@ def _plain_name(text: str) -> str:
 
 
 def _block(records: Sequence[Record]) -> str:
-    return f"{caption(records)}\n\n{table(records)}"
-
-
-def _inline(records: Sequence[Record]) -> str:
-    return ", ".join(f"`{command}`" for command in dict.fromkeys(r.command for r in records))
-
-
-def _commands(records: Sequence[Record]) -> str:
-    commands = "\n".join(dict.fromkeys(one.command for one in records))
-    return f"```sh\n{commands}\n```"
+    """Return the table of a case, what it was measured on and how, and what is not comparable."""
+    commands = ", ".join(f"`{command}`" for command in dict.fromkeys(r.command for r in records))
+    parts = [f"{caption(records)}; {commands}", table(records), "\n".join(differences(records))]
+    return "\n\n".join(filter(None, parts))
 
 
 def _where(one: Record) -> str:

@@ -10,7 +10,15 @@ from fastsiam.bench import loading, training
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.convert import convert
 from fastsiam.bench.machine import machine
-from fastsiam.bench.records import Record, caption, check_writable, number, table, write
+from fastsiam.bench.records import (
+    Record,
+    caption,
+    check_writable,
+    differences,
+    number,
+    table,
+    write,
+)
 from fastsiam.bench.session import Session, session
 from fastsiam.bench.side_by_side import peers
 from fastsiam.bench.sweep import sweep
@@ -54,9 +62,8 @@ def run(case: str, config: BenchConfig) -> list[Record]:
     if not records:
         raise BackendError("nothing could be measured; the reasons are above")
     print(f"{table(records)}\n\n{caption(records)}\n{METHOD}")
-    for one in records:
-        if "differs" in one.facts:
-            print(f"{one.name} {one.facts['version']}: {one.facts['differs']}")
+    for line in differences(records):
+        print(line)
     if case == "all":
         print(f"\n{finding(records)}")
     if config.json:
