@@ -130,7 +130,7 @@ class Contender:
             """How many images each piece of its work goes through, by name."""
             self.first = {work: self.run(work) for work in self.images}
             """Each piece of its work, done for the first time."""
-        except ContenderFailed:
+        except BaseException:  # Ctrl-C too: nobody else knows of its processes yet
             self.close()
             raise
         self.gpu = max(0, gpu_memory() - before)

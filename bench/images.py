@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from PIL import Image
 
 from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
@@ -26,8 +24,8 @@ FORMS: dict[Stored, ConvertConfig] = {
     "pixels256": ConvertConfig(short_side=256, raw=True),
 }
 
-_DISTINCT = 512
-"""Images that are made, where none are given; more are copies."""
+_MADE, _TAKEN = 512, 8192
+"""Different images, at most: made ones, and the user's. More are the same under other names."""
 _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
     (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
 )  # fmt: skip
@@ -94,12 +92,13 @@ def take_images(
     target = folder / f"images-{count}"
     if config.data or os.environ.get("FASTSIAM_DATA") or config.root.exists():
         store = open_store(config.root, "train")
-        taken = np.linspace(0, len(store), min(count, len(store)), endpoint=False, dtype=np.int64)
+        most = min(count, len(store), _TAKEN)
+        taken = np.linspace(0, len(store), most, endpoint=False, dtype=np.int64)
         _copy(store, taken.tolist(), count, target)
         about = f"{len(taken):,} of the {len(store):,} images of {config.root.name}"
     else:
         say("no data given: making images that resemble ImageNet's")
-        made = make_images(target, min(count, _DISTINCT), copies=-(-count // _DISTINCT))
+        made = make_images(target, min(count, _MADE), copies=-(-count // _MADE))
         about = f"{len(made):,} made images (noise of natural spectra, edges, ImageNet's sizes)"
         for path in sorted(target.rglob("*.jpg"))[count:]:
             path.unlink()
@@ -146,7 +145,7 @@ def make_images(folder: Path, count: int, *, copies: int = 1) -> Sequence[Path]:
         first = folder / f"class{number % 8}" / f"{number:05d}-0.jpg"
         image.save(first, quality=95, subsampling=0 if own.random() < 0.77 else 2)
         for copy in range(1, copies):
-            shutil.copyfile(first, first.with_name(f"{number:05d}-{copy}.jpg"))
+            os.link(first, first.with_name(f"{number:05d}-{copy}.jpg"))
         return first
 
     for kind in range(8):
@@ -167,17 +166,22 @@ def _noise(slope: float, generator: np.random.Generator, side: int = 1024) -> ND
 
 def _copy(store: Store, chosen: list[int], count: int, target: Path) -> None:
     """Write images of a store as files in class folders; pixels become JPEGs."""
+    written: list[Path] = []
     for number in range(count):
         index = chosen[number % len(chosen)]
         label = int(store.labels[index])
         kind = target / (f"class{label:05d}" if label >= 0 else "images")
         kind.mkdir(parents=True, exist_ok=True)
+        if number >= len(chosen):
+            first = written[number % len(chosen)]
+            os.link(first, kind / f"{number:06d}{first.suffix}")
+            continue
+        image = store.decode(index)  # one that is damaged is named as the user knows it
         ending = Path(store.name(index)).suffix.lower()
+        own = kind / f"{number:06d}{ending if ending in IMAGE_ENDINGS else '.jpg'}"
         if store.raw_size(index) is None:
-            ending = ending if ending in IMAGE_ENDINGS else ".jpg"
-            data = store.read(index)
-            if not len(data):
-                raise DataError(f"{store.where(index)} is empty")
-            (kind / f"{number:06d}{ending}").write_bytes(data)
+            own.write_bytes(store.read(index))
         else:
-            store.decode(index).save(kind / f"{number:06d}.jpg", quality=95)
+            own = own.with_suffix(".jpg")
+            image.save(own, quality=95)
+        written.append(own)

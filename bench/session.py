@@ -24,6 +24,7 @@ from fastsiam.pipelines.workers import count as count_workers
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU = {"imagenet": 4, "cifar10": 32, "demo": 64}
 """Images of a batch that take a CPU about half a second."""
+_FOR_EACH_WORKER = 4
 _GPU_BYTES = 150e6
 """Memory that an image of 224 pixels takes in a ResNet-50's training, roughly."""
 
@@ -66,8 +67,12 @@ class Session:
         return min(self.config.train.optim.batch, fits)
 
     def images(self, batch: int, *, at_least: int = 1) -> Images:
-        """Return whole batches of images, as many as take seconds to load."""
-        wanted = self.config.images or (4096 if self.gpu else 512) * self._smaller()
+        """Return whole batches of images, as many as take seconds to load.
+
+        They are several batches for each worker, or some workers would have less to do than others.
+        """
+        few = (4096 if self.gpu else 512) * self._smaller()
+        wanted = self.config.images or max(few, _FOR_EACH_WORKER * self.workers * batch)
         count = max(at_least, round(wanted / batch)) * batch
         if count not in self._images:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)

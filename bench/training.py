@@ -23,6 +23,7 @@ from fastsiam.distributed import Place, distribute
 from fastsiam.methods import build_method
 from fastsiam.optim import build_optimizer, peak_lr
 from fastsiam.pipelines import build_loader
+from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.train import autocast_type, memory_format_of, train_step, use_numerics
 
 _SECONDS = 1.0
@@ -169,8 +170,15 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     for fed in islice(loader.epoch(next(epochs)), 2):
         take(fed)
     steps = _steps_of(_SECONDS, lambda: take(fed), place)
-    warm = min(config.data.prefetch + 1, steps, loader.steps // 2)
-    steps = min(steps, loader.steps - warm)
+    # An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
+    # fast the others come, which matters where a step is not slower than any loader.
+    ahead = _made_ahead(config.data)
+    if place.device.type == "cuda":
+        warm = min(ahead, loader.steps // 2)
+        steps = min(max(steps, ahead), loader.steps - warm)
+    else:
+        warm = min(ahead, steps, loader.steps // 2)
+        steps = min(steps, loader.steps - warm)
     feed: Iterator[TwoViewBatch] = iter(())
     waited: list[float] = []
     ran: list[float] = []
@@ -178,7 +186,7 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     def before() -> None:
         nonlocal feed
         feed = loader.epoch(next(epochs))
-        for fed in islice(feed, warm):  # then as many batches are ready as in a long run
+        for fed in islice(feed, warm):
             take(fed)
         _finish(place)
 
@@ -197,6 +205,13 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
         return {"data_wait": sum(waited[1:]) / sum(ran[1:]), "steps": steps}
 
     return {"train": Work(run, steps * batch * place.world, facts, before)}
+
+
+def _made_ahead(data: DataConfig) -> int:
+    """Return how many batches a pipeline makes ahead of the one that is trained on."""
+    if data.pipeline == "torchvision":
+        return 2 * max(1, count_workers(data.workers))  # DataLoader's prefetch_factor
+    return 0 if data.pipeline in ("memory", "synthetic") else data.prefetch + 1
 
 
 def most_ranks(session: Session) -> int:
