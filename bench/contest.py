@@ -13,15 +13,22 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
-from fastsiam.bench.measure import Sample, Timing, clocked, gpu_memory, in_turns
+from fastsiam.bench.measure import (
+    Sample,
+    Timing,
+    clocked,
+    give_back_gpu_memory,
+    gpu_memory,
+    in_turns,
+)
 from fastsiam.errors import FastSiamError
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -60,6 +67,11 @@ class Process:
         self._process.start()
         theirs.close()
 
+    @property
+    def end_of_pipe(self) -> Connection:
+        """Where its answers come out."""
+        return self._end
+
     def tell(self, message: Any) -> None:
         """Send a message; if it has died, that is heard next."""
         with contextlib.suppress(OSError):
@@ -75,9 +87,10 @@ class Process:
             answer = self._end.recv()
         except (EOFError, OSError):
             self._process.join(_PATIENCE)
+            code = self._process.exitcode
+            why = " (killed, perhaps for want of memory)" if code == -signal.SIGKILL else ""
             raise ContenderFailed(
-                f"its process ended with code {self._process.exitcode}; "
-                "FASTSIAM_DEBUG=1 shows what it says"
+                f"its process ended with code {code}{why}; FASTSIAM_DEBUG=1 shows what it says"
             ) from None
         if isinstance(answer, _Failure):
             if os.environ.get("FASTSIAM_DEBUG"):
@@ -135,6 +148,7 @@ class Contender:
             raise
         self.gpu = max(0, gpu_memory() - before)
         """Bytes of GPU memory that it came to hold, its CUDA contexts included."""
+        self.rest()
 
     def run(self, work: str) -> Sample:
         """Have it do a piece of its work: all ranks together, to the end of the slowest."""
@@ -145,6 +159,11 @@ class Contender:
             sum(sample.cpu for sample in samples),
             sum(sample.host for sample in samples),
         )
+
+    def rest(self) -> None:
+        """Have it give back the GPU memory that it only keeps for later: it is others' turn."""
+        self._tell(("rest", ""))
+        self._hear()
 
     def facts(self, work: str) -> dict[str, Any]:
         """Ask what else is to be told of a piece of its work; the first rank answers."""
@@ -164,7 +183,13 @@ class Contender:
             process.tell(message)
 
     def _hear(self) -> list[Any]:
-        return [process.hear() for process in self._processes]
+        """Return all answers; a failure comes out at once, for the others may wait for it."""
+        answers: dict[Process, Any] = {}
+        while waiting := {p.end_of_pipe: p for p in self._processes if p not in answers}:
+            for end in wait(list(waiting)):
+                process = waiting[end]  # type: ignore[index]
+                answers[process] = process.hear()
+        return [answers[process] for process in self._processes]
 
 
 class Contest:
@@ -212,13 +237,23 @@ class Contest:
         timings = in_turns(work, repeats=repeats)
         for (name, piece), timing in timings.items():
             timing.images = self.contenders[name].images[piece]
-        return timings
+        return {turn: timing for turn, timing in timings.items() if turn[0] not in self.failed}
+
+    def facts(self, name: str, work: str) -> dict[str, Any]:
+        """Ask a contender what else is to be told of a piece of its work."""
+        try:
+            return self.contenders[name].facts(work)
+        except ContenderFailed as failure:
+            self._fail(name, failure)
+            return {}
 
     def _turn(self, name: str, work: str) -> Sample | None:
         if name in self.failed:
             return None
         try:
-            return self.contenders[name].run(work)
+            sample = self.contenders[name].run(work)
+            self.contenders[name].rest()
+            return sample
         except ContenderFailed as failure:
             self._fail(name, failure)
             return None
@@ -231,6 +266,8 @@ class Contest:
     def _fail(self, name: str, failure: ContenderFailed) -> None:
         self.failed[name] = str(failure)
         self._say(f"{name}: not measured: {failure}")
+        if name in self.contenders:
+            self.contenders[name].close()  # ranks that are left would wait for ever
 
     def __enter__(self) -> Contest:
         return self
@@ -263,26 +300,35 @@ def _serve(end: Connection) -> None:
         os.dup2(quiet, 2)
     # What it starts in its turn shall start as in any program, not as this process was.
     multiprocessing.set_start_method(None, force=True)
-    import_module("fastsiam.bench.training")
     try:
-        build, settings, place = end.recv()
+        import_module("fastsiam.bench.training")
+        told = _told(end)
+        build, settings, place = next(told)
         os.environ |= {name: str(value) for name, value in place.items()}
         work = build(**settings)
         end.send({name: piece.images for name, piece in work.items()})
-        while True:
-            what, name = end.recv()
-            piece = work[name]
+        for what, name in told:
             if what == "run":
-                piece.before()
-                end.send(clocked(piece.run))
+                work[name].before()
+                end.send(clocked(work[name].run))
+            elif what == "rest":
+                give_back_gpu_memory()
+                end.send(None)
             else:
-                end.send(piece.facts())
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+                end.send(work[name].facts())
+    except StopIteration:
         return
     except BaseException as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         with contextlib.suppress(OSError):
             end.send(_Failure(lines[0], traceback.format_exc()))
+
+
+def _told(end: Connection) -> Iterator[Any]:
+    """Yield what comes through a connection until it is closed."""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while True:
+            yield end.recv()
 
 
 def _free_port() -> int:

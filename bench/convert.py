@@ -30,10 +30,13 @@ def convert(session: Session) -> list[Record]:
     """Measure conversion of a folder of files, and of one tar of those that keep their bytes."""
     images = session.images(session.loaded_batch)
     tar = images.folder.with_suffix(".tar")
-    if not tar.exists():
-        _archive(images.folder, tar)
+    sources = [images.folder]
+    if tar.exists() or _archive(images.folder, tar):
+        sources.append(tar)
+    else:
+        session.console.say("a tar: not measured: conversion keeps none of these images as it is")
     records = []
-    for source in (images.folder, tar):
+    for source in sources:
         store = open_store(source, "train", sources=True)
         size = int(store.sizes().sum())
         with session.contest() as contest:
@@ -104,16 +107,19 @@ def _by_ffcv(source: Path, target: Path, workers: int, quality: int) -> None:
         process.join()  # or their processor time counts for the next
 
 
-def _archive(folder: Path, tar: Path) -> None:
-    """Put the images that conversion leaves as they are into a tar."""
+def _archive(folder: Path, tar: Path) -> bool:
+    """Put the images that conversion leaves as they are into a tar; tell if there are any."""
     kept = folder.with_name(f"{folder.name}-kept")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         if prepare(path.read_bytes(), None, ConvertConfig()).how == UNCHANGED:
             own = kept / path.relative_to(folder)
             own.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, own)
+    if not kept.exists():
+        return False
     subprocess.run(["tar", "-cf", str(tar), "-C", str(kept), "."], check=True)
     shutil.rmtree(kept)
+    return True
 
 
 def _facts(timing: Timing, size: int, images: int) -> dict[str, Any]:

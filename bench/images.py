@@ -100,7 +100,8 @@ def take_images(
         say("no data given: making images that resemble ImageNet's")
         made = make_images(target, min(count, _MADE), copies=-(-count // _MADE))
         about = f"{len(made):,} made images (noise of natural spectra, edges, ImageNet's sizes)"
-        for path in sorted(target.rglob("*.jpg"))[count:]:
+        turns = sorted(target.rglob("*.jpg"), key=lambda path: path.stem.split("-")[::-1])
+        for path in turns[count:]:  # of the last copies
             path.unlink()
     files = [path for path in target.rglob("*") if path.is_file()]
     assert len(files) == count

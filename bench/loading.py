@@ -21,7 +21,7 @@ from fastsiam.batch import CropLoader
 from fastsiam.bench.config import Stored
 from fastsiam.bench.contest import Contender, ContenderFailed, Contest, Work
 from fastsiam.bench.images import Images
-from fastsiam.bench.measure import Sample, Timing, children, forget
+from fastsiam.bench.measure import Sample, Timing, children, cpu_seconds, forget
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
@@ -59,7 +59,7 @@ def loader(session: Session) -> list[Record]:
                     entered[entry] = pipeline, form
         timings = contest.run(session.config.repeats)
         contenders = dict(contest.contenders)
-        facts = {turn: contenders[turn[0]].facts(turn[1]) for turn in timings}
+        facts = {turn: contest.facts(*turn) for turn in timings}
     torchvision = timings.get(("torchvision", "views"))
     records = _decode_records(session, images, timings)
     for name, (pipeline, form) in entered.items():
@@ -154,7 +154,11 @@ def startup(session: Session) -> list[Record]:
                     session.console.say(f"{pipeline}: not measured: {failure}")
                     continue
                 facts = contender.facts("startup") | {"cached": kept}
-                sample = replace(contender.first["startup"], wall=facts["first_epoch_over"])
+                sample = replace(
+                    contender.first["startup"],
+                    wall=facts["first_epoch_over"],
+                    cpu=facts.pop("cpu_until_then"),
+                )
                 contender.close()
                 found.setdefault((pipeline, state), []).append((sample, facts))
     for (pipeline, state), runs in found.items():
@@ -307,6 +311,7 @@ def build_startup(
             _finish(device)
             facts["first_epoch" if number == 0 else "later_epoch"] = time.monotonic() - start
             facts.setdefault("first_epoch_over", time.monotonic() - began)
+            facts.setdefault("cpu_until_then", cpu_seconds())
         loader.close()
 
     return {"startup": Work(begin, batch, lambda: facts)}

@@ -18,7 +18,7 @@ def machine(session: Session) -> list[Record]:
     with session.contest() as contest:
         contest.enter("machine", build_machine, device=session.device)
         timings = contest.run(session.config.repeats)
-        facts = {work: contest.contenders["machine"].facts(work) for _, work in timings}
+        facts = {work: contest.facts("machine", work) for _, work in timings}
     return [
         record(
             "machine",

@@ -18,15 +18,15 @@ import torch
 from fastsiam import distributed, trace
 from fastsiam.bench.contest import Contender, Work
 from fastsiam.bench.loading import data_of
+from fastsiam.bench.records import check_writable
 from fastsiam.bench.session import Session
-from fastsiam.bench.training import VARIANTS, step_of, train_config
+from fastsiam.bench.training import VARIANTS, made_ahead, step_of, train_config
 from fastsiam.config import DataConfig, Pipeline, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
 from fastsiam.train import autocast_type
 
 _MARK = "fastsiam: the clocks meet"
-_WARM = 3
 
 
 def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
@@ -46,8 +46,10 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
         DataError: ``out`` cannot be written.
     """
     batch = session.trained_batch
-    images = session.images(batch, at_least=_WARM + steps + 1)
+    check_writable(out)
     ready = DataConfig(pipeline="synthetic")
+    data = DataConfig(pipeline=pipeline, workers=session.workers)
+    images = session.images(batch, at_least=_warm(data) + steps + 1)
     data = ready if pipeline == "synthetic" else data_of(session, images, pipeline, "original")
     config = replace(train_config(session, batch), data=data)
     with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
@@ -94,7 +96,7 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
 
     def run() -> None:
         feed = loader.epoch(next(epochs))
-        for batch in islice(feed, _WARM):
+        for batch in islice(feed, _warm(config.data)):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
             facts["mark"] = time.time_ns()
@@ -116,6 +118,11 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
         )
 
     return {"profile": Work(run, steps * config.optim.batch, lambda: facts)}
+
+
+def _warm(data: DataConfig) -> int:
+    """Return how many steps go before those that are traced: all that were made ahead."""
+    return 2 + made_ahead(data)
 
 
 def _event(span: dict[str, Any], mark: float, mark_ns: int) -> dict[str, Any]:

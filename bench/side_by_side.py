@@ -49,7 +49,7 @@ def peers(session: Session) -> list[Record]:
             )
         timings = contest.run(session.config.repeats)
         contenders = contest.contenders
-        facts = {turn: contenders[turn[0]].facts(turn[1]) for turn in timings}
+        facts = {turn: contest.facts(*turn) for turn in timings}
     torchvision = timings.get(("fastsiam --pipeline torchvision", "views"))
     return [
         record(

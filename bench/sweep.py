@@ -11,6 +11,7 @@ from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.training import build_fed, most_ranks, train_config
 from fastsiam.config import DataConfig
+from fastsiam.errors import DeviceError
 
 _IN_THE_CLOCK = {
     "loader": "one epoch to finished views, from its first request to its last batch",
@@ -22,6 +23,8 @@ def sweep(session: Session) -> list[Record]:
     """Measure the pipelines (for ranks: training on ready tensors) with one setting varied."""
     over = session.config.over
     values = [int(v) for v in session.config.values.split(",") if v] or _values(session, over)
+    if over == "ranks" and session.gpu and max(values) > most_ranks(session):
+        raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {most_ranks(session)}")
     entered: dict[str, tuple[str, int]] = {}
     with session.contest() as contest:
         for value in values:
@@ -57,7 +60,13 @@ def sweep(session: Session) -> list[Record]:
                 pipeline=fed,
                 facts={"over": over, "value": value},
                 in_the_clock=_IN_THE_CLOCK["train" if over == "ranks" else "loader"],
-                config=session.settings(workers=session.workers, over=over),
+                config=session.settings(
+                    **{
+                        "workers": session.workers,
+                        "batch": session.trained_batch if over == "ranks" else session.loaded_batch,
+                        over: value,
+                    }
+                ),
             )
         )
     return records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -81,7 +82,7 @@ def step(session: Session) -> list[Record]:
             contest.enter(f"{ranks} ranks, BN of each", build_step, ranks=ranks, **settings)
         timings = contest.run(session.config.repeats)
         contenders = contest.contenders
-        facts = {name: contenders[name].facts(work) for name, work in timings}
+        facts = {name: contest.facts(name, work) for name, work in timings}
     authors = timings.get((AUTHORS, "step"))
     return [
         record(
@@ -113,7 +114,7 @@ def train(session: Session) -> list[Record]:
                 contest.enter(name, build_fed, config=replace(config, data=data))
         timings = contest.run(session.config.repeats)
         contenders = contest.contenders
-        facts = {name: contenders[name].facts(work) for name, work in timings}
+        facts = {name: contest.facts(name, work) for name, work in timings}
     torchvision, ceiling = (timings.get((name, "train")) for name in ("torchvision", "synthetic"))
     return [
         record(
@@ -154,7 +155,8 @@ def build_step(*, config: TrainConfig, variant: Variant) -> dict[str, Work]:
             take(batches[i % len(batches)])
 
     facts = {"precision": str(dtype).removeprefix("torch."), "batch": batch, "ranks": place.world}
-    return {"step": Work(run, steps * batch * place.world, lambda: facts)}
+    before = partial(take, batches[0])  # its memory is there before the clock starts
+    return {"step": Work(run, steps * batch * place.world, lambda: facts, before)}
 
 
 def build_fed(*, config: TrainConfig) -> dict[str, Work]:
@@ -172,10 +174,10 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     steps = _steps_of(_SECONDS, lambda: take(fed), place)
     # An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
     # fast the others come, which matters where a step is not slower than any loader.
-    ahead = _made_ahead(config.data)
-    if place.device.type == "cuda":
+    ahead = made_ahead(config.data)
+    if place.device.type == "cuda":  # to the epoch's end: nobody loads in others' turns
         warm = min(ahead, loader.steps // 2)
-        steps = min(max(steps, ahead), loader.steps - warm)
+        steps = loader.steps - warm
     else:
         warm = min(ahead, steps, loader.steps // 2)
         steps = min(steps, loader.steps - warm)
@@ -207,7 +209,7 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     return {"train": Work(run, steps * batch * place.world, facts, before)}
 
 
-def _made_ahead(data: DataConfig) -> int:
+def made_ahead(data: DataConfig) -> int:
     """Return how many batches a pipeline makes ahead of the one that is trained on."""
     if data.pipeline == "torchvision":
         return 2 * max(1, count_workers(data.workers))  # DataLoader's prefetch_factor

@@ -61,17 +61,24 @@ def build_ranks(*, log: str) -> dict[str, Work]:
     return {"meet": Work(lambda: time.sleep(0.1 * (int(place["RANK"]) + 1)), 4, lambda: place)}
 
 
+def build_failing_rank(*, log: str) -> dict[str, Work]:
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("rank 1 fails")
+    time.sleep(600)  # in a collective, say
+    return {}
+
+
 def build_timed(*, log: str) -> dict[str, Work]:
     held: list[Any] = []
 
     def work() -> None:
         began = time.process_time()
-        while time.process_time() - began < 0.2:
+        while time.process_time() - began < 0.1:
             pass
         if not held:
             held.append(np.ones(50_000_000, np.uint8))
 
-    return {"work": Work(work, 1, before=lambda: time.sleep(0.3))}
+    return {"work": Work(work, 1, before=lambda: time.sleep(1.5))}
 
 
 def build_started(*, log: str) -> dict[str, Work]:
@@ -147,11 +154,18 @@ def test_ranks_work_together(tmp_path: Path) -> None:
         contender.close()
 
 
+def test_a_rank_that_fails_is_not_waited_for() -> None:
+    began = time.monotonic()
+    with pytest.raises(ContenderFailed, match="rank 1 fails"):
+        Contender(build_failing_rank, {"log": ""}, ranks=2)
+    assert time.monotonic() - began < 60
+
+
 def test_time_and_memory_are_those_of_the_contender() -> None:
     contender = Contender(build_timed, {"log": ""})
     try:
         found = contender.run("work")
-        assert found.cpu >= 0.2 and 0.2 <= found.wall < 0.5  # preparing does not count
+        assert 0.1 <= found.cpu < 1.5 and 0.1 <= found.wall < 1.5  # preparing does not count
         assert 50e6 < found.host < 50e6 + host_memory() + 100e6
     finally:
         contender.close()
@@ -286,7 +300,7 @@ def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
     assert {path.read_bytes() for path in more.folder.rglob("*.jpg")} == kept
     assert "12 of the 12 images" in said[-1]
     again = some.encoded(30)
-    assert [p.stat().st_size for p in again.folder.rglob("*.jpg")] < [len(t) for t in taken]
+    assert sum(p.stat().st_size for p in again.folder.rglob("*.jpg")) < sum(map(len, taken))
 
 
 @pytest.mark.parametrize(
@@ -519,13 +533,19 @@ def test_a_signal_leaves_nothing_behind(little: BenchConfig, tmp_path: Path) -> 
         env={**os.environ, "TMPDIR": str(temporary)},
     ) as process:  # fmt: skip
         assert process.stderr
-        assert any(line.startswith("measuring") for line in process.stderr)
-        started = children(process.pid)
-        assert started and any(temporary.glob("fastsiam-bench-*"))
-        process.terminate()
-        assert process.wait(30) == 143
+        try:
+            assert any(line.startswith("measuring") for line in process.stderr)
+            started = children(process.pid)
+            assert started and any(temporary.glob("fastsiam-bench-*"))
+            process.terminate()
+            assert process.wait(60) == 143
+        finally:
+            process.kill()
     assert not any(temporary.glob("fastsiam-bench-*"))
-    assert not [child for child in started if Path(f"/proc/{child}/exe").exists()]
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{child}/exe").exists() for child in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_wrong_usage(tmp_path: Path) -> None:
