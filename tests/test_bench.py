@@ -556,3 +556,17 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "name files" in fastsiam("bench", "report", code=2).stderr
     said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
     assert said == f"error: cannot write {tmp_path}: it is a folder, or not yours to write\n"
+
+
+@pytest.mark.gpu
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_bench_on_a_gpu(little: BenchConfig) -> None:
+    with session(replace(little, device="cuda", repeats=1)) as own:
+        loaded = {one.name: one for one in suite.CASES["loader"](own)}
+        fed = {one.name: one for one in suite.CASES["train"](own)}
+        most = {one.name for one in suite.CASES["machine"](own)}
+    assert {"nvJPEG", "DALI on the GPU"} <= set(loaded) and "copy from host to device" in most
+    assert all(one.gpu_bytes > 0 for one in loaded.values() if one.case == "loader")
+    assert set(fed) == {"synthetic", "torchvision", "ffcv", "dali", "memory"}
+    assert fed["synthetic"].environment["driver"]
