@@ -137,7 +137,7 @@ class Contender:
         for rank, process in enumerate(self._processes):
             place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            process.tell((build, dict(settings), place if ranks > 1 else {}))
+            process.tell((build, dict(settings), place))  # alone too, whoever started us
         try:
             self.images: dict[str, int] = self._hear()[0]
             """How many images each piece of its work goes through, by name."""
@@ -303,7 +303,10 @@ def _serve(end: Connection) -> None:
     try:
         import_module("fastsiam.bench.training")
         told = _told(end)
-        build, settings, place = next(told)
+        first = next(told, None)
+        if first is None:
+            return
+        build, settings, place = first
         os.environ |= {name: str(value) for name, value in place.items()}
         work = build(**settings)
         end.send({name: piece.images for name, piece in work.items()})
@@ -316,8 +319,6 @@ def _serve(end: Connection) -> None:
                 end.send(None)
             else:
                 end.send(work[name].facts())
-    except StopIteration:
-        return
     except BaseException as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         with contextlib.suppress(OSError):

@@ -245,7 +245,12 @@ def build_decoding(
         converted = BetonStore(Path(beton) / "train.beton")
         largest = int((converted.height.astype(int) * converted.width).max())
         own = [Decompressor(largest) for _ in range(workers)]
-        return in_threads(lambda worker, index: own[worker].decode(converted, index))
+
+        def one(worker: int, index: int) -> None:
+            if not own[worker].decode(converted, index):
+                raise RuntimeError(f"libjpeg-turbo refuses image {index}")
+
+        return in_threads(one)
 
     makers = {
         "PIL": lambda: in_threads(lambda _, index: store.decode(index)),

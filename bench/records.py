@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -145,7 +146,8 @@ def check_writable(path: Path) -> None:
         DataError: says why.
     """
     there = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not os.access(path if path.exists() else there, os.W_OK):
+    target = path if path.exists() else there
+    if path.is_dir() or not there.is_dir() or not os.access(target, os.W_OK):
         raise DataError(f"cannot write {path}: it is a folder, or not yours to write")
 
 
@@ -279,7 +281,7 @@ def _environment() -> dict[str, Any]:
 def _commit() -> str:
     """Return the commit of the source that this runs from, "" if it is none's."""
     home = Path(__file__).resolve().parents[1]
-    if not (home / ".git").exists():
+    if not (home / ".git").exists() or not shutil.which("git"):
         return ""
     git = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()

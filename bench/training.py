@@ -172,15 +172,9 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     for fed in islice(loader.epoch(next(epochs)), 2):
         take(fed)
     steps = _steps_of(_SECONDS, lambda: take(fed), place)
-    # An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
-    # fast the others come, which matters where a step is not slower than any loader.
-    ahead = made_ahead(config.data)
-    if place.device.type == "cuda":  # to the epoch's end: nobody loads in others' turns
-        warm = min(ahead, loader.steps // 2)
-        steps = loader.steps - warm
-    else:
-        warm = min(ahead, steps, loader.steps // 2)
-        steps = min(steps, loader.steps - warm)
+    warm, steps = window(
+        steps, loader.steps, made_ahead(config.data), whole=place.device.type == "cuda"
+    )
     feed: Iterator[TwoViewBatch] = iter(())
     waited: list[float] = []
     ran: list[float] = []
@@ -207,6 +201,25 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
         return {"data_wait": sum(waited[1:]) / sum(ran[1:]), "steps": steps}
 
     return {"train": Work(run, steps * batch * place.world, facts, before)}
+
+
+def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, int]:
+    """Return how many steps of an epoch come before the clock starts, and how many are timed.
+
+    An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
+    fast the others come, which matters where a step is not slower than any loader.
+
+    Args:
+        wanted: steps that take long enough to be timed.
+        there: steps of the epoch.
+        ahead: batches that are made ahead, 0 if none are.
+        whole: go to the epoch's end, so that nobody loads in others' turns.
+    """
+    if whole and ahead:
+        warm = min(ahead, there // 2)
+        return warm, there - warm
+    warm = min(ahead, wanted, there // 2)
+    return warm, min(wanted, there - warm)
 
 
 def made_ahead(data: DataConfig) -> int:

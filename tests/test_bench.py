@@ -467,6 +467,22 @@ def test_the_finding_says_what_bounds_training() -> None:
     assert "No finding" in suite.finding([])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "there", "ahead", "whole", "expected"),
+    [
+        (2, 128, 4, False, (2, 2)),
+        (7, 64, 32, True, (32, 32)),
+        (7, 8, 32, True, (4, 4)),
+        (7, 2502, 0, True, (0, 7)),  # ready tensors: an epoch of ImageNet's length
+        (50, 20, 3, False, (3, 17)),
+    ],
+)
+def test_what_is_timed_of_an_epoch(
+    wanted: int, there: int, ahead: int, whole: bool, expected: tuple[int, int]
+) -> None:
+    assert training.window(wanted, there, ahead, whole=whole) == expected
+
+
 def test_nothing_measured_is_an_error(little: BenchConfig, monkeypatch: Any) -> None:
     monkeypatch.setitem(suite.CASES, "loader", lambda _: [])
     with pytest.raises(BackendError, match="nothing could be measured"):
