@@ -14,9 +14,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
+from fastsiam.bench.charts import charts, stages
 from fastsiam.bench.measure import Sample, Timing
 from fastsiam.bench.records import Record, caption, read, record, table, write
-from fastsiam.bench.report import charts, renew, stages, write_report
+from fastsiam.bench.report import renew, write_report
 from fastsiam.errors import DataError
 
 from .conftest import ROOT
