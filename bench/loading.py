@@ -126,14 +126,14 @@ def startup(session: Session) -> list[Record]:
     batch = session.loaded_batch
     images = session.images(batch)
     records = []
-    states = ("warm", "cold")
+    failed: set[Pipeline] = set()
     found: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
     for turn in range(session.config.repeats):
         session.console.say(f"startup: round {turn + 1} of {session.config.repeats}")
         for pipeline in session.config.pipeline_names:
             data = data_of(session, images, pipeline, "original")
-            for state in states:
-                if (pipeline, "failed") in found:
+            for state in ("warm", "cold"):
+                if pipeline in failed:
                     continue
                 files = [path for path in Path(data.data).rglob("*") if path.is_file()]
                 kept = forget(files) if state == "cold" else 1.0
@@ -150,7 +150,7 @@ def startup(session: Session) -> list[Record]:
                         },
                     )
                 except ContenderFailed as failure:
-                    found[pipeline, "failed"] = []
+                    failed.add(pipeline)
                     session.console.say(f"{pipeline}: not measured: {failure}")
                     continue
                 facts = contender.facts("startup") | {"cached": kept}
@@ -162,8 +162,6 @@ def startup(session: Session) -> list[Record]:
                 contender.close()
                 found.setdefault((pipeline, state), []).append((sample, facts))
     for (pipeline, state), runs in found.items():
-        if state == "failed":
-            continue
         numbers = {key: statistics.median(facts[key] for _, facts in runs) for key in runs[0][1]}
         if state == "cold" and numbers["cached"] > 0.05:
             session.console.say(

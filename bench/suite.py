@@ -42,9 +42,9 @@ CASES: dict[str, Case] = {
 
 METHOD = (
     "Each contender is a process of its own, warmed up (startup: new each time). They take turns "
-    "(A B C A B C ...); a "
-    "figure is the median of its repeats, its spread half the distance between the fastest and the "
-    "slowest over that; beyond 15% it is marked as unsteady. One image is both of its views. CPU "
+    "(A B C A B C ...); a figure is the median of its repeats, its spread half the distance "
+    "between the fastest and the slowest over that; beyond 15% it is marked as unsteady. "
+    "One image is both of its views. CPU "
     "time is that of all of a contender's processes. Files are in the system's cache."
 )
 

@@ -1,4 +1,4 @@
-"""Named ranges of time, which ``fastsiam bench profile`` asks for; otherwise they cost nothing.
+"""Named ranges of time, for ``fastsiam bench profile``; else they cost next to nothing.
 
 Processes and threads that load are out of sight for torch's profiler, so each process notes its
 ranges in a file of its own, in the folder that $FASTSIAM_TRACE names.
