@@ -15,7 +15,11 @@ Stored = Literal["original", "short256", "pixels256"]
 Over = Literal["workers", "batch", "crop", "quality", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, processes."""
 
-VARIANTS = ("default", "compiled", "fp32", "bf16", "fp16", "nchw", "syncbn", "authors")
+VARIANTS = (
+    "default", "eager", "views-apart", "fp32", "fp16", "nchw", "memory-returned", "recompute",
+    "cuda-graphs", "plain", "plain-bf16", "plain-channels-last", "plain-compiled",
+    "plain-keeping-memory", "syncbn", "authors",
+)  # fmt: skip
 PEERS = ("lightly", "torchvision-v2", "albumentations", "kornia", "dali-solo-learn", "ffcv-plain")
 
 PIPELINES: tuple[Pipeline, ...] = tuple(p for p in get_args(Pipeline) if p != "synthetic")
@@ -55,8 +59,11 @@ class BenchConfig:
     )
     variants: str = ""
     (
-        "Ways to take a training step, as a,b: default, compiled, fp32, bf16, fp16, nchw, syncbn, "
-        "authors (the authors' setting). Default: all that can run here."
+        "Ways to take a training step, as a,b: default (compiled, bf16, channels last); without "
+        "one lever: eager, views-apart, fp32, fp16, nchw, memory-returned; with one more: "
+        "recompute, cuda-graphs, syncbn; with none, or one alone: plain, plain-bf16, "
+        "plain-channels-last, plain-compiled, plain-keeping-memory; or authors, the authors' "
+        "setting. Default: all that can run here."
     )
     peers: str = ""
     """Other libraries to measure with, as a,b. Default: all that are installed."""

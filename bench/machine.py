@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from fastsiam.bench.contest import Work
+from fastsiam.bench.contest import Contest, Work
+from fastsiam.bench.measure import Timing
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
 
 
 def machine(session: Session) -> list[Record]:
@@ -30,6 +33,16 @@ def machine(session: Session) -> list[Record]:
         )
         for (_, work), timing in timings.items()
     ]
+
+
+def rates(contest: Contest, timings: Mapping[tuple[str, str], Timing]) -> dict[str, float]:
+    """Return what a contender of this name and making did, in bytes or operations a second."""
+    found = {}
+    for (name, work), timing in timings.items():
+        if name == "machine":
+            facts = contest.facts(name, work)
+            found[work] = facts["amount"] * _UNITS[facts["unit"]] / timing.median
+    return found
 
 
 def build_machine(*, device: str) -> dict[str, Work]:

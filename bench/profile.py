@@ -20,11 +20,11 @@ from fastsiam.bench.contest import Contender, Work
 from fastsiam.bench.loading import data_of
 from fastsiam.bench.records import check_writable
 from fastsiam.bench.session import Session
-from fastsiam.bench.training import VARIANTS, made_ahead, step_of, train_config
+from fastsiam.bench.training import made_ahead, step_of, train_config
 from fastsiam.config import DataConfig, Pipeline, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
-from fastsiam.train import autocast_type
+from fastsiam.step import autocast_type
 
 _MARK = "fastsiam: the clocks meet"
 
@@ -86,7 +86,7 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
     loader = build_loader(
         config.data, config.augment, batch=config.optim.batch, device=place.device, dtype=dtype
     )
-    take, _ = step_of(config, place, VARIANTS["default"])
+    take, _ = step_of(config, place)
     epochs = count()
     facts: dict[str, Any] = {}
     on_gpu = place.device.type == "cuda"

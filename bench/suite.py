@@ -82,7 +82,7 @@ def _all(own: Session) -> list[Record]:
     ]
 
 
-_QUICK = "default,authors"
+_QUICK = "eager,authors"
 """Steps of a CPU that need no compiler and one process."""
 
 

@@ -30,7 +30,7 @@ def sweep(session: Session) -> list[Record]:
         for value in values:
             if over == "ranks":
                 config = replace(
-                    train_config(session, session.trained_batch),
+                    train_config(session, session.trained_batch, ranks=value),
                     data=DataConfig(pipeline="synthetic"),
                 )
                 name = f"synthetic, ranks {value}"

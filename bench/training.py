@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -15,17 +15,21 @@ from torch.nn import functional as F
 
 from fastsiam import distributed
 from fastsiam.batch import TwoViewBatch
+from fastsiam.bench import roofline
 from fastsiam.bench.contest import Work
 from fastsiam.bench.loading import data_of
+from fastsiam.bench.machine import build_machine, rates
+from fastsiam.bench.measure import Sample, Timing
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
-from fastsiam.config import DataConfig, Precision, RunConfig, TrainConfig
-from fastsiam.distributed import Place, distribute
+from fastsiam.config import DataConfig, NumericsConfig, RunConfig, TrainConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import BackendError
 from fastsiam.methods import build_method
-from fastsiam.optim import build_optimizer, peak_lr
+from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.train import autocast_type, memory_format_of, train_step, use_numerics
+from fastsiam.step import TrainingStep, autocast_type
 
 _SECONDS = 1.0
 """What a repeat takes at least, if steps are short."""
@@ -33,56 +37,69 @@ _MOST_STEPS = 50
 AUTHORS = "authors"
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A way to take the same training step."""
-
-    precision: Precision = "auto"
-    channels_last: bool = True
-    sync_bn: bool = False
-    compiled: bool = False
-    authors: bool = False
-    """As the authors' code does: float32, NCHW, eager, a plain SGD."""
-
-
-VARIANTS: dict[str, Variant] = {
-    "default": Variant(),
-    "compiled": Variant(compiled=True),
-    "fp32": Variant(precision="fp32"),
-    "bf16": Variant(precision="bf16"),
-    "fp16": Variant(precision="fp16"),
-    "nchw": Variant(channels_last=False),
-    "syncbn": Variant(sync_bn=True),
-    AUTHORS: Variant(precision="fp32", channels_last=False, authors=True),
+AUTHORS = "authors"
+_PLAIN: dict[str, Any] = {
+    "precision": "fp32",
+    "channels_last": False,
+    "compile": "off",
+    "keep_memory": False,
 }
-"""Each differs from the default in one thing, but for the authors' setting."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "eager": {"compile": "off"},
+    "views-apart": {"batch_views": False},
+    "fp32": {"precision": "fp32"},
+    "fp16": {"precision": "fp16"},
+    "nchw": {"channels_last": False},
+    "memory-returned": {"keep_memory": False},
+    "recompute": {"activation_memory": 0.5},
+    "cuda-graphs": {"cuda_graphs": True},
+    "plain": _PLAIN,
+    "plain-bf16": _PLAIN | {"precision": "bf16"},
+    "plain-channels-last": _PLAIN | {"channels_last": True},
+    "plain-compiled": _PLAIN | {"compile": "on"},
+    "plain-keeping-memory": _PLAIN | {"keep_memory": True},
+    "syncbn": {"sync_bn": True},
+    AUTHORS: _PLAIN,
+}
+"""Ways to take the same training step, by the settings in which they differ from the default, which
+is what a long run does: compiled, in bfloat16 where there is such a thing, channels last. The plain
+ones have none of the levers, or one; the authors' is their code's way, not ours."""
+
+_ON_A_GPU = ("fp16", "cuda-graphs")
+_ON_A_CPU = ("memory-returned", "plain-keeping-memory")
 
 
 def step(session: Session) -> list[Record]:
     """Measure the training step on ready tensors, in several ways."""
     batch = session.trained_batch
-    variants = [name for name in session.config.variants.split(",") if name] or list(VARIANTS)
+    names = [name for name in session.config.variants.split(",") if name] or list(VARIANTS)
     with session.contest() as contest:
-        for name in variants:
-            variant = VARIANTS[name]
-            if variant.precision == "fp16" and not session.gpu:
+        contest.enter("machine", build_machine, device=session.device)
+        for name in names:
+            if name in (_ON_A_CPU if session.gpu else _ON_A_GPU):
                 continue
-            settings: dict[str, Any] = {
-                "config": train_config(session, batch, variant),
-                "variant": variant,
-            }
-            if not variant.sync_bn:
-                contest.enter(name, build_step, **settings)
+            settings = {"compile": "on"} | VARIANTS[name]
+            if name != "syncbn":
+                contest.enter(
+                    name, build_step, config=train_config(session, batch, **settings),
+                    authors=name == AUTHORS,
+                )  # fmt: skip
                 continue
             if (ranks := most_ranks(session)) == 1:
                 session.console.say(f"{name}: not measured: needs several GPUs")
                 continue
-            contest.enter(f"{ranks} ranks, {name}", build_step, ranks=ranks, **settings)
-            settings["variant"] = replace(variant, sync_bn=False)
-            contest.enter(f"{ranks} ranks, BN of each", build_step, ranks=ranks, **settings)
+            for what, more in (("syncbn", {}), ("BN of each", {"sync_bn": False})):
+                config = train_config(session, batch, ranks=ranks, **settings | more)
+                contest.enter(f"{ranks} ranks, {what}", build_step, ranks=ranks, config=config)
         timings = contest.run(session.config.repeats)
         contenders = contest.contenders
-        facts = {name: contest.facts(name, work) for name, work in timings}
+        facts = {name: contest.facts(name, work) for name, work in timings if name != "machine"}
+        least = None
+        if limits := rates(contest, timings):
+            floor = roofline.floor(train_config(session, batch), roofline.measured(limits))
+            least = Timing([Sample(floor * batch, 0.0)], batch)
     authors = timings.get((AUTHORS, "step"))
     return [
         record(
@@ -90,12 +107,14 @@ def step(session: Session) -> list[Record]:
             name,
             timing,
             baseline=(AUTHORS, authors) if authors else None,
+            ceiling=("the roofline", least) if least else None,
             gpu_bytes=contenders[name].gpu,
             facts=facts[name],
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
             config=_settings(session, batch),
         )
         for (name, _), timing in timings.items()
+        if name != "machine"
     ]
 
 
@@ -134,16 +153,17 @@ def train(session: Session) -> list[Record]:
     ]
 
 
-def build_step(*, config: TrainConfig, variant: Variant) -> dict[str, Work]:
+def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]:
     """Build a model, an optimizer and a few batches; its work is some steps."""
     place = distributed.start(config.run)
     batch = config.optim.batch
     data = DataConfig(pipeline="synthetic")
-    made = authors_step(config, place) if variant.authors else step_of(config, place, variant)
-    take, _ = made
+    began = time.perf_counter()
+    take, _ = (authors_step if authors else step_of)(config, place)
+    started = time.perf_counter() - began
     dtype = autocast_type(config, place)
     loader = build_loader(
-        data, config.augment, batch=batch * place.world, rank=place.rank, world=place.world,
+        data, config.augment, batch=batch, rank=place.rank, world=place.world,
         device=place.device, dtype=dtype,
     )  # fmt: skip
     batches = list(islice(loader.epoch(0), 2))
@@ -154,9 +174,14 @@ def build_step(*, config: TrainConfig, variant: Variant) -> dict[str, Work]:
         for i in range(steps):
             take(batches[i % len(batches)])
 
-    facts = {"precision": str(dtype).removeprefix("torch."), "batch": batch, "ranks": place.world}
+    facts = {
+        "precision": str(dtype).removeprefix("torch."),
+        "batch": batch,
+        "ranks": place.world,
+        "seconds_to_build": started,
+    }
     before = partial(take, batches[0])  # its memory is there before the clock starts
-    return {"step": Work(run, steps * batch * place.world, lambda: facts, before)}
+    return {"step": Work(run, steps * batch, lambda: facts, before)}
 
 
 def build_fed(*, config: TrainConfig) -> dict[str, Work]:
@@ -164,10 +189,10 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     place = distributed.start(config.run)
     batch = config.optim.batch
     loader = build_loader(
-        config.data, config.augment, batch=batch * place.world, rank=place.rank,
+        config.data, config.augment, batch=batch, rank=place.rank,
         world=place.world, device=place.device, dtype=autocast_type(config, place),
     )  # fmt: skip
-    take, _ = step_of(config, place, Variant(sync_bn=place.world > 1))
+    take, _ = step_of(config, place)
     epochs = count()
     for fed in islice(loader.epoch(next(epochs)), 2):
         take(fed)
@@ -200,7 +225,7 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     def facts() -> dict[str, Any]:
         return {"data_wait": sum(waited[1:]) / sum(ran[1:]), "steps": steps}
 
-    return {"train": Work(run, steps * batch * place.world, facts, before)}
+    return {"train": Work(run, steps * batch, facts, before)}
 
 
 def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, int]:
@@ -238,20 +263,19 @@ Take = Callable[[TwoViewBatch], object]
 """Takes one training step."""
 
 
-def step_of(config: TrainConfig, place: Place, variant: Variant) -> tuple[Take, nn.Module]:
-    """Return the step of ``fastsiam train``, and the model that it trains."""
-    use_numerics(config.numerics)
+def step_of(config: TrainConfig, place: Place) -> tuple[Take, nn.Module]:
+    """Return the step of ``fastsiam train``, and the model that it trains.
+
+    Raises:
+        BackendError: it was to be compiled and cannot be.
+    """
     torch.manual_seed(0)
-    method = build_method(config.model).to(place.device)
-    method = method.to(memory_format=memory_format_of(config))
-    optimizer = build_optimizer(config.optim, method.param_groups())
-    half = autocast_type(config, place) == torch.float16
-    scaler = torch.amp.GradScaler(place.device.type, enabled=half)
-    model = distribute(method, place, sync_bn=variant.sync_bn)
-    if variant.compiled:
-        model = torch.compile(model)  # type: ignore[assignment]
-    model.train()
-    return lambda batch: train_step(model, batch, optimizer, scaler, config, place), model
+    step = TrainingStep(config, build_method(config.model), place)
+    line = step.compile()
+    if step.compiled != (config.step.compile == "on"):
+        raise BackendError(line)
+    rates = {"encoder": peak_lr(config.optim), "predictor": peak_lr(config.optim)}
+    return lambda batch: step(batch, rates), step.method
 
 
 def authors_step(config: TrainConfig, place: Place) -> tuple[Take, nn.Module]:
@@ -284,17 +308,26 @@ def authors_step(config: TrainConfig, place: Place) -> tuple[Take, nn.Module]:
     return take, method
 
 
-def train_config(
-    session: Session, batch: int, variant: Variant = VARIANTS["default"]
-) -> TrainConfig:
-    """Return the recipe with a batch and a variant's settings."""
+def train_config(session: Session, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
+    """Return the recipe with a batch for each rank.
+
+    It is compiled on a GPU, as long runs are; on a CPU, where that takes longer than measuring, if
+    ``settings`` say so.
+
+    Args:
+        session: what is trained.
+        batch: images of each rank.
+        ranks: how many there are.
+        settings: fields of ``numerics`` and ``step``.
+    """
     config = session.config.train
+    settings = {"compile": "on" if session.gpu else "off"} | settings
+    numerics = {name: settings.pop(name) for name in NumericsConfig.__slots__ if name in settings}
     return replace(
         config,
-        optim=replace(config.optim, batch=batch, warmup_epochs=0.0),
-        numerics=replace(
-            config.numerics, precision=variant.precision, channels_last=variant.channels_last
-        ),
+        optim=replace(config.optim, batch=batch * ranks, warmup_epochs=0.0),
+        numerics=replace(config.numerics, **numerics),
+        step=replace(config.step, **settings),
         run=RunConfig(device="cuda" if session.gpu else "cpu"),
     )
 

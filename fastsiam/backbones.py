@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from fastsiam.batch_norm import recomputing
 from fastsiam.config import ModelConfig
 
 _BLOCKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
@@ -46,12 +50,15 @@ class ResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.features = channels
+        self.recompute = False
+        """Keep only each block's input for the backward pass, which computes the rest again."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return pooled features (N, ``features``) of normalised images (N, 3, S, S)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = stage(x)
+            for block in stage:
+                x = _recomputed(block, x) if self.recompute and self.training else block(x)
         pooled: Tensor = self.avgpool(x).flatten(1)
         return pooled
 
@@ -70,6 +77,18 @@ def build_backbone(config: ModelConfig) -> ResNet:
         if config.zero_init_residual and isinstance(module, BasicBlock):
             nn.init.zeros_(module.bn2.weight)
     return backbone
+
+
+def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
+    """Run a block whose BNs are ``ViewBatchNorm`` so that the backward pass runs it again."""
+    out: Tensor = checkpoint(
+        block,
+        x,
+        use_reentrant=False,
+        preserve_rng_state=False,  # nothing in it is random
+        context_fn=lambda: (nullcontext(), recomputing()),
+    )
+    return out
 
 
 def _block(

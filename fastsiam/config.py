@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_type_hints
 Pipeline = Literal["torchvision", "ffcv", "dali", "memory", "synthetic"]
 Backbone = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
+Compile = Literal["auto", "on", "off"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -238,18 +239,25 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimisation: SGD with a cosine schedule per step (section 3 and appendix A of the paper)."""
+    """Optimisation, with a cosine schedule per step (section 3 and appendix A of the paper)."""
 
     epochs: int = 100
     """Passes over the data; the cosine ends here."""
     batch: int = 512
     """Global batch: images (each two views) of one optimizer step over all ranks."""
+    optimizer: Literal["sgd", "lars"] = "sgd"
+    (
+        "sgd as in the paper, or lars (You et al. 2017) for batches of thousands: "
+        "SimCLR's setting of it is --lr 0.3 --weight-decay 1e-6 --warmup-epochs 10."
+    )
     lr: float = 0.05
     """Base learning rate for a global batch of 256; scaled by batch / 256."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of the steps."""
     weight_decay: float = 1e-4
-    """Weight decay, on every parameter (BN and biases too)."""
+    """Weight decay: sgd's is on every parameter (BN and biases too), lars's not on these."""
+    lars_trust: float = 0.001
+    """lars: a layer's step is at most this share of its weights' norm, times the learning rate."""
     warmup_epochs: float = 0.0
     (
         "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
@@ -272,6 +280,11 @@ class OptimConfig:
         require(
             0 <= self.momentum < 1, f"momentum must be 0 or more and below 1, not {self.momentum}"
         )
+        require(
+            self.optimizer in ("sgd", "lars"),
+            f"optimizer must be sgd or lars, not {self.optimizer!r}",
+        )
+        require(self.lars_trust > 0, f"lars-trust must be above 0, not {self.lars_trust}")
         require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
         require(
             0 <= self.warmup_epochs <= self.epochs,
@@ -301,10 +314,61 @@ class NumericsConfig:
     """Keep images and activations in channels-last memory format."""
     sync_bn: bool = True
     """With several ranks, compute BN statistics over the global batch."""
+    sync_bn_ranks: int = 0
+    """Ranks in a row that share BN statistics, such as 8 for those of one machine; 0 is all."""
 
     def __post_init__(self) -> None:
         require(
             0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}"
+        )
+        require(self.sync_bn_ranks >= 0, f"sync-bn-ranks must be 0 or more: {self.sync_bn_ranks}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig:
+    """Step: how a training step is computed. Nothing here changes training but by rounding."""
+
+    compile: Compile = "auto"
+    (
+        "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
+        "auto does it for runs of 1,000 steps and more."
+    )
+    batch_views: bool = True
+    (
+        "Compiled: take both views through the layers as one batch. "
+        "BN normalises each by its own statistics, with this or without."
+    )
+    cuda_graphs: bool = False
+    (
+        "Compiled, on one GPU: record the kernels of a step and replay them, for models so small "
+        "that starting kernels takes longer than running them."
+    )
+    activation_memory: float = 1.0
+    (
+        "Share of the activations to keep for the backward pass, which computes the others again: "
+        "less memory, more time. Not compiled, below 1 keeps each residual block's input."
+    )
+    keep_memory: bool = True
+    (
+        "On a CPU, keep the memory of freed tensors for the next step: "
+        "the system takes long to hand it out anew."
+    )
+    bucket_mb: int = 25
+    """Several ranks: MB of gradients to exchange at once, while the backward pass goes on."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.compile in get_args(Compile),
+            f"compile must be auto, on or off, not {self.compile!r}",
+        )
+        require(
+            0 <= self.activation_memory <= 1,
+            f"activation-memory is a share, 0 to 1, not {self.activation_memory}",
+        )
+        require(self.bucket_mb >= 1, f"bucket-mb must be at least 1, not {self.bucket_mb}")
+        require(
+            not (self.cuda_graphs and self.compile == "off"),
+            "cuda-graphs needs the compiled model: leave --compile off out",
         )
 
 
@@ -372,6 +436,7 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     numerics: NumericsConfig = field(default_factory=NumericsConfig)
+    step: StepConfig = field(default_factory=StepConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fastsiam.config import RunConfig
+from fastsiam.config import NumericsConfig, RunConfig
 from fastsiam.errors import DeviceError
 
 
@@ -186,89 +185,45 @@ def from_leader(text: str) -> str:
     return box[0]
 
 
-def distribute(module: nn.Module, place: Place, *, sync_bn: bool) -> nn.Module:
-    """Wrap a module that is on its device for data-parallel training; alone it stays as it is."""
+def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
+    """Return the ranks that share BN statistics with this one, none if it is alone.
+
+    Every rank calls it: the groups are ``sync_bn_ranks`` ranks in a row, or all ranks.
+    """
+    size = config.sync_bn_ranks or place.world
+    if place.world == 1 or not config.sync_bn or size == 1:
+        return None
+    if size == place.world:
+        return dist.group.WORLD
+    starts = range(0, place.world, size)
+    groups = [dist.new_group(list(range(start, start + size))) for start in starts]
+    own: dist.ProcessGroup = groups[place.rank // size]  # type: ignore[assignment]
+    return own
+
+
+def data_parallel(
+    module: nn.Module, place: Place, *, bucket_mb: int, same_buffers: bool
+) -> nn.Module:
+    """Wrap a module that is on its device for data-parallel training; alone it stays as it is.
+
+    Args:
+        module: whose gradients are averaged over the ranks, while the backward pass goes on.
+        place: this rank.
+        bucket_mb: gradients that are exchanged at once, in MB.
+        same_buffers: whether buffers are the same on all ranks, by themselves.
+    """
     if place.world == 1:
         return module
-    if sync_bn:
-        on_gpu = place.device.type == "cuda"
-        module = (
-            nn.SyncBatchNorm.convert_sync_batchnorm(module) if on_gpu else to_cpu_sync_bn(module)
-        )
     parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     newer = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
-    buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not sync_bn}
+    buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not same_buffers}
     return nn.parallel.DistributedDataParallel(
         module,
         device_ids=[place.device] if place.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        **buffers,  # synchronised BN keeps its statistics equal by itself
+        bucket_cap_mb=bucket_mb,
+        **buffers,
     )
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """An all-reduce whose gradient is the all-reduce of the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone()
-        dist.all_reduce(gradient)
-        return gradient
-
-
-def _sum_over_ranks(x: Tensor) -> Tensor:
-    total: Tensor = _SumOverRanks.apply(x)
-    return total
-
-
-class CpuSyncBatchNorm(_BatchNorm):
-    """Batch normalisation over the joint batch of all ranks, on the CPU (torch's own needs a GPU).
-
-    For ranks with batches of equal size, which every loader here guarantees.
-    """
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        assert input.dim() >= 2
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalise (N, C, ...) over all ranks and axes but C; running statistics as BatchNorm."""
-        if not self.training:
-            return super().forward(input)
-        world = dist.get_world_size()
-        axes = [axis for axis in range(input.dim()) if axis != 1]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        x = input.float()
-        mean = _sum_over_ranks(x.mean(axes)) / world
-        centred = x - mean.view(shape)
-        variance = _sum_over_ranks(centred.square().mean(axes)) / world
-        if self.running_mean is not None and self.running_var is not None:
-            assert self.num_batches_tracked is not None and self.momentum is not None
-            count = world * input.numel() // input.shape[1]
-            with torch.no_grad():
-                self.num_batches_tracked += 1
-                self.running_mean.lerp_(mean, self.momentum)
-                self.running_var.lerp_(variance * count / max(1, count - 1), self.momentum)
-        scale = torch.rsqrt(variance + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight
-        y: Tensor = centred * scale.view(shape)
-        if self.bias is not None:
-            y = y + self.bias.view(shape)
-        return y.to(input.dtype)
-
-
-def to_cpu_sync_bn(module: nn.Module) -> nn.Module:
-    """Turn a module's BatchNorms into ``CpuSyncBatchNorm``, parameters and buffers as they are."""
-    for child in module.modules():
-        if isinstance(child, _BatchNorm):
-            child.__class__ = CpuSyncBatchNorm
-    return module
 
 
 class StopSignals:

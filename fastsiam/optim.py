@@ -6,12 +6,21 @@ import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastsiam.config import OptimConfig
 
 
-def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.SGD:
-    """Build SGD over a method's parameter groups, in torch's fused implementation."""
+def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Build the optimizer over a method's parameter groups, few kernels for all parameters."""
+    if config.optimizer == "lars":
+        return Lars(
+            groups,
+            lr=peak_lr(config),
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            trust=config.lars_trust,
+        )
     optimizer = torch.optim.SGD(
         groups,
         lr=peak_lr(config),
@@ -24,6 +33,79 @@ def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.
             # The fused kernel would leave a first momentum that a loss-scaled step skips unset.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+class Lars(torch.optim.Optimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, arXiv:1708.03888).
+
+    A weight w with gradient g moves by momentum SGD with the gradient
+
+        (g + wd w) * trust |w| / (|g| + wd |w|)
+
+    in place of g + wd w; with a norm of zero, by g + wd w as it is. Parameters of one dimension (BN
+    and biases) are neither scaled nor decayed, as in SimCLR (Chen et al. 2020, appendix B.9),
+    unless ``adapt_all``. torch has no LARS. Never waits for the device.
+
+    Args:
+        groups: parameters, as torch's optimizers take them.
+        lr: learning rate.
+        momentum: 0 to below 1.
+        weight_decay: wd above.
+        trust: the coefficient above (0.001 in the paper).
+        adapt_all: treat all parameters alike.
+    """
+
+    def __init__(
+        self,
+        groups: Any,
+        *,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+        adapt_all: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "trust": trust,
+            "adapt_all": adapt_all,
+        }
+        super().__init__(groups, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step with the gradients that are there."""
+        assert closure is None
+        for group in self.param_groups:
+            there = [p for p in group["params"] if p.grad is not None]
+            if not there:
+                continue
+            adapted = [p for p in there if p.dim() > 1 or group["adapt_all"]]
+            others = [p for p in there if not (p.dim() > 1 or group["adapt_all"])]
+            moves = _scaled_gradients(adapted, group["weight_decay"], group["trust"])
+            moves += [p.grad for p in others]
+            buffers = []
+            for p in (ordered := adapted + others):
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                buffers.append(self.state[p]["momentum_buffer"])
+            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_add_(buffers, moves)
+            torch._foreach_add_(ordered, buffers, alpha=-group["lr"])
+
+
+def _scaled_gradients(weights: list[Tensor], weight_decay: float, trust: float) -> list[Tensor]:
+    if not weights:
+        return []
+    gradients = [w.grad for w in weights if w.grad is not None]
+    norms = torch.stack(torch._foreach_norm(weights))
+    gradient_norms = torch.stack(torch._foreach_norm(gradients))
+    scales = trust * norms / (gradient_norms + weight_decay * norms)
+    scales = torch.where((norms > 0) & (gradient_norms > 0), scales, 1.0)
+    decayed = torch._foreach_add(gradients, weights, alpha=weight_decay)
+    return list(torch._foreach_mul(decayed, list(scales.unbind())))
 
 
 def peak_lr(config: OptimConfig) -> float:

@@ -24,7 +24,14 @@ from fastsiam import distributed
 from fastsiam.augment import draw_views
 from fastsiam.batch import EvalLoader, Loader
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import AugmentConfig, DataConfig, MonitorConfig, Precision, TrainConfig
+from fastsiam.config import (
+    AugmentConfig,
+    Compile,
+    DataConfig,
+    MonitorConfig,
+    Precision,
+    TrainConfig,
+)
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
@@ -34,8 +41,12 @@ from fastsiam.info import environment
 from fastsiam.methods import build_method
 from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_eval_loader, build_loader, open_store, open_training_images
-from fastsiam.train import autocast_type, train
+from fastsiam.step import autocast_type
+from fastsiam.train import train
 from fastsiam.views import contact_sheet, denormalize
+
+_WORTH_COMPILING = 1000
+"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
 
 _PIXELS_GB = 8
 """Raw pixels above this are not offered as a baseline."""
@@ -63,6 +74,12 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         config.run.device == "cpu" or not torch.cuda.is_available()
     ):
         raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
+    if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
+        raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
+    if config.step.cuda_graphs and (
+        world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
+    ):
+        raise DeviceError("--cuda-graphs works on one GPU; leave it out here")
     if world > 1 and config.data.pipeline != "synthetic":
         open_training_images(config.data, batch=batch)
 
@@ -96,6 +113,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         dtype=dtype,
     )
     try:
+        config = _with_settled_compilation(config, start, loader.steps)
         if start is not None:
             start.check_continues(config, loader.images)
             if place.leads and config.run.resume != "auto":
@@ -278,6 +296,20 @@ def _with_resolved_precision(config: TrainConfig, place: Place) -> TrainConfig:
     return replace(config, numerics=replace(config.numerics, precision=precision))
 
 
+def _with_settled_compilation(
+    config: TrainConfig, start: Checkpoint | None, steps_per_epoch: int
+) -> TrainConfig:
+    """Write down what "auto" means here: as the run began, or what its length asks for."""
+    if config.step.compile != "auto":
+        return config
+    steps = config.optim.epochs * steps_per_epoch
+    steps = min(steps, config.run.max_steps or steps)
+    choice: Compile = "on" if steps >= _WORTH_COMPILING or config.step.cuda_graphs else "off"
+    if start is not None and start.config.step.compile != "auto":
+        choice = start.config.step.compile
+    return replace(config, step=replace(config.step, compile=choice))
+
+
 def _starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
     """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
     last = checkpoints.last(run)
@@ -325,7 +357,8 @@ def _introduce(
         console.say("no GPU here: training on the CPU")
     kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
     local = config.optim.batch // place.world // config.optim.accumulate
-    bn = config.optim.batch // config.optim.accumulate if config.numerics.sync_bn else local
+    shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
+    bn = local * shared
     console.say(
         f"SimSiam {config.model.backbone} on {place.world} x {kind}, "
         f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "

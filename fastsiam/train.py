@@ -5,27 +5,26 @@ The loader and the evaluation are arguments; nothing here knows where images com
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.batch import Loader, TwoViewBatch
+from fastsiam.batch import Loader
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import NumericsConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.console import Console
-from fastsiam.distributed import Place, StopSignals, distribute, gather, mean_across_ranks
+from fastsiam.distributed import Place, StopSignals, gather, mean_across_ranks
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
 from fastsiam.evaluate.knn import KnnResult
 from fastsiam.methods import SimSiam
 from fastsiam.metrics import Clock, CollapseGuard, FiniteCheck, MetricsLog, effective_rank, z_std
-from fastsiam.optim import build_optimizer, lr_at, set_lr
-from fastsiam.trace import span
+from fastsiam.optim import lr_at
+from fastsiam.step import TrainingStep
 
 
 def train(
@@ -59,19 +58,11 @@ def train(
         DataError: an image cannot be read; a single process saves the state first.
     """
     console = console or Console(quiet=not place.leads)
-    use_numerics(config.numerics)
-    method = method.to(place.device).to(memory_format=memory_format_of(config))
     step, clock = 0, Clock()
-    optimizer = build_optimizer(config.optim, method.param_groups())
-    scaler = torch.amp.GradScaler(
-        place.device.type, enabled=autocast_type(config, place) == torch.float16
-    )
+    take_step = TrainingStep(config, method, place)
     if start is not None:
         step, clock = start.step, Clock(start.seconds)
-        method.load_state_dict(start.model)
-        optimizer.load_state_dict(start.optimizer)
-        scaler.load_state_dict(start.scaler)
-    model = distribute(method, place, sync_bn=config.numerics.sync_bn)
+        take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
 
     per_epoch = loader.steps
     total = config.optim.epochs * per_epoch
@@ -116,9 +107,7 @@ def train(
                 seconds=clock.seconds,
                 images=loader.images,
                 steps_per_epoch=per_epoch,
-                model=method.state_dict(),
-                optimizer=optimizer.state_dict(),
-                scaler=scaler.state_dict(),
+                **take_step.state(),
             )
             checkpoints.save(path, state)
         saved = step
@@ -133,6 +122,8 @@ def train(
     began, first = time.monotonic(), step
     if step >= end:
         console.say(f"nothing left to do: {path} is at step {step:,} of {total:,}")
+    elif line := take_step.compile():
+        console.say(line)
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
@@ -145,8 +136,7 @@ def train(
                     if step == first:  # kernels may have been compiled, data decoded
                         console.say(f"first batch after {time.monotonic() - began:.1f} s")
                     rates = lr_at(config.optim, step, per_epoch)
-                    set_lr(optimizer, rates)
-                    loss, z = train_step(model, batch, optimizer, scaler, config, place)
+                    loss, z = take_step(batch, rates)
                     step += 1
                     finite.note(step, loss)
                     signalled = stop.after_step()
@@ -208,73 +198,6 @@ def train(
     return path
 
 
-def train_step(
-    model: nn.Module,
-    batch: TwoViewBatch,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    config: TrainConfig,
-    place: Place,
-) -> tuple[Tensor, Tensor]:
-    """Take one optimizer step on this rank's share of a batch; never waits for the device.
-
-    Returns:
-        Scalar float32 loss, averaged over the accumulated parts; (n, dim) projections of the last
-        part. Both on the device, without gradient.
-    """
-    parts = batch.chunks(config.optim.accumulate)
-    dtype, memory_format = autocast_type(config, place), memory_format_of(config)
-    total = torch.zeros((), device=place.device)
-    for number, part in enumerate(parts, start=1):
-        alone = number < len(parts) and isinstance(model, nn.parallel.DistributedDataParallel)
-        with model.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
-            autocast = torch.autocast(
-                place.device.type, dtype=dtype, enabled=dtype != torch.float32
-            )
-            with span("forward"), autocast:
-                loss, z = model(
-                    part.view1.contiguous(memory_format=memory_format),
-                    part.view2.contiguous(memory_format=memory_format),
-                )
-            with span("backward"):
-                scaler.scale(loss / len(parts)).backward()
-        total += loss.detach() / len(parts)
-    with span("optimizer"):
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-    return total, z
-
-
 def all_finite(module: nn.Module) -> bool:
     """Tell whether every parameter is a number; waits for the device."""
     return bool(torch.stack([p.isfinite().all() for p in module.parameters()]).all())
-
-
-def autocast_type(config: TrainConfig, place: Place) -> torch.dtype:
-    """Resolve the precision.
-
-    "auto" is bf16 where the hardware computes in it, else fp16 on a GPU, else fp32.
-    """
-    named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    if config.numerics.precision != "auto":
-        return named[config.numerics.precision]
-    if place.device.type == "cuda":
-        return (
-            torch.bfloat16
-            if torch.cuda.is_bf16_supported(including_emulation=False)
-            else torch.float16
-        )
-    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
-
-
-def memory_format_of(config: TrainConfig) -> torch.memory_format:
-    """Return the layout of images, activations and weights."""
-    return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
-
-
-def use_numerics(config: NumericsConfig) -> None:
-    """Set torch's process-wide switches."""
-    torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = config.tf32
-    torch.backends.cudnn.benchmark = True

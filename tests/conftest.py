@@ -23,6 +23,7 @@ from fastsiam.config import (
     NumericsConfig,
     OptimConfig,
     RunConfig,
+    StepConfig,
     TrainConfig,
 )
 
@@ -113,6 +114,7 @@ def small(images: Path, tmp_path: Path) -> TrainConfig:
         ),
         optim=OptimConfig(epochs=4, batch=8, lr=0.5),
         numerics=NumericsConfig(precision="fp32"),
+        step=StepConfig(compile="off"),
         monitor=MonitorConfig(knn_every=2, knn_k=5, eval_resize=16),
         run=RunConfig(device="cpu", out=str(tmp_path / "run"), log_every=1, save_every=100),
     )
@@ -120,7 +122,7 @@ def small(images: Path, tmp_path: Path) -> TrainConfig:
 
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
     """Change single fields of a config, whatever their section."""
-    for section in ("data", "augment", "model", "optim", "numerics", "monitor", "run"):
+    for section in ("data", "augment", "model", "optim", "numerics", "step", "monitor", "run"):
         part = getattr(config, section)
         own = {k: v for k, v in settings.items() if k in type(part).__slots__}
         config = replace(config, **{section: replace(part, **own)})

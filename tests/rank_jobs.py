@@ -13,31 +13,38 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastsiam.batch import TwoViewBatch
-from fastsiam.config import ModelConfig, NumericsConfig, OptimConfig, TrainConfig
-from fastsiam.distributed import (
-    CpuSyncBatchNorm,
-    Place,
-    StopSignals,
-    distribute,
-    gather_uneven,
-    to_cpu_sync_bn,
+from fastsiam.batch_norm import use_view_batch_norm
+from fastsiam.config import (
+    AugmentConfig,
+    ModelConfig,
+    NumericsConfig,
+    OptimConfig,
+    StepConfig,
+    TrainConfig,
 )
+from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.methods import SimSiam, build_method
-from fastsiam.optim import build_optimizer
-from fastsiam.train import train_step
+from fastsiam.optim import lr_at
+from fastsiam.step import TrainingStep
+
+from .conftest import with_settings
 
 MODEL = ModelConfig(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
 )
 CONFIG = TrainConfig(
-    model=MODEL, optim=OptimConfig(batch=16, lr=1.0), numerics=NumericsConfig(precision="fp32")
+    augment=AugmentConfig(crop=16),
+    model=MODEL,
+    optim=OptimConfig(batch=16, lr=1.0),
+    numerics=NumericsConfig(precision="fp32"),
+    step=StepConfig(compile="off"),
 )
 
 
-def make_method() -> SimSiam:
+def make_method(model: ModelConfig = MODEL) -> SimSiam:
     torch.manual_seed(0)
-    return build_method(MODEL)
+    return build_method(model)
 
 
 def global_batch() -> TwoViewBatch:
@@ -50,51 +57,72 @@ def global_batch() -> TwoViewBatch:
     return TwoViewBatch(views[0], views[1], torch.arange(16), torch.zeros(16, dtype=torch.int64))
 
 
-def steps(rank: int, world: int, accumulate: int = 1) -> dict[str, Any]:
+def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     """Take three optimizer steps on this rank's share; return the losses, gradients and state."""
     place = Place(rank, world, torch.device("cpu"))
-    config = TrainConfig(
-        model=MODEL,
-        optim=OptimConfig(batch=16, lr=1.0, accumulate=accumulate),
-        numerics=NumericsConfig(precision="fp32"),
-    )
-    method = make_method()
-    model = distribute(method, place, sync_bn=True)
-    optimizer = build_optimizer(config.optim, method.param_groups())
+    config = with_settings(CONFIG, **settings)
+    method = make_method(config.model)
+    step = TrainingStep(config, method, place)
+    assert "cannot" not in step.compile() and step.compiled == (config.step.compile == "on")
     share = global_batch().chunks(world)[rank]
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
     gradients: list[Tensor] = []
 
     def note(*_: Any) -> None:
         parts = [p.grad.flatten() for p in method.parameters() if p.grad is not None]
         gradients.append(torch.cat(parts).clone())
 
-    optimizer.register_step_pre_hook(note)
-    losses = [train_step(model, share, optimizer, scaler, config, place)[0] for _ in range(3)]
+    step.optimizer.register_step_pre_hook(note)
+    rates = lr_at(config.optim, 0, 10)
+    losses = [step(share, rates)[0] for _ in range(3)]
     return {"loss": torch.stack(losses), "gradient": gradients, "state": method.state_dict()}
 
 
+def compiled_steps(rank: int, world: int) -> dict[str, Any]:
+    """Do the same with a compiled model, gradients exchanged in several buckets."""
+    return steps(rank, world, compile="on", bucket_mb=1, dim=256, predictor_dim=64)
+
+
 def sync_bn(rank: int, world: int) -> dict[str, Any]:
-    """Run ``CpuSyncBatchNorm`` on this rank's share: forward, backward, evaluation."""
-    torch.manual_seed(0)
-    plain = nn.BatchNorm2d(3)
-    nn.init.normal_(plain.weight)
-    nn.init.normal_(plain.bias)
-    joint, target = torch.randn(8, 3, 5, 5) * 4 + 7, torch.randn(8, 3, 5, 5)
-    layer = to_cpu_sync_bn(copy.deepcopy(plain))
-    assert isinstance(layer, CpuSyncBatchNorm)
-    share = joint.chunk(world)[rank].clone().requires_grad_()
+    """Run ``ViewBatchNorm`` on this rank's share: forward, backward, evaluation."""
+    plain, joint, target = bn_problem()
+    layer = copy.deepcopy(plain)
+    use_view_batch_norm(layer, views=2, group=dist.group.WORLD)
+    # Each rank holds its images of the first view, then of the second.
+    parts = [half.chunk(world)[rank] for half in joint.chunk(2)]
+    share = torch.cat(parts).clone().requires_grad_()
     out = layer(share)
-    (out * target.chunk(world)[rank]).sum().backward()
+    (out * torch.cat([half.chunk(world)[rank] for half in target.chunk(2)])).sum().backward()
     layer.eval()
     return {
         "out": out.detach(),
         "input_gradient": share.grad,
         "weight_gradient": layer.weight.grad,
+        "bias_gradient": layer.bias.grad,
         "mean": layer.running_mean,
         "var": layer.running_var,
+        "count": layer.num_batches_tracked,
         "evaluated": layer(joint).detach(),
     }
+
+
+def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
+    """Return a BN, a batch of two views of eight images, and what to weigh its output with."""
+    torch.manual_seed(0)
+    plain = nn.BatchNorm2d(3)
+    nn.init.normal_(plain.weight)
+    nn.init.normal_(plain.bias)
+    scale = torch.linspace(0.5, 4, 16).view(-1, 1, 1, 1)
+    return plain, torch.randn(16, 3, 5, 5) * scale + 7 * scale, torch.randn(16, 3, 5, 5)
+
+
+def groups(rank: int, world: int) -> Tensor:
+    """Return the mean that the ranks of this rank's group share."""
+    config = NumericsConfig(sync_bn_ranks=2)
+    layer = nn.BatchNorm1d(1, momentum=1.0)
+    use_view_batch_norm(layer, group=bn_group(Place(rank, world, torch.device("cpu")), config))
+    layer(torch.tensor([[float(rank)], [float(rank)]]))
+    assert layer.running_mean is not None
+    return layer.running_mean
 
 
 def knn(rank: int, world: int) -> dict[str, float]:

@@ -347,13 +347,13 @@ def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
     from fastsiam.pipelines import build_loader
 
     with session(little) as own:
-        config = training.train_config(own, 8, training.VARIANTS["authors"])
+        config = training.train_config(own, 8, **training.VARIANTS["authors"])
     place = distributed.start(config.run)
     data = DataConfig(data=str(little.data), pipeline="memory", workers=0)
     batches = list(build_loader(data, config.augment, batch=8).epoch(0))
     weights = []
     for take, method in (
-        training.step_of(config, place, training.VARIANTS["fp32"]),
+        training.step_of(config, place),
         training.authors_step(config, place),
     ):
         for batch in batches:
@@ -497,7 +497,7 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     done = fastsiam(
         "bench", "--data", little.data, "--recipe", "demo", "--batch", "8", "--images", "24",
         "--workers", "1", "--repeats", "2", "--device", "cpu", "--json", str(file),
-        "--stored", "original,pixels256", "--variants", "default,authors",
+        "--stored", "original,pixels256", "--variants", "eager,authors",
     )  # fmt: skip
     assert "| loader" in done.stdout and "ffcv views" in done.stdout
     assert "torchvision's loader delivers" in done.stdout.splitlines()[-1]
@@ -527,8 +527,8 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert stage["fastsiam"].ratio and stage["reference, in torch operations"].ratio == 1
 
     steps = {one.name: one for one in records if one.case == "step"}
-    assert set(steps) == {"default", "authors"} and steps["authors"].ratio == 1
-    assert steps["default"].facts["batch"] == 8
+    assert set(steps) == {"eager", "authors"} and steps["authors"].ratio == 1
+    assert steps["eager"].facts["batch"] == 8 and steps["eager"].ceiling == "the roofline"
     fed = {one.name: one for one in records if one.case == "train"}
     assert set(fed) == {"synthetic", "torchvision", "ffcv", "ffcv, pixels256", "dali", "memory"}
     assert fed["synthetic"].share_of_ceiling == 1 and fed["torchvision"].ratio_to_torchvision == 1

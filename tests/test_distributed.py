@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
 
 from fastsiam.config import RunConfig
 from fastsiam.distributed import check_devices
@@ -19,11 +19,12 @@ from . import rank_jobs
 Ranks = Callable[[str, int], list[Any]]
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_equal_one_process_with_the_joint_batch(world: int, ranks: Ranks) -> None:
+@pytest.mark.parametrize(("job", "world"), [("steps", 2), ("steps", 4), ("compiled_steps", 2)])
+def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
     """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
-    alone = rank_jobs.steps(0, 1)
-    together = ranks("steps", world)
+    model = {} if job == "steps" else {"dim": 256, "predictor_dim": 64}
+    alone = rank_jobs.steps(0, 1, **model)
+    together = ranks(job, world)
     torch.testing.assert_close(
         torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
     )
@@ -43,28 +44,34 @@ def test_without_joint_statistics_the_result_differs() -> None:
     assert (whole["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
 
 
-def test_sync_bn_equals_batch_norm_of_the_joint_batch(ranks: Ranks) -> None:
-    torch.manual_seed(0)
-    plain = nn.BatchNorm2d(3)
-    nn.init.normal_(plain.weight)
-    nn.init.normal_(plain.bias)
-    joint, target = (torch.randn(8, 3, 5, 5) * 4 + 7).requires_grad_(), torch.randn(8, 3, 5, 5)
-    out = plain(joint)
+def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
+    """Two views on two ranks: the same as torch's BN of each whole view in turn."""
+    plain, joint, target = rank_jobs.bn_problem()
+    joint.requires_grad_()
+    out = torch.cat([plain(view) for view in joint.chunk(2)])
     (out * target).sum().backward()
     parts = ranks("sync_bn", 2)
-    assert joint.grad is not None and plain.weight.grad is not None
-    torch.testing.assert_close(torch.cat([p["out"] for p in parts]), out.detach())
-    torch.testing.assert_close(
-        torch.cat([p["input_gradient"] for p in parts]), joint.grad, atol=1e-5, rtol=1e-4
-    )
-    torch.testing.assert_close(
-        sum(p["weight_gradient"] for p in parts), plain.weight.grad, atol=1e-4, rtol=1e-4
-    )
+
+    def whole(name: str) -> Tensor:
+        views = zip(*(part[name].chunk(2) for part in parts), strict=True)
+        return torch.cat([torch.cat(view) for view in views])
+
+    assert joint.grad is not None
+    torch.testing.assert_close(whole("out"), out.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
+    for name, parameter in (("weight", plain.weight), ("bias", plain.bias)):
+        total = sum(part[f"{name}_gradient"] for part in parts)
+        torch.testing.assert_close(total, parameter.grad, atol=1e-4, rtol=1e-4)
     plain.eval()
     for part in parts:
         torch.testing.assert_close(part["mean"], plain.running_mean)
         torch.testing.assert_close(part["var"], plain.running_var)
+        assert part["count"] == plain.num_batches_tracked == 2
         torch.testing.assert_close(part["evaluated"], plain(joint).detach())
+
+
+def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
+    assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
 
 
 def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:

@@ -16,12 +16,12 @@ from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.metrics import FiniteCheck, read_metrics
-from fastsiam.optim import build_optimizer, lr_at, set_lr
+from fastsiam.optim import lr_at
 from fastsiam.photometric import photometric
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.run import train_here
-from fastsiam.train import autocast_type, train_step
+from fastsiam.step import TrainingStep, autocast_type
 
 from .conftest import with_settings
 from .test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
@@ -36,13 +36,22 @@ def gpu(small: TrainConfig) -> TrainConfig:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_a_step_never_waits_for_the_device(precision: str, gpu: TrainConfig) -> None:
+@pytest.mark.parametrize("compiled", ["off", "on", "graphs"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+def test_a_step_never_waits_for_the_device(
+    optimizer: str, compiled: str, precision: str, gpu: TrainConfig
+) -> None:
     """Loading from memory, augmenting, a whole step: synchronisation raises an error."""
-    config = with_settings(gpu, precision=precision)
+    config = with_settings(
+        gpu,
+        precision=precision,
+        optimizer=optimizer,
+        compile="off" if compiled == "off" else "on",
+        cuda_graphs=compiled == "graphs",
+    )
     place = Place(0, 1, torch.device("cuda", 0))
-    method = build_method(config.model).to(place.device).to(memory_format=torch.channels_last)
-    optimizer = build_optimizer(config.optim, method.param_groups())
-    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    step = TrainingStep(config, build_method(config.model), place)
+    assert "cannot" not in step.compile()
     loader = build_loader(
         config.data,
         config.augment,
@@ -51,13 +60,14 @@ def test_a_step_never_waits_for_the_device(precision: str, gpu: TrainConfig) -> 
         dtype=autocast_type(config, place),
     )
     finite, batches = FiniteCheck(place.device), loader.epoch(0)
-    train_step(method, next(batches), optimizer, scaler, config, place)  # warm up
+    for _ in range(3):  # CUDA graphs are recorded in the second step
+        step(next(batches), lr_at(config.optim, 0, loader.steps))
+    batches = loader.epoch(1)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for step, batch in enumerate(batches, start=1):
-            set_lr(optimizer, lr_at(config.optim, step, loader.steps))
-            loss, _ = train_step(method, batch, optimizer, scaler, config, place)
-            finite.note(step, loss)
+        for number, batch in enumerate(batches, start=1):
+            loss, _ = step(batch, lr_at(config.optim, number, loader.steps))
+            finite.note(number, loss)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert finite.verdict() is None

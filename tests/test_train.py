@@ -26,10 +26,11 @@ from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, TrainingError
 from fastsiam.methods import build_method
 from fastsiam.metrics import FiniteCheck, read_metrics
-from fastsiam.optim import build_optimizer
+from fastsiam.optim import lr_at
 from fastsiam.pipelines import build_loader
 from fastsiam.run import train_here
-from fastsiam.train import train, train_step
+from fastsiam.step import TrainingStep
+from fastsiam.train import train
 
 from .conftest import ROOT, fastsiam, flags, with_settings, write_images
 from .test_pipelines import PIPELINES, readable
@@ -451,13 +452,12 @@ class HostReads(TorchDispatchMode):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) -> None:
     config = with_settings(small, accumulate=accumulate)
-    method = build_method(config.model)
-    optimizer = build_optimizer(config.optim, method.param_groups())
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    step = TrainingStep(config, build_method(config.model), CPU)
+    rates = lr_at(config.optim, 0, 3)
     loader = build_loader(config.data, config.augment, batch=8)
     batch, finite = next(iter(loader.epoch(0))), FiniteCheck(CPU.device)
     with HostReads() as reads:  # type: ignore[no-untyped-call]
-        loss, _ = train_step(method, batch, optimizer, scaler, config, CPU)
+        loss, _ = step(batch, rates)
         finite.note(1, loss)
         assert reads.count == 0
         loss.item()

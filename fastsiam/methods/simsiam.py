@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fastsiam.backbones import ResNet
@@ -21,13 +22,15 @@ class SimSiam(nn.Module):
         self.projector = projector(backbone.features, config.dim, layers=config.projector_layers)
         self.predictor = predictor(config.dim, config.predictor_dim)
         self.stop_gradient = config.stop_gradient
+        self.views_together = False
+        """Whether both views go through the layers as one batch; BN then has to know of it."""
 
     def forward(self, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and the first view's projections for the monitors.
 
-        The encoder runs once for each view, so that BN normalises each view by its own statistics,
-        as the authors' code does; both runs lie within one forward, because DistributedDataParallel
-        reduces the gradients of one forward.
+        BN normalises each view by its own statistics, as in the authors' code: the layers run once
+        for each view, or once for both with ``ViewBatchNorm``. All lies within one forward, because
+        DistributedDataParallel reduces the gradients of one forward.
 
         Args:
             view1: (N, 3, S, S) normalised images.
@@ -36,9 +39,12 @@ class SimSiam(nn.Module):
         Returns:
             Scalar float32 loss in [-1, 1]; (N, dim) projections without gradient.
         """
-        z1 = self.projector(self.backbone(view1))
-        z2 = self.projector(self.backbone(view2))
-        p1, p2 = self.predictor(z1), self.predictor(z2)
+        if self.views_together:
+            z = self.projector(self.backbone(torch.cat([view1, view2])))
+            (z1, z2), (p1, p2) = z.chunk(2), self.predictor(z).chunk(2)
+        else:
+            z1, z2 = (self.projector(self.backbone(view)) for view in (view1, view2))
+            p1, p2 = self.predictor(z1), self.predictor(z2)
         loss = negative_cosine(p1, self.target(z2)) / 2 + negative_cosine(p2, self.target(z1)) / 2
         return loss, z1.detach()
 

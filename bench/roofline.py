@@ -1,0 +1,147 @@
+"""The least that a training step has to compute and to move, and so the least time it can take.
+
+Counted layer by layer for one image, which is two views, forward and backward. Weights, their
+gradients and the optimizer are left out: a batch shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from fastsiam.config import TrainConfig
+from fastsiam.methods import build_method
+
+_VIEWS = 2
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The work of one layer for one image."""
+
+    flops: float
+    """Operations of matrix products and convolutions; a multiply-add is two."""
+    elements: float
+    """Numbers that are read and written if each layer has kernels of its own.
+
+    A convolution forward, its two gradients; BN as a pass for the statistics and one that
+    normalises, adds the shortcut and takes the ReLU, and the same backward.
+    """
+    fewest: float
+    """Numbers that are read and written by one kernel for each convolution and direction.
+
+    BN, ReLU and shortcut are computed as their input is read; sums over the batch as the output is
+    written. Nobody has such kernels: it is a bound.
+    """
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine does at most."""
+
+    flops: float
+    """Operations a second, in matrix products."""
+    bytes: float
+    """Bytes a second, to and from memory."""
+    width: int = 2
+    """Bytes of a number: 2 for bfloat16."""
+
+
+H200 = Machine(flops=989e12, bytes=4.8e12)
+"""NVIDIA's data sheet: bfloat16 without sparsity, HBM3e."""
+
+
+def layers(config: TrainConfig) -> list[Layer]:
+    """Count the work of a method's layers for one image."""
+    with torch.device("meta"):
+        method = build_method(config.model).eval()  # BN of one image: only the shapes matter
+        image = torch.empty(1, 3, config.augment.crop, config.augment.crop)
+    found: list[Layer] = []
+    hooks = [
+        module.register_forward_hook(_counting(found, first=module is method.backbone.conv1))
+        for module in method.modules()
+    ]
+    method.predictor(method.projector(method.backbone(image)))
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def floor(config: TrainConfig, machine: Machine, *, fused: bool = False) -> float:
+    """Return the least seconds for one image: each layer takes what its slower resource takes.
+
+    Args:
+        config: what is trained.
+        machine: on what.
+        fused: count the fewest bytes, not those of a kernel for each layer.
+    """
+    return sum(
+        max(
+            layer.flops / machine.flops,
+            (layer.fewest if fused else layer.elements) * machine.width / machine.bytes,
+        )
+        for layer in layers(config)
+    )
+
+
+def measured(rates: Mapping[str, float]) -> Machine:
+    """Make a machine of what ``bench machine`` measured, by the names of its work, in bytes and
+    operations a second; of the types for matrix products the faster one counts."""
+    half, full = (rates[f"matrix product, {name}"] for name in ("bfloat16", "float32"))
+    return Machine(max(half, full), rates["copy within memory"], 2 if half > full else 4)
+
+
+def table(configs: Mapping[str, TrainConfig], machine: Machine) -> str:
+    """Return the work and the floors of several trainings as a Markdown table."""
+    lines = [
+        "| one image (two views) | GFLOP | MB, a kernel for each layer | images/s at most "
+        "| MB, at the fewest | images/s at most |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, config in configs.items():
+        own = layers(config)
+        megabytes, fewest = (
+            machine.width * sum(one) / 1e6
+            for one in ([layer.elements for layer in own], [layer.fewest for layer in own])
+        )
+        lines.append(
+            f"| {name} | {sum(layer.flops for layer in own) / 1e9:.1f} | {megabytes:,.0f} "
+            f"| {1 / floor(config, machine):,.0f} | {fewest:,.0f} "
+            f"| {1 / floor(config, machine, fused=True):,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def _counting(found: list[Layer], *, first: bool) -> Any:
+    def hook(module: nn.Module, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> None:
+        x, y = (prod(tensor.shape) for tensor in (inputs[0], output))
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            multiplied = prod(module.weight.shape[1:]) * y
+            # Forward reads x and writes y; both gradients read that of y; one writes that of x,
+            # which nobody wants of the images, the other reads x.
+            work = Layer(
+                flops=2 * multiplied * (2 if first else 3),
+                elements=(x + y) + (y + x) + (0 if first else y + x),
+                fewest=(x + y) + (2 * y + x) + (0 if first else x),
+            )
+        elif isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            work = Layer(0, (y + 2 * y) + (2 * y + 3 * y), 0)
+        elif isinstance(module, (BasicBlock, Bottleneck)):
+            # The shortcut is read and added; backward the sum's sign is asked for twice, and the
+            # gradients of both branches meet.
+            work = Layer(0, y + 3 * y, y)
+        elif isinstance(module, nn.MaxPool2d):
+            work = Layer(0, 2 * (x + y), x + y)
+        elif isinstance(module, nn.AdaptiveAvgPool2d):
+            work = Layer(0, 2 * x, 0)
+        else:
+            return
+        found.append(Layer(_VIEWS * work.flops, _VIEWS * work.elements, _VIEWS * work.fewest))
+
+    return hook

@@ -1,0 +1,139 @@
+"""Batch normalisation of a training step: of each view by itself, over one rank or several.
+
+BN ties the images of a batch together, so it alone has to know what else lies in the batch (the
+other view) and where the rest of it is (on other ranks). Everything else computes image by image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import _functional_collectives as collectives
+from torch.nn import functional as F
+from torch.nn.modules._functions import SyncBatchNorm as TorchSyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_recomputing = False
+_gather = (
+    getattr(  # torch 2.13 renamed it
+        collectives, "all_gather_single_autograd", None
+    )
+    or collectives.all_gather_tensor_autograd
+)
+
+
+class ViewBatchNorm(_BatchNorm):
+    """A ``BatchNorm`` whose batch may hold several views and lie on several ranks.
+
+    In training mode each view is normalised by its own mean and variance, taken over all ranks of
+    the group, and moves the running statistics in its turn: the same as one call for each view on
+    the joint batch. In evaluation mode it is a plain ``BatchNorm``, and so are its parameters,
+    buffers and their names. Every rank holds a batch of the same shape, which every loader here
+    guarantees.
+
+    Statistics are float32, as in torch's kernels. With a group there is one exchange for each layer
+    and direction, of both views at once: means and variances forward (gathered, so that they can be
+    joined without cancellation), their gradients backward.
+    """
+
+    views: int = 1
+    """Views in a batch: it is ``views`` stretches of the same images."""
+    group: dist.ProcessGroup | None = None
+    """Ranks that share statistics; none is this one alone."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        assert input.dim() >= 2 and len(input) % self.views == 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise (views * N, C, ...), in any floating type, over all axes but C."""
+        if not self.training:
+            return super().forward(input)
+        self._check_input_dim(input)
+        assert self.num_batches_tracked is not None and self.momentum is not None
+        assert self.running_mean is not None and self.running_var is not None
+        running = self.running_mean, self.running_var
+        if _recomputing:
+            running = self.running_mean.clone(), self.running_var.clone()  # kept by nobody
+        else:
+            self.num_batches_tracked += self.views
+        if self.views == 1 and not torch.compiler.is_compiling():  # torch has kernels for these
+            if self.group is None:
+                return F.batch_norm(
+                    input, *running, self.weight, self.bias, True, self.momentum, self.eps
+                )
+            if input.is_cuda:
+                out: Tensor = TorchSyncBatchNorm.apply(
+                    input, self.weight, self.bias, *running, self.eps, self.momentum,
+                    self.group, self.group.size(),
+                )  # fmt: skip
+                return out
+        return self._formula(input, *running)
+
+    def _formula(self, input: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+        """Normalise by a formula of plain operations, which ``torch.compile`` fuses.
+
+        Channels come last within it: the compiler then writes channels-last results, without
+        copies (it loses the layout of a five-dimensional tensor otherwise).
+        """
+        x = input.movedim(1, -1).unflatten(0, (self.views, -1))  # (views, N, ..., C)
+        axes = tuple(range(1, x.dim() - 1))
+        wide = x.float()
+        var, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
+        count = x.numel() // (self.views * x.shape[-1])
+        if self.group is not None:
+            mean, var = _joined(mean, var, self.group)
+            count *= self.group.size()
+        assert self.momentum is not None
+        with torch.no_grad():
+            for view in range(self.views):
+                running_mean.lerp_(mean[view].flatten(), self.momentum)
+                unbiased = var[view].flatten() * (count / max(1, count - 1))
+                running_var.lerp_(unbiased, self.momentum)
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight
+        shift = -mean * scale
+        if self.bias is not None:
+            shift = shift + self.bias
+        out: Tensor = (wide * scale + shift).to(input.dtype).flatten(0, 1).movedim(-1, 1)
+        return out
+
+
+def use_view_batch_norm(
+    module: nn.Module, *, views: int = 1, group: dist.ProcessGroup | None = None
+) -> None:
+    """Turn a module's BatchNorms into ``ViewBatchNorm``; parameters and buffers stay as they are.
+
+    Args:
+        module: is changed in place.
+        views: views in each batch.
+        group: ranks that share statistics; none is this one alone.
+    """
+    for child in module.modules():
+        if isinstance(child, _BatchNorm):
+            child.__class__ = ViewBatchNorm
+            assert isinstance(child, ViewBatchNorm)
+            child.views, child.group = views, group
+
+
+@contextlib.contextmanager
+def recomputing() -> Iterator[None]:
+    """Leave running statistics alone inside: the forward pass that counts has moved them."""
+    global _recomputing
+    before, _recomputing = _recomputing, True
+    try:
+        yield
+    finally:
+        _recomputing = before
+
+
+def _joined(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Join the ranks' means and biased variances, each of as many samples."""
+    own = torch.stack([mean, var])[None]
+    means, variances = _gather(own, 0, group).unbind(1)
+    mean = means.mean(0)
+    return mean, variances.mean(0) + (means - mean).square().mean(0)

@@ -1,0 +1,250 @@
+"""The training step: forward, backward and optimizer on one rank's share of a batch.
+
+Here a step is made as fast as the hardware allows, by precision, memory format, compilation and
+ranks; none of it changes what is computed but for rounding. docs/performance.md says what each
+lever brings and where the limit lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fastsiam.batch import TwoViewBatch
+from fastsiam.batch_norm import use_view_batch_norm
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import Place, bn_group, data_parallel
+from fastsiam.methods import SimSiam
+from fastsiam.optim import build_optimizer, set_lr
+from fastsiam.trace import span
+
+_CACHE = Path("~/.cache/fastsiam/torchinductor")
+
+
+class TrainingStep:
+    """Takes optimizer steps: ``loss, z = step(batch)``; never waits for the device.
+
+    Args:
+        config: all settings; what ``compile`` means must be settled ("on" or "off").
+        method: is trained in place, and stays usable by itself, for evaluation for instance.
+        place: this rank; every rank takes every step.
+    """
+
+    def __init__(self, config: TrainConfig, method: SimSiam, place: Place) -> None:
+        assert config.step.compile != "auto"
+        use_numerics(config, place)
+        self.method = method.to(place.device).to(memory_format=memory_format_of(config))
+        self.optimizer = build_optimizer(config.optim, method.param_groups())
+        self._config, self._place = config, place
+        self._dtype = autocast_type(config, place)
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=self._dtype == torch.float16)
+        self._group = bn_group(place, config.numerics)
+        self._model: nn.Module = self.method
+        self.compiled = False
+        """Whether the model is compiled."""
+        self._use(compiled=False)
+
+    def compile(self) -> str:
+        """Compile the model, if the settings say so, by a step that leaves no trace; every rank.
+
+        Returns:
+            A line for people: how long it took, or why the steps will be taken without it; empty
+            if it was not to be.
+        """
+        if self._config.step.compile == "off":
+            return ""
+        began = time.perf_counter()
+        parts = self._place.world * self._config.optim.accumulate
+        side = self._config.augment.crop
+        shape = (self._config.optim.batch // parts, 3, side, side)
+        buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+        line = ""
+        try:
+            self._use(compiled=True)
+            view = torch.zeros(shape, dtype=self._dtype, device=self._place.device)
+            with _compiling(self._config):
+                loss, _ = self._forward(view, view)
+                loss.backward()
+            line = f"compiled the model in {time.perf_counter() - began:.0f} s (kept for next time)"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler that is missing or fails may raise anything
+            if os.environ.get("FASTSIAM_DEBUG"):
+                raise
+            self._use(compiled=False)
+            line = (
+                f"torch.compile cannot be used here ({_reason(error)}); training goes on without "
+                "it, more slowly; --compile off leaves this line out"
+            )
+        finally:
+            self.method.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, buffer in self.method.named_buffers():
+                    buffer.copy_(buffers[name])
+        return line
+
+    def __call__(self, batch: TwoViewBatch, rates: dict[str, float]) -> tuple[Tensor, Tensor]:
+        """Take one step.
+
+        Args:
+            batch: this rank's share.
+            rates: learning rate of each parameter group.
+
+        Returns:
+            Scalar float32 loss, averaged over the accumulated parts; (n, dim) projections of the
+            last part. Both on the device, without gradient.
+        """
+        set_lr(self.optimizer, rates)
+        parts = batch.chunks(self._config.optim.accumulate)
+        total = torch.zeros((), device=self._place.device)
+        for number, part in enumerate(parts, start=1):
+            alone = number < len(parts) and isinstance(
+                self._model, nn.parallel.DistributedDataParallel
+            )
+            with self._model.no_sync() if alone else contextlib.nullcontext():  # type: ignore[operator]
+                with span("forward"):
+                    loss, z = self._forward(part.view1, part.view2)
+                with span("backward"):
+                    self.scaler.scale(loss / len(parts)).backward()
+            total += loss.detach() / len(parts)
+        with span("optimizer"):
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        return total, z
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return the states that a checkpoint holds: of the model, the optimizer, the scaler."""
+        return {
+            "model": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(
+        self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
+    ) -> None:
+        """Go on from what ``state`` returned."""
+        self.method.load_state_dict(model)
+        self.optimizer.load_state_dict(optimizer)
+        self.scaler.load_state_dict(scaler)
+
+    def _forward(self, view1: Tensor, view2: Tensor) -> tuple[Tensor, Tensor]:
+        if self.compiled and self._config.step.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        memory_format = memory_format_of(self._config)
+        with torch.autocast(
+            self._place.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32
+        ):
+            result: tuple[Tensor, Tensor] = self._model(
+                view1.contiguous(memory_format=memory_format),
+                view2.contiguous(memory_format=memory_format),
+            )
+        return result
+
+    def _use(self, *, compiled: bool) -> None:
+        """Put the model together, anew."""
+        step, method = self._config.step, self.method
+        together = compiled and step.batch_views
+        self._model = method  # an earlier wrapper lets go of the gradients
+        method.views_together = together
+        method.backbone.recompute = step.activation_memory < 1 and not compiled
+        use_view_batch_norm(method, views=2 if together else 1, group=self._group)
+        vars(method).pop("forward", None)
+        if compiled:
+            mode = "reduce-overhead" if step.cuda_graphs else "default"
+            method.forward = torch.compile(  # type: ignore[method-assign]
+                method.forward, fullgraph=True, dynamic=False, mode=mode
+            )
+        self._model = data_parallel(
+            method,
+            self._place,
+            bucket_mb=step.bucket_mb,
+            same_buffers=self._group is dist.group.WORLD,
+        )
+        self.compiled = compiled
+        method.train()
+
+
+def autocast_type(config: TrainConfig, place: Place) -> torch.dtype:
+    """Resolve the precision.
+
+    "auto" is bf16 where the hardware computes in it, else fp16 on a GPU, else fp32.
+    """
+    named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    if config.numerics.precision != "auto":
+        return named[config.numerics.precision]
+    if place.device.type == "cuda":
+        return (
+            torch.bfloat16
+            if torch.cuda.is_bf16_supported(including_emulation=False)
+            else torch.float16
+        )
+    return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
+
+
+def memory_format_of(config: TrainConfig) -> torch.memory_format:
+    """Return the layout of images, activations and weights."""
+    return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
+
+
+def use_numerics(config: TrainConfig, place: Place) -> None:
+    """Set torch's process-wide switches, and on a CPU those of the system's allocator."""
+    tf32 = config.numerics.tf32
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
+    if place.device.type == "cpu" and config.step.keep_memory:
+        keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep the memory of freed tensors for the next ones.
+
+    By default glibc maps each large tensor of each step anew, and the system clears every page of
+    it: a tenth of a step of a small network. With another C library nothing happens.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        mallopt = ctypes.CDLL(None).mallopt
+        m_trim_threshold, m_mmap_max = -1, -4
+        mallopt(m_mmap_max, 0)
+        mallopt(m_trim_threshold, 2**31 - 1)
+
+
+@contextlib.contextmanager
+def _compiling(config: TrainConfig) -> Any:
+    """Keep what is compiled, quietly, and trade memory for computing as the settings say."""
+    from torch._functorch import config as functorch
+
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # its default is lost with /tmp
+        with contextlib.suppress(OSError, RuntimeError):
+            folder = _CACHE.expanduser()
+            folder.mkdir(parents=True, exist_ok=True)
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
+    levels = [logger.level for logger in noisy]
+    try:
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
+        with functorch.patch(activation_memory_budget=config.step.activation_memory):
+            yield
+    finally:
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line that says something, of the innermost error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
