@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -39,7 +40,7 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
         out: gets a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     Returns:
-        Two tables for people: where the time goes, by range and by operation.
+        For people: how busy the GPU was, and where the time goes, by range and by operation.
 
     Raises:
         ContenderFailed: the pipeline cannot run here.
@@ -74,8 +75,37 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot write {out}: {error.strerror}") from error
     return (
-        f"{steps} steps of {batch} images in {facts['seconds']:.2f} s\n\n"
+        f"{steps} steps of {batch} images in {facts['seconds']:.2f} s{gaps(events, steps)}\n\n"
         f"{_ranges(ours, steps, facts['seconds'])}\n\n{facts['operations']}"
+    )
+
+
+def gaps(events: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Say how long the GPU had nothing to do: then the host holds it back, or the loader does.
+
+    Args:
+        events: torch's trace, times in microseconds.
+        steps: how many it holds.
+
+    Returns:
+        The share of the time in which it was busy, and the longest gap between two of its kernels
+        or copies; empty if the trace has none.
+    """
+    runs = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    if not runs:
+        return ""
+    end, idle, longest = runs[0][1], 0.0, 0.0
+    for began, ended in runs:
+        idle, longest = idle + max(0.0, began - end), max(longest, began - end)
+        end = max(end, ended)
+    whole = end - runs[0][0]
+    return (
+        f"; the GPU was busy for {1 - idle / whole:.1%} of the time, "
+        f"its longest gap was {longest / 1e3:.2f} ms, {longest * steps / whole:.1%} of a step"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
@@ -29,12 +29,11 @@ from fastsiam.methods import build_method
 from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.step import TrainingStep, autocast_type
+from fastsiam.step import TrainingStep, autocast_type, keep_freed_memory
 
 _SECONDS = 1.0
 """What a repeat takes at least, if steps are short."""
 _MOST_STEPS = 50
-AUTHORS = "authors"
 
 
 AUTHORS = "authors"
@@ -99,7 +98,7 @@ def step(session: Session) -> list[Record]:
         least = None
         if limits := rates(contest, timings):
             floor = roofline.floor(train_config(session, batch), roofline.measured(limits))
-            least = Timing([Sample(floor * batch, 0.0)], batch)
+            least = Timing([Sample(floor, 0.0)], 1)
     authors = timings.get((AUTHORS, "step"))
     return [
         record(
@@ -107,7 +106,7 @@ def step(session: Session) -> list[Record]:
             name,
             timing,
             baseline=(AUTHORS, authors) if authors else None,
-            ceiling=("the roofline", least) if least else None,
+            ceiling=("the roofline", _by(least, facts[name])) if least else None,
             gpu_bytes=contenders[name].gpu,
             facts=facts[name],
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
@@ -116,6 +115,11 @@ def step(session: Session) -> list[Record]:
         for (name, _), timing in timings.items()
         if name != "machine"
     ]
+
+
+def _by(least: Timing, facts: Mapping[str, Any]) -> Timing:
+    """Return the least time of one device for as many as there are."""
+    return replace(least, images=least.images * facts.get("devices", 1))
 
 
 def train(session: Session) -> list[Record]:
@@ -178,6 +182,7 @@ def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]
         "precision": str(dtype).removeprefix("torch."),
         "batch": batch,
         "ranks": place.world,
+        "devices": place.world if place.device.type == "cuda" else 1,
         "seconds_to_build": started,
     }
     before = partial(take, batches[0])  # its memory is there before the clock starts
@@ -269,9 +274,11 @@ def step_of(config: TrainConfig, place: Place) -> tuple[Take, nn.Module]:
     Raises:
         BackendError: it was to be compiled and cannot be.
     """
+    if place.device.type == "cpu" and config.step.keep_memory:
+        keep_freed_memory()
     torch.manual_seed(0)
     step = TrainingStep(config, build_method(config.model), place)
-    line = step.compile()
+    line = step.prepare()
     if step.compiled != (config.step.compile == "on"):
         raise BackendError(line)
     rates = {"encoder": peak_lr(config.optim), "predictor": peak_lr(config.optim)}

@@ -46,7 +46,7 @@ class ViewBatchNorm(_BatchNorm):
     """Ranks that share statistics; none is this one alone."""
 
     def _check_input_dim(self, input: Tensor) -> None:
-        assert input.dim() >= 2 and len(input) % self.views == 0
+        assert input.dim() >= 2
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (views * N, C, ...), in any floating type, over all axes but C."""
@@ -57,7 +57,8 @@ class ViewBatchNorm(_BatchNorm):
         assert self.running_mean is not None and self.running_var is not None
         running = self.running_mean, self.running_var
         if _recomputing:
-            running = self.running_mean.clone(), self.running_var.clone()  # kept by nobody
+            # Not None: torch's kernel keeps as many tensors for the backward pass as before.
+            running = self.running_mean.clone(), self.running_var.clone()
         else:
             self.num_batches_tracked += self.views
         if self.views == 1 and not torch.compiler.is_compiling():  # torch has kernels for these
@@ -79,6 +80,7 @@ class ViewBatchNorm(_BatchNorm):
         Channels come last within it: the compiler then writes channels-last results, without
         copies (it loses the layout of a five-dimensional tensor otherwise).
         """
+        assert len(input) % self.views == 0
         x = input.movedim(1, -1).unflatten(0, (self.views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
         wide = x.float()

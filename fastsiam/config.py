@@ -248,7 +248,8 @@ class OptimConfig:
     optimizer: Literal["sgd", "lars"] = "sgd"
     (
         "sgd as in the paper, or lars (You et al. 2017) for batches of thousands: "
-        "SimCLR's setting of it is --lr 0.3 --weight-decay 1e-6 --warmup-epochs 10."
+        "SimCLR takes --lr 0.3 --weight-decay 1e-6 --warmup-epochs 10; with rates like that "
+        "--predictor-lr cosine is safer."
     )
     lr: float = 0.05
     """Base learning rate for a global batch of 256; scaled by batch / 256."""
@@ -257,7 +258,7 @@ class OptimConfig:
     weight_decay: float = 1e-4
     """Weight decay: sgd's is on every parameter (BN and biases too), lars's not on these."""
     lars_trust: float = 0.001
-    """lars: a layer's step is at most this share of its weights' norm, times the learning rate."""
+    """lars: share of its weights' norm by which a layer moves, times the rate, before momentum."""
     warmup_epochs: float = 0.0
     (
         "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
@@ -351,7 +352,7 @@ class StepConfig:
     keep_memory: bool = True
     (
         "On a CPU, keep the memory of freed tensors for the next step: "
-        "the system takes long to hand it out anew."
+        "the system takes long to hand it out anew. What a run held at its peak stays with it."
     )
     bucket_mb: int = 25
     """Several ranks: MB of gradients to exchange at once, while the backward pass goes on."""
@@ -441,6 +442,11 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
+        require(
+            not (self.step.cuda_graphs and self.optim.accumulate > 1),
+            "cuda-graphs does not go with accumulate: a replay would overwrite the first part's "
+            "gradients",
+        )
         require(
             self.monitor.eval_resize >= self.augment.crop,
             f"eval-resize ({self.monitor.eval_resize}) must not be smaller than "

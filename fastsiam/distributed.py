@@ -188,13 +188,13 @@ def from_leader(text: str) -> str:
 def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
     """Return the ranks that share BN statistics with this one, none if it is alone.
 
-    Every rank calls it: the groups are ``sync_bn_ranks`` ranks in a row, or all ranks.
+    Every rank calls it: the groups are ``sync_bn_ranks`` ranks in a row, or all ranks. They are not
+    the group that gradients are exchanged in: NCCL would have each of BN's exchanges wait for the
+    gradients that went before.
     """
     size = config.sync_bn_ranks or place.world
     if place.world == 1 or not config.sync_bn or size == 1:
         return None
-    if size == place.world:
-        return dist.group.WORLD
     starts = range(0, place.world, size)
     groups = [dist.new_group(list(range(start, start + size))) for start in starts]
     own: dist.ProcessGroup = groups[place.rank // size]  # type: ignore[assignment]

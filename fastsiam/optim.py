@@ -12,22 +12,24 @@ from fastsiam.config import OptimConfig
 
 
 def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Build the optimizer over a method's parameter groups, few kernels for all parameters."""
+    """Build the optimizer over a method's parameter groups; all momenta are there, at zero."""
+    optimizer: torch.optim.Optimizer
     if config.optimizer == "lars":
-        return Lars(
+        optimizer = Lars(
             groups,
             lr=peak_lr(config),
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             trust=config.lars_trust,
         )
-    optimizer = torch.optim.SGD(
-        groups,
-        lr=peak_lr(config),
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    else:
+        optimizer = torch.optim.SGD(
+            groups,
+            lr=peak_lr(config),
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             # The fused kernel would leave a first momentum that a loss-scaled step skips unset.
@@ -44,7 +46,8 @@ class Lars(torch.optim.Optimizer):
 
     in place of g + wd w; with a norm of zero, by g + wd w as it is. Parameters of one dimension (BN
     and biases) are neither scaled nor decayed, as in SimCLR (Chen et al. 2020, appendix B.9),
-    unless ``adapt_all``. torch has no LARS. Never waits for the device.
+    unless ``adapt_all``. torch has no LARS. Never waits for the device, under a ``GradScaler``
+    neither: a step whose gradients overflowed changes nothing.
 
     Args:
         groups: parameters, as torch's optimizers take them.
@@ -73,33 +76,52 @@ class Lars(torch.optim.Optimizer):
             "adapt_all": adapt_all,
         }
         super().__init__(groups, defaults)
+        self._step_supports_amp_scaling = True  # torch's sign for "unscales and skips by itself"
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take one step with the gradients that are there."""
         assert closure is None
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        overflow: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             there = [p for p in group["params"] if p.grad is not None]
             if not there:
                 continue
             adapted = [p for p in there if p.dim() > 1 or group["adapt_all"]]
             others = [p for p in there if not (p.dim() > 1 or group["adapt_all"])]
-            moves = _scaled_gradients(adapted, group["weight_decay"], group["trust"])
-            moves += [p.grad for p in others]
+            moves = _scaled_gradients(
+                adapted, _unscaled(adapted, scale), group["weight_decay"], group["trust"]
+            )
+            moves += _unscaled(others, scale)
+            momentum, rate = group["momentum"], -group["lr"]
+            if overflow is not None:
+                bad = overflow.bool()
+                moves = [torch.where(bad, 0.0, move) for move in moves]
+                momentum = torch.where(bad, 1.0, momentum)
+                rate = torch.where(bad, 0.0, rate)
             buffers = []
             for p in (ordered := adapted + others):
                 if "momentum_buffer" not in self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffers.append(self.state[p]["momentum_buffer"])
-            torch._foreach_mul_(buffers, group["momentum"])
+            torch._foreach_mul_(buffers, momentum)
             torch._foreach_add_(buffers, moves)
-            torch._foreach_add_(ordered, buffers, alpha=-group["lr"])
+            torch._foreach_add_(ordered, torch._foreach_mul(buffers, rate))
 
 
-def _scaled_gradients(weights: list[Tensor], weight_decay: float, trust: float) -> list[Tensor]:
+def _unscaled(weights: list[Tensor], scale: Tensor | None) -> list[Tensor]:
+    gradients = [w.grad for w in weights if w.grad is not None]
+    if scale is None or not gradients:
+        return gradients
+    return list(torch._foreach_mul(gradients, scale.reciprocal()))
+
+
+def _scaled_gradients(
+    weights: list[Tensor], gradients: list[Tensor], weight_decay: float, trust: float
+) -> list[Tensor]:
     if not weights:
         return []
-    gradients = [w.grad for w in weights if w.grad is not None]
     norms = torch.stack(torch._foreach_norm(weights))
     gradient_norms = torch.stack(torch._foreach_norm(gradients))
     scales = trust * norms / (gradient_norms + weight_decay * norms)

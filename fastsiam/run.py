@@ -41,7 +41,7 @@ from fastsiam.info import environment
 from fastsiam.methods import build_method
 from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_eval_loader, build_loader, open_store, open_training_images
-from fastsiam.step import autocast_type
+from fastsiam.step import autocast_type, keep_freed_memory
 from fastsiam.train import train
 from fastsiam.views import contact_sheet, denormalize
 
@@ -98,6 +98,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
     config = _with_resolved_precision(config, place)
+    if place.device.type == "cpu" and config.step.keep_memory:
+        keep_freed_memory()
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
     start = _starting_point(config, run, place)
@@ -299,14 +301,18 @@ def _with_resolved_precision(config: TrainConfig, place: Place) -> TrainConfig:
 def _with_settled_compilation(
     config: TrainConfig, start: Checkpoint | None, steps_per_epoch: int
 ) -> TrainConfig:
-    """Write down what "auto" means here: as the run began, or what its length asks for."""
+    """Write down what "auto" means here: as the run began, or what its schedule's length asks for.
+
+    ``max_steps`` does not count: a run may go on after it.
+    """
     if config.step.compile != "auto":
         return config
-    steps = config.optim.epochs * steps_per_epoch
-    steps = min(steps, config.run.max_steps or steps)
-    choice: Compile = "on" if steps >= _WORTH_COMPILING or config.step.cuda_graphs else "off"
+    long = config.optim.epochs * steps_per_epoch >= _WORTH_COMPILING
+    choice: Compile = "on" if long else "off"
     if start is not None and start.config.step.compile != "auto":
         choice = start.config.step.compile
+    if config.step.cuda_graphs:
+        choice = "on"
     return replace(config, step=replace(config.step, compile=choice))
 
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from torch import Tensor, nn
 from fastsiam.batch import TwoViewBatch
 from fastsiam.batch_norm import use_view_batch_norm
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import Place, bn_group, data_parallel
+from fastsiam.distributed import (
+    Place,
+    bn_group,
+    data_parallel,
+    minimum_across_ranks,
+    peer_is_gone,
+)
+from fastsiam.errors import BackendError
 from fastsiam.methods import SimSiam
 from fastsiam.optim import build_optimizer, set_lr
 from fastsiam.trace import span
@@ -31,7 +39,9 @@ _CACHE = Path("~/.cache/fastsiam/torchinductor")
 
 
 class TrainingStep:
-    """Takes optimizer steps: ``loss, z = step(batch)``; never waits for the device.
+    """Takes optimizer steps: ``loss, z = step(batch, rates)``; never waits for the device.
+
+    ``prepare`` comes before the first step.
 
     Args:
         config: all settings; what ``compile`` means must be settled ("on" or "off").
@@ -41,56 +51,60 @@ class TrainingStep:
 
     def __init__(self, config: TrainConfig, method: SimSiam, place: Place) -> None:
         assert config.step.compile != "auto"
-        use_numerics(config, place)
+        use_numerics(config)
         self.method = method.to(place.device).to(memory_format=memory_format_of(config))
         self.optimizer = build_optimizer(config.optim, method.param_groups())
         self._config, self._place = config, place
         self._dtype = autocast_type(config, place)
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=self._dtype == torch.float16)
         self._group = bn_group(place, config.numerics)
-        self._model: nn.Module = self.method
+        self._model: nn.Module = method
         self.compiled = False
         """Whether the model is compiled."""
-        self._use(compiled=False)
 
-    def compile(self) -> str:
-        """Compile the model, if the settings say so, by a step that leaves no trace; every rank.
+    def prepare(self) -> str:
+        """Put the model together, and compile it if the settings say so; every rank does.
+
+        Compiling takes a step that leaves no trace.
 
         Returns:
             A line for people: how long it took, or why the steps will be taken without it; empty
             if it was not to be.
+
+        Raises:
+            BackendError: it worked for parts, but not for the model, and other ranks wait for it.
         """
         if self._config.step.compile == "off":
-            return ""
-        began = time.perf_counter()
-        parts = self._place.world * self._config.optim.accumulate
-        side = self._config.augment.crop
-        shape = (self._config.optim.batch // parts, 3, side, side)
-        buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
-        line = ""
-        try:
-            self._use(compiled=True)
-            view = torch.zeros(shape, dtype=self._dtype, device=self._place.device)
-            with _compiling(self._config):
-                loss, _ = self._forward(view, view)
-                loss.backward()
-            line = f"compiled the model in {time.perf_counter() - began:.0f} s (kept for next time)"
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a compiler that is missing or fails may raise anything
-            if os.environ.get("FASTSIAM_DEBUG"):
-                raise
             self._use(compiled=False)
-            line = (
-                f"torch.compile cannot be used here ({_reason(error)}); training goes on without "
-                "it, more slowly; --compile off leaves this line out"
-            )
-        finally:
-            self.method.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for name, buffer in self.method.named_buffers():
-                    buffer.copy_(buffers[name])
-        return line
+            return ""
+        began, reason = time.perf_counter(), ""
+        with _compiling(self._config):
+            try:
+                _try_compiler(self._place)
+            except Exception as error:  # a compiler that is missing or fails may raise anything
+                reason = _reason(error)
+            works = torch.tensor(float(not reason), device=self._place.device)
+            if minimum_across_ranks(works).item():
+                try:
+                    self._use(compiled=True)
+                    self._take_no_step()
+                    return f"compiled in {time.perf_counter() - began:.0f} s (kept for next time)"
+                except (torch.OutOfMemoryError, dist.DistError):
+                    raise
+                except Exception as error:
+                    if self._place.world > 1 or os.environ.get("FASTSIAM_DEBUG"):
+                        if peer_is_gone(error):
+                            raise
+                        raise BackendError(
+                            f"torch.compile fails on the model ({_reason(error)}); "
+                            "--compile off trains without it"
+                        ) from error
+                    reason = _reason(error)
+        self._use(compiled=False)  # not where errors are handled: they hold on to the failed model
+        return (
+            f"torch.compile cannot be used here ({reason or 'another rank says so'}); training "
+            "goes on without it, more slowly; --compile off leaves this line out"
+        )
 
     def __call__(self, batch: TwoViewBatch, rates: dict[str, float]) -> tuple[Tensor, Tensor]:
         """Take one step.
@@ -151,11 +165,25 @@ class TrainingStep:
             )
         return result
 
+    def _take_no_step(self) -> None:
+        """Go forward and backward on nothing, and leave everything as it was."""
+        parts = self._place.world * self._config.optim.accumulate
+        side = self._config.augment.crop
+        shape = (self._config.optim.batch // parts, 3, side, side)
+        buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+        try:
+            view = torch.zeros(shape, dtype=self._dtype, device=self._place.device)
+            loss, _ = self._forward(view, view.clone())  # one tensor twice is another graph
+            loss.backward()
+        finally:
+            self.method.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, buffer in self.method.named_buffers():
+                    buffer.copy_(buffers[name])
+
     def _use(self, *, compiled: bool) -> None:
-        """Put the model together, anew."""
         step, method = self._config.step, self.method
         together = compiled and step.batch_views
-        self._model = method  # an earlier wrapper lets go of the gradients
         method.views_together = together
         method.backbone.recompute = step.activation_memory < 1 and not compiled
         use_view_batch_norm(method, views=2 if together else 1, group=self._group)
@@ -165,11 +193,9 @@ class TrainingStep:
             method.forward = torch.compile(  # type: ignore[method-assign]
                 method.forward, fullgraph=True, dynamic=False, mode=mode
             )
+        everywhere = self._group is not None and self._group.size() == self._place.world
         self._model = data_parallel(
-            method,
-            self._place,
-            bucket_mb=step.bucket_mb,
-            same_buffers=self._group is dist.group.WORLD,
+            method, self._place, bucket_mb=step.bucket_mb, same_buffers=everywhere
         )
         self.compiled = compiled
         method.train()
@@ -197,14 +223,12 @@ def memory_format_of(config: TrainConfig) -> torch.memory_format:
     return torch.channels_last if config.numerics.channels_last else torch.contiguous_format
 
 
-def use_numerics(config: TrainConfig, place: Place) -> None:
-    """Set torch's process-wide switches, and on a CPU those of the system's allocator."""
+def use_numerics(config: TrainConfig) -> None:
+    """Set torch's process-wide switches."""
     tf32 = config.numerics.tf32
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
-    if place.device.type == "cpu" and config.step.keep_memory:
-        keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
@@ -229,6 +253,8 @@ def _compiling(config: TrainConfig) -> Any:
         with contextlib.suppress(OSError, RuntimeError):
             folder = _CACHE.expanduser()
             folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(b"can be written")
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
     levels = [logger.level for logger in noisy]
@@ -240,6 +266,12 @@ def _compiling(config: TrainConfig) -> Any:
     finally:
         for logger, level in zip(noisy, levels, strict=True):
             logger.setLevel(level)
+
+
+def _try_compiler(place: Place) -> None:
+    """Compile something small, forward and backward; raises whatever goes wrong."""
+    x = torch.zeros(8, device=place.device, requires_grad=True)
+    torch.compile(lambda x: (x.sin() + 1).relu().sum(), fullgraph=True)(x).backward()
 
 
 def _reason(error: BaseException) -> str:

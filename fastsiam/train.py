@@ -119,11 +119,11 @@ def train(
                 log.write("knn", {"epoch": step / per_epoch, **result.record()})
             console.say(f"epoch {step / per_epoch:g}: {result}")
 
-    began, first = time.monotonic(), step
     if step >= end:
         console.say(f"nothing left to do: {path} is at step {step:,} of {total:,}")
-    elif line := take_step.compile():
+    elif line := take_step.prepare():
         console.say(line)
+    began, first = time.monotonic(), step
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:

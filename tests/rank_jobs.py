@@ -63,7 +63,7 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     config = with_settings(CONFIG, **settings)
     method = make_method(config.model)
     step = TrainingStep(config, method, place)
-    assert "cannot" not in step.compile() and step.compiled == (config.step.compile == "on")
+    assert "cannot" not in step.prepare() and step.compiled == (config.step.compile == "on")
     share = global_batch().chunks(world)[rank]
     gradients: list[Tensor] = []
 
@@ -78,8 +78,26 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
 
 
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a compiled model, gradients exchanged in several buckets."""
-    return steps(rank, world, compile="on", bucket_mb=1, dim=256, predictor_dim=64)
+    """Do the same with a compiled model, cut into several graphs by the gradients' buckets."""
+    from torch._dynamo.backends.distributed import DDPOptimizer
+
+    cuts: list[int] = []
+    compile_fn = DDPOptimizer.compile_fn
+
+    def counting(self: Any, *arguments: Any, **settings: Any) -> Any:
+        result = compile_fn(self, *arguments, **settings)
+        cuts.append(len(self.buckets))
+        return result
+
+    DDPOptimizer.compile_fn = counting  # type: ignore[method-assign]
+    found = steps(rank, world, compile="on", bucket_mb=1, dim=768, predictor_dim=256)
+    assert len(cuts) == 1 and cuts[0] > 1, cuts
+    return found
+
+
+def compiled_parts(rank: int, world: int) -> dict[str, Any]:
+    """Take compiled steps whose gradients are accumulated."""
+    return steps(rank, world, compile="on", accumulate=2)
 
 
 def sync_bn(rank: int, world: int) -> dict[str, Any]:

@@ -31,7 +31,10 @@ from fastsiam.bench.measure import (
     in_turns,
 )
 from fastsiam.bench.peers import PEERS as KNOWN_PEERS
+from fastsiam.bench.profile import gaps
 from fastsiam.bench.records import Record, caption, read, record, table, write
+from fastsiam.bench.roofline import H200, Layer, Machine, floor, layers
+from fastsiam.bench.roofline import table as roofline_table
 from fastsiam.bench.session import session
 from fastsiam.bench.sweep import _settings, sweep
 from fastsiam.errors import BackendError, DataError
@@ -436,6 +439,62 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
         any(b["ts"] - 2e3 <= e["ts"] <= b["ts"] + b["dur"] + 2e3 for b in backward) for e in theirs
     )
     assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
+
+
+def test_gaps_are_those_of_the_gpu() -> None:
+    def kernel(began: float, ended: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ts": began, "dur": ended - began, "cat": cat}
+
+    events = [
+        kernel(900, 1000),
+        {"ts": 0, "dur": 1000, "cat": "cpu_op"},
+        kernel(100, 400),
+        kernel(200, 300),  # on another stream
+        kernel(420, 700, "gpu_memcpy"),
+        kernel(1000, 1100),
+    ]
+    assert gaps(events, 4) == (
+        "; the GPU was busy for 78.0% of the time, its longest gap was 0.20 ms, 80.0% of a step"
+    )
+    assert gaps(events[1:2], 4) == ""
+
+
+def test_work_is_counted_by_hand() -> None:
+    """A narrow network and images of 8 pixels: the stem and the heads, number by number."""
+    from fastsiam.recipes import demo
+
+    config = demo()
+    config = replace(
+        config,
+        augment=replace(config.augment, crop=8),
+        model=replace(config.model, width=4, dim=6, predictor_dim=2),
+    )
+    own = layers(config)
+    image, stem = 3 * 8 * 8, 4 * 8 * 8
+    assert own[0].flops == 2 * 2 * (2 * 27 * stem)  # both views; no gradient of the images
+    assert own[0].elements == 2 * (2 * image + 2 * stem)
+    assert own[0].fewest == 2 * (2 * image + 3 * stem)
+    assert own[1] == Layer(0, 2 * 8 * stem, 0)  # BN: 3 passes forward, 5 backward
+    assert own[-1] == Layer(2 * 3 * 2 * 2 * 6, 2 * 3 * (2 + 6), 2 * 3 * (2 + 6))
+    slow = Machine(flops=1.0, bytes=1e12), Machine(flops=1e12, bytes=1.0)
+    assert floor(config, slow[0]) == pytest.approx(sum(one.flops for one in own), rel=1e-3)
+    assert floor(config, slow[1]) == pytest.approx(2 * sum(one.elements for one in own), rel=1e-3)
+    assert floor(config, slow[1], fused=True) < 0.5 * floor(config, slow[1])
+
+
+def test_a_resnet_50_takes_as_many_operations_as_is_known() -> None:
+    """4.1 billion multiply-adds for one view forward; torchvision puts the stride in the 3x3."""
+    from fastsiam.recipes import imagenet
+
+    total = sum(one.flops for one in layers(imagenet()))
+    assert 4.0e9 < total / 2 / 3 / 2 < 4.2e9
+
+
+def test_the_roofline_stands_in_the_documentation() -> None:
+    from fastsiam.recipes import cifar10, imagenet
+
+    trainings = {"ResNet-50, 224 pixels": imagenet(), "ResNet-18, 32 pixels": cifar10()}
+    assert roofline_table(trainings, H200) in (ROOT / "docs" / "performance.md").read_text()
 
 
 def rows(loads: float, takes: float, trained: dict[str, float]) -> list[Record]:

@@ -22,7 +22,7 @@ Ranks = Callable[[str, int], list[Any]]
 @pytest.mark.parametrize(("job", "world"), [("steps", 2), ("steps", 4), ("compiled_steps", 2)])
 def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
     """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
-    model = {} if job == "steps" else {"dim": 256, "predictor_dim": 64}
+    model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
     alone = rank_jobs.steps(0, 1, **model)
     together = ranks(job, world)
     torch.testing.assert_close(
@@ -86,6 +86,23 @@ def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:
     )
     torch.testing.assert_close(halves["gradient"][0], expected, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(halves["loss"][0], total.detach())
+
+
+def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
+    """By hand: a part of a step is that part of each rank's share."""
+    together = ranks("compiled_parts", 2)
+    shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
+    method = rank_jobs.make_method()
+    total = sum(
+        method(*(torch.cat([getattr(share[part], view) for share in shares]) for view in views))[0]
+        for part in range(2)
+        for views in [("view1", "view2")]
+    )
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(total / 2, list(method.parameters()))]
+    )
+    for result in together:
+        torch.testing.assert_close(result["gradient"][0], expected, atol=2e-5, rtol=1e-3)
 
 
 def test_uneven_tensors_join_in_order(ranks: Ranks) -> None:

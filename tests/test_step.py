@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam.batch import EvalBatch
 from fastsiam.batch_norm import ViewBatchNorm, recomputing, use_view_batch_norm
 from fastsiam.config import ModelConfig, StepConfig, TrainConfig
 from fastsiam.distributed import Place
+from fastsiam.evaluate.features import backbone_features
 from fastsiam.methods import build_method
 from fastsiam.optim import lr_at
 from fastsiam.run import preflight
-from fastsiam.step import TrainingStep
+from fastsiam.step import TrainingStep, autocast_type
 
 from . import rank_jobs
-from .conftest import fastsiam, flags, with_settings
+from .conftest import ROOT, fastsiam, flags, with_settings
 
 CPU = Place(0, 1, torch.device("cpu"))
 
@@ -129,7 +134,7 @@ def test_recomputed_blocks_give_the_same_step(plain: dict[str, Any]) -> None:
 def saved_bytes(**settings: Any) -> int:
     config = with_settings(rank_jobs.CONFIG, **settings)
     method = rank_jobs.make_method()
-    TrainingStep(config, method, CPU)
+    TrainingStep(config, method, CPU).prepare()
     total = 0
 
     def note(tensor: Tensor) -> Tensor:
@@ -149,19 +154,25 @@ def test_recomputing_saves_memory() -> None:
 
 def losses(config: TrainConfig, steps: int) -> list[float]:
     step = TrainingStep(config, rank_jobs.make_method(), CPU)
-    step.compile()
+    step.prepare()
     assert step.compiled == (config.step.compile == "on")
     batch = rank_jobs.global_batch()
+    dtype = autocast_type(config, CPU)
+    batch = replace(batch, view1=batch.view1.to(dtype), view2=batch.view2.to(dtype))
     return [step(batch, lr_at(config.optim, i, steps))[0].item() for i in range(steps)]
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.04)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.1)])
 def test_fifty_compiled_steps_learn_as_eager_ones(precision: str, tolerance: float) -> None:
-    """Rounding is all that differs: by no more than the tolerance after 50 steps."""
+    """The loss of each of 50 steps, down to -.7, is the same within the tolerance.
+
+    In bfloat16 that is what this little network (BN over 16 images) makes of rounding: its eager
+    curve lies up to .04 from float32's.
+    """
     config = with_settings(rank_jobs.CONFIG, precision=precision, lr=0.3)
     compiled = losses(with_settings(config, compile="on"), 50)
     eager = losses(config, 50)
-    assert eager[0] - eager[-1] > 0.3, "it learns nothing that could differ"
+    assert eager[0] - eager[-1] > 0.6, "it learns nothing that could differ"
     assert np.abs(np.subtract(compiled, eager)).max() < tolerance
 
 
@@ -198,14 +209,78 @@ def test_compiled_bn_keeps_channels_last() -> None:
     assert x.grad is not None and x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_steps_compile_nothing_that_was_not_prepared(channels_last: bool) -> None:
+    config = with_settings(rank_jobs.CONFIG, compile="on", channels_last=channels_last)
+    step = TrainingStep(config, rank_jobs.make_method(), CPU)
+    assert "compiled in" in step.prepare()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for i in range(2):
+            step(rank_jobs.global_batch(), lr_at(config.optim, i, 2))
+
+
+def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
+    config = with_settings(rank_jobs.CONFIG, compile="on")
+    step = TrainingStep(config, rank_jobs.make_method(), CPU)
+    step.prepare()
+    images = torch.randn(3, 3, 16, 16)
+    sizes: list[Any] = [[images], [images[:1], images[1:]]]
+    whole, parts = (
+        backbone_features(
+            step.method.backbone,
+            [EvalBatch(part, torch.zeros(len(part), dtype=torch.int64)) for part in size],  # type: ignore[arg-type]
+        )[0]
+        for size in sizes
+    )
+    torch.testing.assert_close(whole, parts)
+
+
 def test_compiling_leaves_no_trace() -> None:
     config = with_settings(rank_jobs.CONFIG, compile="on")
     method = rank_jobs.make_method()
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    line = TrainingStep(config, method, CPU).compile()
-    assert line.startswith("compiled the model in")
+    line = TrainingStep(config, method, CPU).prepare()
+    assert line.startswith("compiled in")
     torch.testing.assert_close(dict(method.state_dict()), before, atol=0, rtol=0)
     assert all(parameter.grad is None for parameter in method.parameters())
+
+
+def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    config = with_settings(small, knn_every=0, compile="on")
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    done = fastsiam("train", *flags(with_settings(config, out=str(whole))))
+    assert "compiled in" in done.stderr
+    compiled = sorted(cache.rglob("*.so"))
+    assert compiled
+    fastsiam("train", *flags(with_settings(config, out=str(halves), max_steps=5)))
+    # "auto" of a run this short would not compile, but goes on as the run began.
+    fastsiam("train", *flags(with_settings(config, out=str(halves), compile="auto")))
+    assert sorted(cache.rglob("*.so")) == compiled
+    states = [checkpoints.load(run) for run in (whole, halves)]
+    assert states[0].step == states[1].step == 12
+    torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
+    """Page faults of the tenth large tensor: none if the memory of the ninth was kept."""
+    script = (
+        "import resource, torch\n"
+        "from fastsiam.step import keep_freed_memory\n"
+        f"{'keep_freed_memory()' if kept else ''}\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "def work():\n    torch.empty(2**26, dtype=torch.uint8).fill_(1)\n"
+        "for _ in range(9): work()\n"
+        "before = faults(); work(); print(faults() - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert (int(done.stdout) < 100) == kept, done.stdout  # the tensor has 16,384 pages
 
 
 def test_a_missing_compiler_is_one_line(
@@ -231,13 +306,17 @@ def test_auto_compiles_long_runs_and_goes_on_as_the_run_began(small: TrainConfig
     config = with_settings(small, compile="auto", epochs=10)
     assert settled(config, None, 99).step.compile == "off"
     assert settled(config, None, 100).step.compile == "on"
-    assert settled(with_settings(config, max_steps=20), None, 100).step.compile == "off"
+    assert settled(with_settings(config, max_steps=20), None, 100).step.compile == "on"
     assert settled(with_settings(config, compile="on"), None, 1).step.compile == "on"
     run = checkpoints.Checkpoint(
         config=with_settings(config, compile="on"), step=1, seconds=0.0, images=1,
         steps_per_epoch=1, model={}, optimizer={}, scaler={},
     )  # fmt: skip
     assert settled(config, run, 1).step.compile == "on"
+    eager = replace(run, config=with_settings(config, compile="off"))
+    assert settled(config, eager, 1000).step.compile == "off"
+    graphs = settled(with_settings(config, cuda_graphs=True), eager, 1000)
+    assert graphs.step.compile == "on"
 
 
 @pytest.mark.parametrize(
@@ -257,6 +336,12 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) -> None:
     from fastsiam.errors import DeviceError
 
+    with pytest.raises(ValueError, match="cuda-graphs does not go with accumulate"):
+        replace(
+            small,
+            optim=replace(small.optim, accumulate=2),
+            step=StepConfig(compile="on", cuda_graphs=True),
+        )
     with pytest.raises(DeviceError, match="--cuda-graphs works on one GPU"):
         preflight(with_settings(small, compile="on", cuda_graphs=True), world=1)
     with pytest.raises(ValueError, match="2 ranks cannot be cut into groups of 3"):

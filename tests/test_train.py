@@ -453,6 +453,7 @@ class HostReads(TorchDispatchMode):
 def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) -> None:
     config = with_settings(small, accumulate=accumulate)
     step = TrainingStep(config, build_method(config.model), CPU)
+    step.prepare()
     rates = lr_at(config.optim, 0, 3)
     loader = build_loader(config.data, config.augment, batch=8)
     batch, finite = next(iter(loader.epoch(0))), FiniteCheck(CPU.device)
