@@ -43,6 +43,7 @@ def sweep(session: Session) -> list[Record]:
                 if contest.enter(name, build_loading, **settings):
                     entered[name] = pipeline, value
         timings = contest.run(session.config.repeats)
+        facts = {name: contest.facts(name, work) for name, work in timings if work == "train"}
     records = []
     for (name, work), timing in timings.items():
         fed, value = entered[name]
@@ -58,7 +59,7 @@ def sweep(session: Session) -> list[Record]:
                 torchvision=torchvision,
                 baseline=(f"{over} {values[0]}", first) if first else None,
                 pipeline=fed,
-                facts={"over": over, "value": value},
+                facts={"over": over, "value": value} | facts.get(name, {}),
                 in_the_clock=_IN_THE_CLOCK["train" if over == "ranks" else "loader"],
                 config=session.settings(
                     **{

@@ -95,10 +95,11 @@ def step(session: Session) -> list[Record]:
         timings = contest.run(session.config.repeats)
         contenders = contest.contenders
         facts = {name: contest.facts(name, work) for name, work in timings if name != "machine"}
-        least = None
-        if limits := rates(contest, timings):
+        least, limits = None, rates(contest, timings)
+        if limits:
             floor = roofline.floor(train_config(session, batch), roofline.measured(limits))
             least = Timing([Sample(floor, 0.0)], 1)
+            limits["roofline, images/s"] = 1 / floor
     authors = timings.get((AUTHORS, "step"))
     return [
         record(
@@ -108,7 +109,7 @@ def step(session: Session) -> list[Record]:
             baseline=(AUTHORS, authors) if authors else None,
             ceiling=("the roofline", _by(least, facts[name])) if least else None,
             gpu_bytes=contenders[name].gpu,
-            facts=facts[name],
+            facts=facts[name] | limits,
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
             config=_settings(session, batch),
         )
@@ -228,7 +229,14 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
         ran.append(time.perf_counter() - began)
 
     def facts() -> dict[str, Any]:
-        return {"data_wait": sum(waited[1:]) / sum(ran[1:]), "steps": steps}
+        return {
+            "data_wait": sum(waited[1:]) / sum(ran[1:]),
+            "steps": steps,
+            "compile": config.step.compile,
+            "precision": str(autocast_type(config, place)).removeprefix("torch."),
+            "batch": batch,
+            "ranks": place.world,
+        }
 
     return {"train": Work(run, steps * batch, facts, before)}
 

@@ -185,6 +185,15 @@ def from_leader(text: str) -> str:
     return box[0]
 
 
+def from_all(text: str) -> list[str]:
+    """Return every rank's text, in their order, on every rank."""
+    if not dist.is_initialized():
+        return [text]
+    texts = [""] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return texts
+
+
 def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
     """Return the ranks that share BN statistics with this one, none if it is alone.
 

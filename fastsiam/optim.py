@@ -94,19 +94,20 @@ class Lars(torch.optim.Optimizer):
                 adapted, _unscaled(adapted, scale), group["weight_decay"], group["trust"]
             )
             moves += _unscaled(others, scale)
-            momentum, rate = group["momentum"], -group["lr"]
-            if overflow is not None:
-                bad = overflow.bool()
-                moves = [torch.where(bad, 0.0, move) for move in moves]
-                momentum = torch.where(bad, 1.0, momentum)
-                rate = torch.where(bad, 0.0, rate)
             buffers = []
             for p in (ordered := adapted + others):
                 if "momentum_buffer" not in self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
                 buffers.append(self.state[p]["momentum_buffer"])
-            torch._foreach_mul_(buffers, momentum)
-            torch._foreach_add_(buffers, moves)
+            if overflow is None:
+                torch._foreach_mul_(buffers, group["momentum"])
+                torch._foreach_add_(buffers, moves)
+                torch._foreach_add_(ordered, buffers, alpha=-group["lr"])
+                continue
+            bad = overflow.bool()
+            torch._foreach_mul_(buffers, torch.where(bad, 1.0, group["momentum"]))
+            torch._foreach_add_(buffers, [torch.where(bad, 0.0, move) for move in moves])
+            rate = torch.where(bad, 0.0, -group["lr"])
             torch._foreach_add_(ordered, torch._foreach_mul(buffers, rate))
 
 

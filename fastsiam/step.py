@@ -27,7 +27,7 @@ from fastsiam.distributed import (
     Place,
     bn_group,
     data_parallel,
-    minimum_across_ranks,
+    from_all,
     peer_is_gone,
 )
 from fastsiam.errors import BackendError
@@ -72,38 +72,21 @@ class TrainingStep:
             if it was not to be.
 
         Raises:
-            BackendError: it worked for parts, but not for the model, and other ranks wait for it.
+            BackendError: it fails on the model, and other ranks may wait for this one.
         """
         if self._config.step.compile == "off":
             self._use(compiled=False)
             return ""
-        began, reason = time.perf_counter(), ""
+        began = time.perf_counter()
         with _compiling(self._config):
-            try:
-                _try_compiler(self._place)
-            except Exception as error:  # a compiler that is missing or fails may raise anything
-                reason = _reason(error)
-            works = torch.tensor(float(not reason), device=self._place.device)
-            if minimum_across_ranks(works).item():
-                try:
-                    self._use(compiled=True)
-                    self._take_no_step()
-                    return f"compiled in {time.perf_counter() - began:.0f} s (kept for next time)"
-                except (torch.OutOfMemoryError, dist.DistError):
-                    raise
-                except Exception as error:
-                    if self._place.world > 1 or os.environ.get("FASTSIAM_DEBUG"):
-                        if peer_is_gone(error):
-                            raise
-                        raise BackendError(
-                            f"torch.compile fails on the model ({_reason(error)}); "
-                            "--compile off trains without it"
-                        ) from error
-                    reason = _reason(error)
-        self._use(compiled=False)  # not where errors are handled: they hold on to the failed model
+            reason = _why_not(self._place) or self._compile()
+        if not reason:
+            kept = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
+            return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept})"
+        self._use(compiled=False)
         return (
-            f"torch.compile cannot be used here ({reason or 'another rank says so'}); training "
-            "goes on without it, more slowly; --compile off leaves this line out"
+            f"torch.compile cannot be used here ({reason}); training goes on without it, "
+            "more slowly; --compile off leaves this line out"
         )
 
     def __call__(self, batch: TwoViewBatch, rates: dict[str, float]) -> tuple[Tensor, Tensor]:
@@ -164,6 +147,26 @@ class TrainingStep:
                 view2.contiguous(memory_format=memory_format),
             )
         return result
+
+    def _compile(self) -> str:
+        """Compile the model; return why that fails, if it does."""
+        try:
+            self._use(compiled=True)
+            self._take_no_step()
+            return ""
+        except (torch.OutOfMemoryError, dist.DistError):
+            raise
+        except Exception as error:  # a compiler that fails may raise anything
+            if peer_is_gone(error):
+                raise
+            if self._place.world > 1:
+                raise BackendError(
+                    f"torch.compile fails on the model ({_reason(error)}); "
+                    "--compile off trains without it"
+                ) from error
+            if os.environ.get("FASTSIAM_DEBUG"):
+                raise
+            return _reason(error)
 
     def _take_no_step(self) -> None:
         """Go forward and backward on nothing, and leave everything as it was."""
@@ -268,10 +271,21 @@ def _compiling(config: TrainConfig) -> Any:
             logger.setLevel(level)
 
 
-def _try_compiler(place: Place) -> None:
-    """Compile something small, forward and backward; raises whatever goes wrong."""
-    x = torch.zeros(8, device=place.device, requires_grad=True)
-    torch.compile(lambda x: (x.sin() + 1).relu().sum(), fullgraph=True)(x).backward()
+def _why_not(place: Place) -> str:
+    """Compile something small, forward and backward; return why not all ranks can, if so."""
+    reason = ""
+    try:
+        x = torch.zeros(8, device=place.device, requires_grad=True)
+        torch.compile(lambda x: (x.sin() + 1).relu().sum(), fullgraph=True)(x).backward()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler that is missing may raise anything
+        if place.world == 1 and os.environ.get("FASTSIAM_DEBUG"):
+            raise
+        reason = _reason(error)
+    reasons = from_all(reason)
+    rank = next((rank for rank, reason in enumerate(reasons) if reason), -1)
+    return "" if rank < 0 else f"{reasons[rank]}" + (f" on rank {rank}" if place.world > 1 else "")
 
 
 def _reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -123,6 +124,8 @@ def train(
         console.say(f"nothing left to do: {path} is at step {step:,} of {total:,}")
     elif line := take_step.prepare():
         console.say(line)
+        if not take_step.compiled and not config.step.cuda_graphs:
+            config = replace(config, step=replace(config.step, compile="off"))  # also when resumed
     began, first = time.monotonic(), step
     try:
         with StopSignals(place) as stop, console.progress(end, step):

@@ -6,6 +6,7 @@ import copy
 import os
 import signal
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -98,6 +99,21 @@ def compiled_steps(rank: int, world: int) -> dict[str, Any]:
 def compiled_parts(rank: int, world: int) -> dict[str, Any]:
     """Take compiled steps whose gradients are accumulated."""
     return steps(rank, world, compile="on", accumulate=2)
+
+
+def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
+    """Prepare and take a compiled step where the last rank has no compiler."""
+    from torch._inductor import config as inductor
+
+    if rank == world - 1:
+        inductor.cpp.cxx = (None, "no-such-compiler")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    step = TrainingStep(
+        with_settings(CONFIG, compile="on"), make_method(), Place(rank, world, torch.device("cpu"))
+    )
+    line = step.prepare()
+    loss, _ = step(global_batch().chunks(world)[rank], lr_at(CONFIG.optim, 0, 10))
+    return {"line": line, "compiled": step.compiled, "loss": loss}
 
 
 def sync_bn(rank: int, world: int) -> dict[str, Any]:

@@ -296,8 +296,9 @@ def test_a_missing_compiler_is_one_line(
     lines = [line for line in done.stderr.splitlines() if "torch.compile" in line]
     assert len(lines) == 1 and "torch.compile cannot be used here (" in lines[0], done.stderr
     assert "Traceback" not in done.stderr
-    states = [checkpoints.load(run).model for run in (eager, fallen)]
-    torch.testing.assert_close(*states, atol=0, rtol=0)
+    states = [checkpoints.load(run) for run in (eager, fallen)]
+    torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
+    assert states[1].config.step.compile == "off"  # it would not go on as it began otherwise
 
 
 def test_auto_compiles_long_runs_and_goes_on_as_the_run_began(small: TrainConfig) -> None:
