@@ -81,7 +81,7 @@ class TrainingStep:
         with _compiling(self._config):
             reason = _why_not(self._place) or self._compile()
         if not reason:
-            kept = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "a temporary folder")
+            kept = os.environ["TORCHINDUCTOR_CACHE_DIR"]
             return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept})"
         self._use(compiled=False)
         return (
@@ -251,8 +251,11 @@ def keep_freed_memory() -> None:
 def _compiling(config: TrainConfig) -> Any:
     """Keep what is compiled, quietly, and trade memory for computing as the settings say."""
     from torch._functorch import config as functorch
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # its default is lost with /tmp
+    # torch sets the variable itself when it is imported, to a folder that is lost with /tmp.
+    default = default_cache_dir()
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default) == default:
         with contextlib.suppress(OSError, RuntimeError):
             folder = _CACHE.expanduser()
             folder.mkdir(parents=True, exist_ok=True)

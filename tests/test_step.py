@@ -283,6 +283,29 @@ def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
     assert (int(done.stdout) < 100) == kept, done.stdout  # the tensor has 16,384 pages
 
 
+def test_what_is_compiled_is_kept_beyond_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import fastsiam.step, os\n"
+        "from tests.rank_jobs import CONFIG\n"
+        "with fastsiam.step._compiling(CONFIG): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+    )
+
+    def folder() -> str:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        return done.stdout.strip()
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert folder() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
+    monkeypatch.setenv("HOME", "/proc")  # where nobody can write
+    assert "fastsiam" not in folder()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own"))
+    assert folder() == str(tmp_path / "own")
+
+
 def test_a_missing_compiler_is_one_line(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
