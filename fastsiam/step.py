@@ -287,8 +287,8 @@ def _why_not(place: Place) -> str:
             raise
         reason = _reason(error)
     reasons = from_all(reason)
-    rank = next((rank for rank, reason in enumerate(reasons) if reason), -1)
-    return "" if rank < 0 else f"{reasons[rank]}" + (f" on rank {rank}" if place.world > 1 else "")
+    failed = [f"{reason} on rank {rank}" for rank, reason in enumerate(reasons) if reason]
+    return reason if place.world == 1 else next(iter(failed), "")
 
 
 def _reason(error: BaseException) -> str:
