@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, cast
 
@@ -20,6 +21,14 @@ from fastsiam.bench import config as bench_config
 from fastsiam.bench.config import BenchConfig
 from fastsiam.config import ConvertConfig, DataConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.evaluate.config import (
+    EvalConfig,
+    FeaturesConfig,
+    FinetuneConfig,
+    KnnConfig,
+    LinearConfig,
+    NeighboursConfig,
+)
 from fastsiam.options import command_from, command_of, recipe_named
 
 app = typer.Typer(
@@ -160,65 +169,70 @@ def verify(
         raise typer.Exit(1)
 
 
-@eval_app.command("knn")
-def eval_knn(
-    run: Annotated[Path, typer.Argument(help="Run folder, or a checkpoint file.")],
-    data: Annotated[
-        str, typer.Option(help="Data with a validation split; default: the run's.")
-    ] = "",
-    k: Annotated[
-        int | None, typer.Option(help="Neighbours that vote; default: the run's (authors: 200).")
-    ] = None,
-    temperature: Annotated[
-        float | None,
-        typer.Option(
-            help="T of the weights exp(similarity / T); default: the run's (authors: 0.2)."
-        ),
-    ] = None,
-    baselines: Annotated[
-        bool, typer.Option(help="Also the untrained network and the raw pixels, for comparison.")
-    ] = False,
-    workers: Annotated[int, typer.Option(help="Loader processes; -1 is one for each core.")] = -1,
-    device: Annotated[
-        Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")
-    ] = "auto",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results there too.")
-    ] = None,
-) -> None:
+_NETWORK = "run", "Run folder, a checkpoint, or a weights file of another program."
+_EVALUATIONS = {"knn": KnnConfig, "linear": LinearConfig, "finetune": FinetuneConfig}
+
+
+def knn(run: Path, config: KnnConfig) -> None:
     """Classify the validation images by their nearest training images (pool5 features, cosine)."""
-    from dataclasses import replace
+    _evaluate("evaluate_knn", run, config)
 
-    from fastsiam import checkpoint, distributed
-    from fastsiam.run import evaluate_knn
 
-    state = checkpoint.load(run)
-    own = state.config
-    try:
-        monitor = replace(
-            own.monitor,
-            knn_k=own.monitor.knn_k if k is None else k,
-            knn_temperature=own.monitor.knn_temperature if temperature is None else temperature,
-        )
-        source = replace(own.data, data=data or own.data.data, workers=workers)
-        place = distributed.start(RunConfig(device=device))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    results = evaluate_knn(state, place, data=source, monitor=monitor, baselines=baselines)
+def linear(run: Path, config: LinearConfig) -> None:
+    """Train a linear classifier on the frozen features (pool5), and validate it."""
+    _evaluate("evaluate_linear", run, config)
+
+
+def finetune(run: Path, config: FinetuneConfig) -> None:
+    """Train the whole network with labels, of 1% or 10% of the images for instance; validate it."""
+    _evaluate("evaluate_finetuned", run, config)
+
+
+def _evaluate(name: str, run: Path, config: EvalConfig) -> None:
+    from fastsiam import distributed, evaluation
+
+    where = RunConfig(gpus=config.gpus, device=config.device)
+    if config.gpus > 1 and not distributed.is_worker():
+        distributed.check_devices(where)
+        sys.exit(distributed.launch(config.gpus, sys.argv[1:]))
+    place = distributed.start(where)
+    record = getattr(evaluation, name)(run, config, place)
     distributed.finish()
-    if not place.leads:
-        return
-    names = {
-        "trained": f"after {state.epoch:g} epochs",
-        "untrained": "untrained network",
-        "pixels": "raw pixels",
-    }
-    for kind, result in results.items():
-        print(f"{names[kind]}: {result}")
-    if json_file:
-        record = {kind: result.record() for kind, result in results.items()}
-        record["trained"]["epoch"] = state.epoch
-        json_file.write_text(json.dumps(record, indent=2) + "\n")
+    if place.leads:
+        print("\n".join(record["summary"]))
+
+
+for _run in (knn, linear, finetune):
+    eval_app.command(_run.__name__)(
+        command_of(_run, _EVALUATIONS[_run.__name__], argument=_NETWORK)
+    )
+
+
+def features(run: Path, config: FeaturesConfig) -> None:
+    """Write the features of every image to a file, for work of your own."""
+    from fastsiam import distributed, embed
+
+    place = distributed.start(RunConfig(device=config.device))
+    for path in embed.write_features(run, config, place):
+        print(f"wrote {path}")
+
+
+def neighbours(run: Path, config: NeighboursConfig) -> None:
+    """Draw some images and those whose features are nearest to theirs."""
+    from fastsiam import distributed, embed
+
+    place = distributed.start(RunConfig(device=config.device))
+    sheet = embed.draw_neighbours(run, config, place)
+    try:
+        sheet.save(config.out)
+    except ValueError as error:
+        raise typer.BadParameter(f"--out {config.out}: {error}") from error
+    print(f"wrote {config.out}: each row an image, and the training images nearest to it")
+
+
+for _run, _config in ((features, FeaturesConfig), (neighbours, NeighboursConfig)):
+    _flags = {f.name for f in fields(_config)} - {"gpus", "json"}
+    app.command(_run.__name__)(command_of(_run, _config, _flags, argument=_NETWORK))
 
 
 class _BenchGroup(typer.core.TyperGroup):

@@ -158,13 +158,18 @@ def gather_uneven(tensor: Tensor) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
-def mean_across_ranks(tensor: Tensor) -> Tensor:
-    """Average a tensor over the ranks."""
+def sum_across_ranks(tensor: Tensor) -> Tensor:
+    """Add up a tensor over the ranks."""
     if not dist.is_initialized():
         return tensor
     tensor = tensor.clone()
     dist.all_reduce(tensor)
-    return tensor / dist.get_world_size()
+    return tensor
+
+
+def mean_across_ranks(tensor: Tensor) -> Tensor:
+    """Average a tensor over the ranks."""
+    return sum_across_ranks(tensor) / (dist.get_world_size() if dist.is_initialized() else 1)
 
 
 def minimum_across_ranks(tensor: Tensor) -> Tensor:

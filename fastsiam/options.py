@@ -12,8 +12,9 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Collection
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
@@ -24,9 +25,12 @@ from fastsiam.recipes import RECIPES
 
 def field_docs(cls: type) -> dict[str, str]:
     """Map the name of each field of a dataclass to the string literal below it."""
+    docs: dict[str, str] = {}
+    for base in cls.__bases__:
+        if is_dataclass(base):
+            docs |= field_docs(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    docs = {}
     for first, second in pairwise(body.body):
         match first, second:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
@@ -79,7 +83,11 @@ def command_from(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]
 
 
 def command_of(
-    run: Callable[[Any], None], cls: type, only: Collection[str] | None = None
+    run: Callable[..., None],
+    cls: type,
+    only: Collection[str] | None = None,
+    *,
+    argument: tuple[str, str] | None = None,
 ) -> Callable[..., None]:
     """Turn ``run(config)`` into a Typer command with one flag for each field of the config.
 
@@ -87,18 +95,24 @@ def command_of(
         run: the command.
         cls: of the config.
         only: fields that get a flag; by default all.
+        argument: name and help of a path that stands without a flag; then it is ``run(path,
+            config)``.
     """
 
     def command(**flags: Any) -> None:
+        path = [flags.pop(argument[0])] if argument else []
         try:
             config = cls(**flags)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-        run(config)
+        run(*path, config)
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    flags = [p for p in _parameters(cls) if only is None or p.name in only]
-    command.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
+    parameters = [p for p in _parameters(cls) if only is None or p.name in only]
+    if argument:
+        name, text = argument
+        parameters.insert(0, _parameter(name, Path, typer.Argument(help=text)))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 

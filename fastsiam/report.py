@@ -12,6 +12,7 @@ from typing import Any
 from fastsiam import page
 from fastsiam.config import TrainConfig, differences
 from fastsiam.errors import DataError
+from fastsiam.evaluate.records import read_records
 from fastsiam.metrics import read_metrics
 
 _CURVES = (
@@ -66,7 +67,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         if (chart := _chart(metrics, kind, field))
     )
     body = (
-        f"{_results(metrics)}{changes}"
+        f"{_results(metrics)}{_evaluations(runs)}{changes}"
         f'<h2>Curves</h2><div class="curves">{figures}</div>'
         f'<h2>Settings</h2><div class="settings">{_sections(settings["config"])}</div>'
         f"<h2>Machine</h2>{page.table(page.flat(settings['environment']).items())}"
@@ -167,6 +168,24 @@ def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
         rows.append(cells)
     heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
     return page.table(rows, heads)
+
+
+def _evaluations(runs: Sequence[Path]) -> str:
+    """A table of what ``fastsiam eval`` found of each run, protocols included."""
+    rows = []
+    for run in runs:
+        for record in read_records(run):
+            images, data = record["images"], record["data"]
+            seen = (
+                f"{data['train']:,} / {data['val']:,}; shorter side {images['resize']}, "
+                f"crop {images['crop']}"
+            )
+            epoch = f"{record['network']['epoch']:g}"
+            rows += [
+                (_name(run, runs), epoch, line, seen, record["date"]) for line in record["summary"]
+            ]
+    heads = ("run", "epochs", "result", "images to train on / to validate", "date")
+    return "<h2>Evaluations</h2>" + page.table(rows, heads) if rows else ""
 
 
 def _sections(config: dict[str, dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""A training run and its evaluation, put together.
+"""A training run, put together.
 
 The data come from ``fastsiam.pipelines``, the loop from ``train``.
 """
@@ -17,39 +17,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.augment import draw_views
-from fastsiam.batch import EvalLoader, Loader
+from fastsiam.batch import Loader
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import (
     AugmentConfig,
     Compile,
     DataConfig,
-    MonitorConfig,
     Precision,
     TrainConfig,
 )
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
-from fastsiam.evaluate.features import backbone_features, pixel_features
-from fastsiam.evaluate.knn import KnnResult, knn_accuracy
+from fastsiam.evaluate.features import feature_batches
+from fastsiam.evaluate.knn import KnnResult
+from fastsiam.evaluation import knn
 from fastsiam.info import environment
 from fastsiam.methods import build_method
 from fastsiam.optim import peak_lr
-from fastsiam.pipelines import build_eval_loader, build_loader, open_store, open_training_images
+from fastsiam.pipelines import build_loader, open_store, open_training_images
 from fastsiam.step import autocast_type, keep_freed_memory
+from fastsiam.subject import labelled_loaders
 from fastsiam.train import train
 from fastsiam.views import contact_sheet, denormalize
 
 _WORTH_COMPILING = 1000
 """Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
-
-_PIXELS_GB = 8
-"""Raw pixels above this are not offered as a baseline."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
@@ -125,59 +123,12 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
             _introduce(console, config, place, loader, dtype, run, start)
         torch.manual_seed(config.numerics.seed)
         method = build_method(config.model)
-        knn = _monitor(config, place, console, dtype)
-        train(config, method, loader, place, run=run, start=start, knn=knn, console=console)
+        monitor = _monitor(config, place, console, dtype)
+        train(config, method, loader, place, run=run, start=start, knn=monitor, console=console)
     finally:
         loader.close()
     distributed.finish()
     return run
-
-
-def evaluate_knn(
-    checkpoint: Checkpoint,
-    place: Place,
-    *,
-    data: DataConfig | None = None,
-    monitor: MonitorConfig | None = None,
-    baselines: bool = False,
-) -> dict[str, KnnResult]:
-    """Classify the validation images by kNN with a checkpoint's features.
-
-    Args:
-        checkpoint: of a run.
-        place: this rank.
-        data: other data than the run's.
-        monitor: another protocol than the run's.
-        baselines: also the same network untrained, and the raw pixels.
-
-    Returns:
-        Results by kind of features: "trained", and "untrained" and "pixels".
-    """
-    config = checkpoint.config
-    monitor = monitor or config.monitor
-    bank, queries = _eval_loaders(data or config.data, config.augment, monitor.eval_resize, place)
-    gigabytes = bank.images * 3 * config.augment.crop**2 * 4 / 1e9
-    if baselines and gigabytes > _PIXELS_GB:
-        raise DataError(
-            f"the raw pixels of {bank.images:,} images would take {gigabytes:,.0f} GB; "
-            "leave --baselines out"
-        )
-    dtype = autocast_type(config, place)
-    if dtype == torch.float16 and place.device.type == "cpu":
-        dtype = torch.float32
-    torch.manual_seed(config.numerics.seed)
-    method = build_method(config.model).to(place.device).to(memory_format=torch.channels_last)
-    results = {}
-    if baselines:
-        results["pixels"] = _knn(monitor, bank, queries, pixel_features)
-        results["untrained"] = _knn(
-            monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype)
-        )
-    method.load_state_dict(checkpoint.model)
-    results["trained"] = _knn(
-        monitor, bank, queries, lambda x: backbone_features(method.backbone, x, dtype=dtype)
-    )
-    return results
 
 
 def show_views(
@@ -234,57 +185,19 @@ def _monitor(
     if not config.monitor.knn_every or config.data.pipeline == "synthetic":
         return None
     try:
-        bank, queries = _eval_loaders(
-            config.data, config.augment, config.monitor.eval_resize, place
+        bank, queries = labelled_loaders(
+            config.data, config.augment, resize=config.monitor.eval_resize, place=place
         )
     except DataError as error:
         console.say(f"no kNN monitor: {error}")
         return None
 
     def evaluate(backbone: nn.Module) -> KnnResult:
-        return _knn(
-            config.monitor, bank, queries, lambda x: backbone_features(backbone, x, dtype=dtype)
-        )
+        parts = (feature_batches(backbone, loader, dtype=dtype) for loader in (bank, queries))
+        (result,) = knn(*parts, bank, [(config.monitor.knn_k, config.monitor.knn_temperature)])
+        return result
 
     return evaluate
-
-
-def _eval_loaders(
-    data: DataConfig, augment: AugmentConfig, resize: int, place: Place
-) -> tuple[EvalLoader, EvalLoader]:
-    """Open the bank (training images) and the queries (validation images)."""
-    queries, bank = (
-        build_eval_loader(
-            data,
-            split,
-            augment,
-            resize=resize,
-            rank=place.rank,
-            world=place.world,
-            device=place.device,
-        )
-        for split in ("val", "train")  # the small one, which may be missing, first
-    )
-    if min(bank.images, queries.images) < place.world:
-        raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
-    if not bank.classes:
-        raise DataError(f"{data.root} has no class folders: kNN needs labels")
-    if bank.classes != queries.classes:
-        raise DataError(
-            f"the training and validation images under {data.root} have different class folders"
-        )
-    return bank, queries
-
-
-def _knn(
-    monitor: MonitorConfig,
-    bank: EvalLoader,
-    queries: EvalLoader,
-    extract: Callable[[EvalLoader], tuple[Tensor, Tensor]],
-) -> KnnResult:
-    return knn_accuracy(
-        *extract(bank), *extract(queries), k=monitor.knn_k, temperature=monitor.knn_temperature
-    )
 
 
 def _with_resolved_precision(config: TrainConfig, place: Place) -> TrainConfig:

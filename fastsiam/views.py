@@ -1,4 +1,4 @@
-"""A contact sheet: images beside their two views, as a pipeline really makes them."""
+"""Pictures of images: beside their two views as a pipeline makes them, or beside their nearest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
@@ -38,11 +38,34 @@ def contact_sheet(
         left, top = (i % columns) * width + _GAP, (i // columns) * height + _GAP
         pictures = [source, *(Image.fromarray(view[i]) for view in views)]
         for place, picture in enumerate(pictures):
-            scale = cell / max(picture.size)
-            size = [max(1, round(side * scale)) for side in picture.size]
-            method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-            at = left + place * (cell + _GAP) + (cell - size[0]) // 2
-            sheet.paste(
-                picture.resize((size[0], size[1]), method), (at, top + (cell - size[1]) // 2)
-            )
+            _paste(sheet, picture, left + place * (cell + _GAP), top, cell)
     return sheet
+
+
+def picture_rows(rows: Sequence[Sequence[tuple[Image.Image, str, bool]]]) -> Image.Image:
+    """Arrange rows of pictures with a line of text below each.
+
+    Args:
+        rows: pictures of any size, their texts, and whether the text is good news: green, not red.
+    """
+    cell, line = 112, 14
+    width, height = cell + 2 * _GAP, cell + line + 2 * _GAP
+    sheet = Image.new("RGB", (width * max(map(len, rows)), height * len(rows)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for y, row in enumerate(rows):
+        for x, (picture, text, good) in enumerate(row):
+            left, top = x * width + _GAP, y * height + _GAP
+            _paste(sheet, picture, left, top, cell)
+            while text and draw.textlength(text) > cell:
+                text = text[:-1]
+            draw.text((left, top + cell + 1), text, fill=(0, 110, 0) if good else (190, 0, 0))
+    return sheet
+
+
+def _paste(sheet: Image.Image, picture: Image.Image, left: int, top: int, cell: int) -> None:
+    """Put a picture into the middle of a square cell, as large as fits."""
+    scale = cell / max(picture.size)
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    at = left + (cell - width) // 2, top + (cell - height) // 2
+    sheet.paste(picture.resize((width, height), method), at)

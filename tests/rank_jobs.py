@@ -25,6 +25,7 @@ from fastsiam.config import (
 )
 from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven
 from fastsiam.evaluate.knn import knn_accuracy
+from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.methods import SimSiam, build_method
 from fastsiam.optim import lr_at
 from fastsiam.step import TrainingStep
@@ -159,22 +160,23 @@ def groups(rank: int, world: int) -> Tensor:
     return layer.running_mean
 
 
-def knn(rank: int, world: int) -> dict[str, float]:
+def knn(rank: int, world: int) -> list[dict[str, float]]:
     """Classify with bank and queries cut into uneven shares."""
     bank, bank_labels, queries, labels = knn_problem()
-    cuts = (
-        torch.arange(len(bank)).tensor_split(world)[rank],
-        torch.arange(len(queries)).tensor_split(world)[rank],
+    own = torch.arange(len(bank)).tensor_split(world)[rank].split(50)
+    asked = torch.arange(len(queries)).tensor_split(world)[rank]
+    results = knn_accuracy(
+        ((bank[part], bank_labels[part]) for part in own),
+        queries[asked],
+        labels[asked],
+        votes=VOTES,
+        classes=7,
+        block=64,
     )
-    result = knn_accuracy(
-        bank[cuts[0]],
-        bank_labels[cuts[0]],
-        queries[cuts[1]],
-        labels[cuts[1]],
-        k=20,
-        temperature=0.2,
-    )
-    return {**result.record()}
+    return [result.record() for result in results]
+
+
+VOTES = [(20, 0.2), (1, 0.07), (403, 0.1)]
 
 
 def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -185,6 +187,37 @@ def knn_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bank = centres[bank_labels] + 2.5 * torch.randn(403, 24, generator=generator)
     queries = centres[labels] + 2.5 * torch.randn(101, 24, generator=generator)
     return bank, bank_labels, queries, labels
+
+
+def linear(rank: int, world: int) -> dict[str, Any]:
+    """Train two heads on shares of each batch, and validate uneven shares."""
+    optim = OptimConfig(optimizer="lars", lr=0.1, batch=20, epochs=3, weight_decay=0.0)
+    training = linear_training(optim, [0.1, 10.0], Place(rank, world, torch.device("cpu")))
+    features, labels, held, held_labels = linear_problem()
+    for epoch in range(3):
+        batches = zip(features.split(20), labels.split(20), strict=True)
+        training.epoch(epoch, ((x.chunk(world)[rank], y.chunk(world)[rank]) for x, y in batches))
+    own = torch.arange(len(held)).tensor_split(world)[rank]
+    results = training.evaluate([(held[own], held_labels[own])])
+    return {
+        "weight": training.heads.weight[1].detach(),
+        "top1": [result.top1 for result in results],
+        "images": results[0].images,
+    }
+
+
+def linear_training(optim: OptimConfig, rates: list[float], place: Place) -> LinearTraining:
+    return LinearTraining(
+        optim, rates, features=6, classes=4, steps_per_epoch=5, seed=5, place=place
+    )
+
+
+def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return 100 features and labels to train on, and 41 to validate: nearly separable."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 4, (141,), generator=generator)
+    features = torch.eye(4, 6)[labels] * 3 + torch.randn(141, 6, generator=generator)
+    return features[:100], labels[:100], features[100:], labels[100:]
 
 
 def uneven(rank: int, world: int) -> Tensor:

@@ -28,9 +28,8 @@ def test_neither_mean_colour_nor_pixels_give_the_class_away(
     images, labels = pictures
     colour = torch.cat([images.mean((1, 2)), images.std((1, 2))], 1) / 255
     for features, limit in ((colour - colour.mean(0), 25), (images.flatten(1) - 128, 30)):
-        result = knn_accuracy(
-            features[:500], labels[:500], features[500:], labels[500:], k=20, temperature=0.2
-        )
+        bank = [(features[:500], labels[:500])]
+        (result,) = knn_accuracy(bank, features[500:], labels[500:], votes=[(20, 0.2)], classes=10)
         assert result.top1 < limit
 
 

@@ -2,53 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from fastsiam.batch import EvalLoader
+from fastsiam.batch import EvalBatch
 
 
-@torch.inference_mode()
-def backbone_features(
-    backbone: nn.Module, loader: EvalLoader, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Compute pooled features of this rank's share of a data set, in evaluation mode.
+def feature_batches(
+    network: nn.Module, batches: Iterable[EvalBatch], *, dtype: torch.dtype = torch.float32
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute features batch by batch, in evaluation mode.
 
-    The backbone is left exactly as it was: its mode is restored, its BN statistics do not move.
+    The network is left exactly as it was: its mode is restored, its BN statistics do not move.
 
     Args:
-        backbone: (N, 3, S, S) to (N, d).
-        loader: the images.
+        network: (N, 3, S, S) to (N, d).
+        batches: the images.
         dtype: autocast type of the forward pass.
 
-    Returns:
-        (n, d) float32 features and (n,) int64 labels on the loader's device.
+    Yields:
+        (N, d) float32 features and (N,) int64 labels on the images' device.
     """
-    training = backbone.training
-    backbone.eval()
+    training = network.training
+    network.eval()
     try:
-
-        def encode(image: Tensor) -> Tensor:
-            with torch.autocast(image.device.type, dtype=dtype, enabled=dtype != torch.float32):
-                features: Tensor = backbone(image)
-            return features.float()
-
-        return _collect(encode, loader)
+        for batch in batches:
+            yield frozen(network, batch.image, dtype=dtype), batch.label
     finally:
-        backbone.train(training)
+        network.train(training)
 
 
-@torch.inference_mode()
-def pixel_features(loader: EvalLoader) -> tuple[Tensor, Tensor]:
-    """Return the normalised pixels themselves, (n, 3 * S * S) float32, and (n,) int64 labels."""
-    return _collect(lambda image: image.flatten(1), loader)
+@torch.no_grad()
+def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Return a network's output for a batch of images as float32, without a gradient."""
+    with torch.autocast(image.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        features: Tensor = network(image)
+    return features.float()
 
 
-def _collect(encode: Callable[[Tensor], Tensor], loader: EvalLoader) -> tuple[Tensor, Tensor]:
+def backbone_features(
+    backbone: nn.Module, batches: Iterable[EvalBatch], *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Compute the features of all images; as ``feature_batches``, in two tensors."""
+    return collected(feature_batches(backbone, batches, dtype=dtype))
+
+
+def pixel_batches(batches: Iterable[EvalBatch]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the normalised pixels themselves, (N, 3 * S * S) float32, and (N,) int64 labels."""
+    for batch in batches:
+        yield batch.image.float().flatten(1), batch.label
+
+
+def collected(
+    parts: Iterable[tuple[Tensor, Tensor]], *, storage: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Join batches of features, kept as ``storage``, and their labels."""
     features, labels = [], []
-    for batch in loader:
-        features.append(encode(batch.image))
-        labels.append(batch.label)
+    for feature, label in parts:
+        features.append(feature.to(storage))
+        labels.append(label)
     return torch.cat(features), torch.cat(labels)
+
+
+def fingerprint(network: nn.Module) -> str:
+    """Return a hash of every weight and statistic: it tells whether anything was changed."""
+    digest = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return f"sha256:{digest.hexdigest()}"

@@ -7,14 +7,18 @@ section 3.4).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastsiam.distributed import gather_uneven
+from fastsiam.distributed import gather_uneven, sum_across_ranks
+from fastsiam.evaluate.accuracy import Accuracy
 
+_BLOCK = 16384
+"""Rows of the bank that are compared at a time."""
 _CHUNK_BYTES = 2**28
 """Size of one block of similarities."""
 
@@ -25,77 +29,171 @@ class KnnResult:
 
     top1: float
     """Percent of the queries whose class wins the vote."""
+    top5: float
+    """Percent of the queries whose class is among the five with most votes."""
     k: int
     """Neighbours that voted."""
     temperature: float
     """Of the votes' weights."""
     bank: int
     """Images in the bank."""
+    per_class: tuple[float, ...] = ()
+    """Top-1 of each class's queries, in percent; nan for a class without any."""
 
     def record(self) -> dict[str, float]:
         """Return the fields of a line in metrics.jsonl."""
-        return {"top1": self.top1, "k": self.k, "temperature": self.temperature, "bank": self.bank}
+        return {
+            "top1": self.top1,
+            "top5": self.top5,
+            "k": self.k,
+            "temperature": self.temperature,
+            "bank": self.bank,
+        }
 
     def __str__(self) -> str:
         """One line, protocol included."""
         return (
-            f"kNN top-1 {self.top1:.2f}% (k {self.k}, T {self.temperature:g}, bank {self.bank:,})"
+            f"kNN top-1 {self.top1:.2f}%, top-5 {self.top5:.2f}% "
+            f"(k {self.k}, T {self.temperature:g}, bank {self.bank:,})"
         )
 
 
-@torch.inference_mode()
+class Nearest:
+    """The most similar rows of a bank to each query, found while the bank streams by.
+
+    Holds the queries and their best so far, never the bank: memory does not grow with it. Exact:
+    similarities are float32 sums of the features as they are given, without TF32, which would swap
+    near neighbours. Features stored as float16 or bfloat16 are compared as stored: a cosine is then
+    off by at most 2**-10 or 2**-7, and so are the neighbours that it decides on.
+
+    Args:
+        queries: (m, d) features, any floating type; normalised here.
+        most: neighbours to keep for each.
+        block: rows of the bank that are compared at a time.
+    """
+
+    def __init__(self, queries: Tensor, *, most: int, block: int = _BLOCK) -> None:
+        self._queries, self._most, self._block = normalized(queries), most, block
+        m, device = len(queries), queries.device
+        self.similarity = torch.empty(m, 0, device=device)
+        """(m, up to ``most``) cosines, the largest first, of the rows that were seen."""
+        self.tag = torch.empty(m, 0, dtype=torch.int64, device=device)
+        """(m, up to ``most``) their tags."""
+        self.seen = 0
+        """Rows of the bank that were added."""
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    @torch.no_grad()
+    def add(self, features: Tensor, tags: Tensor) -> None:
+        """Compare further rows of the bank, sooner or later.
+
+        Args:
+            features: (n, d), any floating type and device; normalised here.
+            tags: (n,) int64 that stand for the rows: labels or positions.
+        """
+        self.seen += len(features)
+        self._waiting.append((features, tags))
+        if sum(len(tags) for _, tags in self._waiting) >= self._block:
+            self._compare()
+
+    @torch.no_grad()
+    def finish(self) -> Nearest:
+        """Compare what is still waiting."""
+        self._compare()
+        return self
+
+    def _compare(self) -> None:
+        if not self._waiting:
+            return
+        one = len(self._waiting) == 1  # to join it would copy it
+        features, tags = (
+            parts[0] if one else torch.cat(parts) for parts in zip(*self._waiting, strict=True)
+        )
+        self._waiting.clear()
+        for rows, row_tags in zip(
+            features.split(self._block), tags.split(self._block), strict=True
+        ):
+            self._merge(normalized(rows.to(self._queries.device)), row_tags)
+
+    def _merge(self, rows: Tensor, tags: Tensor) -> None:
+        tags = tags.to(self._queries.device)
+        keep = min(self._most, self.similarity.shape[1] + len(rows))
+        chunk = max(1, _CHUNK_BYTES // (4 * len(rows)))
+        similarity = self.similarity.new_empty(len(self._queries), keep)
+        tag = self.tag.new_empty(len(self._queries), keep)
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            for start in range(0, len(self._queries), chunk):
+                own = slice(start, start + chunk)
+                found, at = (self._queries[own] @ rows.T).topk(min(self._most, len(rows)), dim=1)
+                found = torch.cat([self.similarity[own], found], dim=1)
+                tagged = torch.cat([self.tag[own], tags[at]], dim=1)
+                similarity[own], best = found.topk(keep, dim=1)
+                tag[own] = tagged.gather(1, best)
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        self.similarity, self.tag = similarity, tag
+
+    def joined(self, part: slice) -> tuple[Tensor, Tensor]:
+        """Merge what all ranks found for some of the queries, which are the same on every rank.
+
+        Returns:
+            Similarities and tags, (rows of ``part``, up to ``most``), the most similar first.
+        """
+        similarity = gather_uneven(self.similarity[part].T.contiguous()).T
+        tag = gather_uneven(self.tag[part].T.contiguous()).T
+        best, at = similarity.topk(min(self._most, similarity.shape[1]), dim=1)
+        return best, tag.gather(1, at)
+
+
 def knn_accuracy(
-    bank: Tensor,
-    bank_labels: Tensor,
+    bank: Iterable[tuple[Tensor, Tensor]],
     queries: Tensor,
     query_labels: Tensor,
     *,
-    k: int,
-    temperature: float,
-    chunk: int | None = None,
-) -> KnnResult:
-    """Classify queries by their nearest neighbours in a bank; exact.
+    votes: Sequence[tuple[int, float]],
+    classes: int,
+    block: int = _BLOCK,
+) -> list[KnnResult]:
+    """Classify queries by their nearest neighbours in a bank; exact, in one pass over the bank.
 
-    With several ranks every tensor is this rank's share, and every rank gets the joint result. The
+    With several ranks everything is this rank's share, and every rank gets the joint result. The
     bank stays where it is: each rank searches its share for all queries, then the candidates meet.
 
     Args:
-        bank: (n, d) features, any floating type; normalised here.
-        bank_labels: (n,) int64.
+        bank: parts of the bank: (n, d) features, any floating type, and (n,) int64 labels.
         queries: (m, d) features.
         query_labels: (m,) int64.
-        k: neighbours; more than the bank holds means the whole bank.
-        temperature: T of the weights exp(cosine similarity / T).
-        chunk: queries compared at a time; by default as many as keep a block under 256 MiB.
+        votes: pairs of k and T. k: neighbours that vote; more than the bank holds means the whole
+            bank. T: temperature of the weights exp(cosine similarity / T).
+        classes: how many there are.
+        block: rows of the bank that are compared at a time.
+
+    Returns:
+        A result for each pair, in their order.
     """
-    bank, queries = _normalize(bank), gather_uneven(_normalize(queries))
     query_labels = gather_uneven(query_labels)
-    total = int(gather_uneven(torch.tensor([len(bank)], device=bank.device)).sum())
-    classes = 1 + int(gather_uneven(torch.cat([bank_labels, query_labels]).max().view(1)).max())
-    k = min(k, total)
-    chunk = chunk or max(1, _CHUNK_BYTES // (4 * total))  # the same on every rank
-    correct = 0
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # TF32 would swap near neighbours
-    try:
-        for part, labels in zip(queries.split(chunk), query_labels.split(chunk), strict=True):
-            similarity, nearest = (part @ bank.T).topk(min(k, len(bank)), dim=1)
-            similarity, votes = _best_of_all_ranks(similarity, bank_labels[nearest], k)
-            weights = (similarity / temperature).exp()
-            scores = weights.new_zeros(len(part), classes).scatter_add_(1, votes, weights)
-            correct += int((scores.argmax(1) == labels).sum())
-    finally:
-        torch.set_float32_matmul_precision(precision)
-    return KnnResult(100 * correct / len(queries), k, temperature, total)
+    nearest = Nearest(gather_uneven(queries), most=max(k for k, _ in votes), block=block)
+    for features, labels in bank:
+        nearest.add(features, labels)
+    total = int(sum_across_ranks(torch.tensor([nearest.finish().seen], device=queries.device)))
+    counts = [Accuracy(classes, queries.device) for _ in votes]
+    for start in range(0, len(query_labels), 4096):
+        part = slice(start, start + 4096)
+        similarity, labels = nearest.joined(part)
+        for (k, temperature), count in zip(votes, counts, strict=True):
+            # Less the largest: a small temperature would leave float32's range.
+            weights = ((similarity[:, :k] - similarity[:, :1]) / temperature).exp()
+            scores = weights.new_zeros(len(weights), classes)
+            scores.scatter_add_(1, labels[:, :k], weights)
+            count.add(scores.masked_fill(scores == 0, -torch.inf), query_labels[part])
+    return [
+        KnnResult(count.top1, count.top5, min(k, total), temperature, total, count.per_class)
+        for (k, temperature), count in zip(votes, counts, strict=True)
+    ]
 
 
-def _normalize(features: Tensor) -> Tensor:
+def normalized(features: Tensor) -> Tensor:
+    """Return rows of any floating type at length 1, in float32."""
     return F.normalize(features.float(), dim=1)
-
-
-def _best_of_all_ranks(similarity: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Merge each rank's candidates, (m, up to k) each, into the k best of all."""
-    similarity = gather_uneven(similarity.T.contiguous()).T
-    labels = gather_uneven(labels.T.contiguous()).T
-    best, at = similarity.topk(k, dim=1)
-    return best, labels.gather(1, at)

@@ -69,6 +69,11 @@ class Store(ABC):
     def name(self, index: int) -> str:
         """Return an image's name within the data set, such as ``class/file.jpg``."""
 
+    def class_name(self, index: int) -> str:
+        """Return the name of an image's class, "" if it has none."""
+        label = int(self.labels[index])
+        return self.classes[label] if label >= 0 and self.classes else ""
+
     def where(self, index: int) -> str:
         """Return where an image lies, for messages."""
         return f"{self.root}: {self.name(index)}"

@@ -1,0 +1,63 @@
+"""Counting what a classifier gets right: top-1, top-5, and of each class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastsiam.distributed import sum_across_ranks
+
+
+class Accuracy:
+    """Counts over batches, on their device: adding never makes the host wait.
+
+    Args:
+        classes: how many there are.
+        device: of the scores.
+    """
+
+    def __init__(self, classes: int, device: torch.device) -> None:
+        self._images = torch.zeros(classes, dtype=torch.int64, device=device)
+        self._right, self._in_five = torch.zeros_like(self._images), torch.zeros_like(self._images)
+
+    def add(self, scores: Tensor, labels: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            scores: (n, classes), the larger the likelier; -inf is no candidate at all.
+            labels: (n,) int64.
+        """
+        best, at = scores.topk(min(5, scores.shape[1]), dim=1)
+        five = (at == labels[:, None]) & (best > -torch.inf)
+        one = torch.ones_like(labels)
+        self._images.scatter_add_(0, labels, one)
+        self._right.scatter_add_(0, labels, five[:, 0].long())
+        self._in_five.scatter_add_(0, labels, five.any(1).long())
+
+    def over_ranks(self) -> Accuracy:
+        """Return the sum of all ranks' counts, each of which counted images of its own."""
+        total = Accuracy(len(self._images), self._images.device)
+        total._images, total._right, total._in_five = (
+            sum_across_ranks(count) for count in (self._images, self._right, self._in_five)
+        )
+        return total
+
+    @property
+    def images(self) -> int:
+        """Images that were counted."""
+        return int(self._images.sum())
+
+    @property
+    def top1(self) -> float:
+        """Percent of the images whose class has the highest score."""
+        return 100 * int(self._right.sum()) / self.images
+
+    @property
+    def top5(self) -> float:
+        """Percent of the images whose class is among the five highest scores."""
+        return 100 * int(self._in_five.sum()) / self.images
+
+    @property
+    def per_class(self) -> tuple[float, ...]:
+        """Top-1 of each class's images, in percent; nan for a class without any."""
+        return tuple((100 * self._right.double() / self._images.double()).tolist())

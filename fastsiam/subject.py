@@ -1,0 +1,267 @@
+"""What is evaluated: a trained network, and images as it takes them.
+
+The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``; the
+evaluations that use both are in ``evaluation`` and ``embed``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fastsiam.batch import EvalLoader
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, Pipeline, TrainConfig
+from fastsiam.console import Console, duration
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate.config import EvalConfig
+from fastsiam.evaluate.features import feature_batches, fingerprint
+from fastsiam.info import environment
+from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.methods import build_method
+from fastsiam.pipelines import build_eval_loader
+from fastsiam.step import autocast_type, keep_freed_memory
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A network that is evaluated, and images as it takes them."""
+
+    pretrained: Pretrained
+    network: nn.Module
+    """(N, 3, S, S) to (N, features), on its device, in evaluation mode."""
+    features: int
+    """Dimensions of its output."""
+    untrained: bool
+    """Whether its weights are fresh ones."""
+    data: DataConfig
+    augment: AugmentConfig
+    """For the crop's side and the normalisation."""
+    resize: int
+    """Shorter side in pixels before the central crop."""
+    dtype: torch.dtype
+    """Autocast type of the network."""
+    batch: int
+    """Images that go through it at a time."""
+    place: Place
+    console: Console
+
+    def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
+        """Open this rank's share of the training images (or some) and of the validation images."""
+        return labelled_loaders(
+            self.data,
+            self.augment,
+            resize=self.resize,
+            batch=self.batch,
+            place=self.place,
+            chosen=chosen,
+        )
+
+    def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's features and labels batch by batch, and show how it goes on."""
+        parts = feature_batches(self.network, loader, dtype=self.dtype)
+        return _shown(parts, self.console, what, loader.images, self.place.world)
+
+    def introduce(self, *lines: str) -> None:
+        """Print what is evaluated, with the conventions that figures depend on."""
+        gpu = self.place.device.type == "cuda"
+        kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
+        self.console.say(f"{'UNTRAINED network like ' * self.untrained}{self.pretrained}")
+        self.console.say(
+            f"images from {self.data.root}, pipeline {self.data.pipeline}: shorter side to "
+            f"{self.resize} pixels, central {self.augment.crop} x {self.augment.crop}; "
+            f"{_short(self.dtype)} on {self.place.world} x {kind}"
+        )
+        for line in lines:
+            self.console.say(line)
+
+    def record(self, kind: str) -> dict[str, Any]:
+        """Begin a record: what is evaluated, how its images are made, and where."""
+        return {
+            "kind": kind,
+            "network": {
+                "backbone": self.pretrained.model.backbone,
+                "stem": self.pretrained.model.stem,
+                "layout": self.pretrained.layout,
+                "file": str(self.pretrained.path),
+                "epoch": 0 if self.untrained else self.pretrained.epoch,
+                "untrained": self.untrained,
+                "fingerprint": fingerprint(self.network),
+            },
+            "data": {"root": str(self.data.root)},
+            "images": {
+                "crop": self.augment.crop,
+                "resize": self.resize,
+                "mean": list(self.augment.mean),
+                "std": list(self.augment.std),
+                "pipeline": self.data.pipeline,
+                "precision": _short(self.dtype),
+                "ranks": self.place.world,
+            },
+            "environment": environment(),
+            "date": time.strftime("%Y-%m-%d"),
+        }
+
+    def record_path(self, kind: str, *details: str) -> Path | None:
+        """Return where a record goes: into its run's ``eval``; None for the files of others."""
+        if (run := self.pretrained.run) is None:
+            return None
+        epoch = 0 if self.untrained else self.pretrained.epoch
+        name = "-".join([kind, *filter(None, details), f"epoch{epoch:g}"])
+        return run / "eval" / f"{name}.json"
+
+
+def open_subject(
+    path: Path,
+    config: EvalConfig,
+    place: Place,
+    *,
+    layer: Literal["backbone", "projector"] = "backbone",
+) -> Subject:
+    """Load a network and settle how its images are made.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file of another program.
+        config: what is not as the run had it.
+        place: this rank.
+        layer: whose output is evaluated.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no layout that is known.
+        FastSiamError: the images would be smaller than the crop.
+    """
+    pretrained = load_pretrained(path, backbone=config.backbone)
+    own = pretrained.config
+    small = pretrained.model.stem != "imagenet"
+    data = own.data if own else DataConfig()
+    augment = own.augment if own else AugmentConfig(crop=32 if small else 224)
+    resize = own.monitor.eval_resize if own else (32 if small else 256)
+    augment = replace(
+        augment,
+        crop=config.crop or augment.crop,
+        mean=config.mean or augment.mean,
+        std=config.std or augment.std,
+    )
+    resize = config.resize or max(resize, augment.crop)
+    if resize < augment.crop:
+        raise FastSiamError(
+            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
+        )
+    pipeline = config.pipeline or data.pipeline
+    data = replace(
+        data,
+        data=config.data or data.data,
+        pipeline=cast(Pipeline, "torchvision" if pipeline == "synthetic" else pipeline),
+        workers=config.workers,
+    )
+    if config.untrained:
+        torch.manual_seed(own.numerics.seed if own else 0)
+        method = build_method(pretrained.model)
+        features: Any = method.backbone.features
+        network: nn.Module = method.backbone
+        if layer == "projector":
+            features, network = pretrained.model.dim, nn.Sequential(network, method.projector)
+    else:
+        network = pretrained.network(layer)
+        features = pretrained.model.dim if layer == "projector" else network.features
+    if place.device.type == "cpu":
+        keep_freed_memory()
+    torch.backends.cudnn.benchmark = True
+    return Subject(
+        pretrained=pretrained,
+        network=network.to(place.device).to(memory_format=torch.channels_last).eval(),
+        features=features,
+        untrained=config.untrained,
+        data=data,
+        augment=augment,
+        resize=resize,
+        dtype=_precision(config, own, place),
+        batch=config.feature_batch,
+        place=place,
+        console=Console(quiet=not place.leads),
+    )
+
+
+def labelled_loaders(
+    data: DataConfig,
+    augment: AugmentConfig,
+    *,
+    resize: int,
+    place: Place,
+    batch: int = 256,
+    chosen: NDArray[np.int64] | None = None,
+) -> tuple[EvalLoader, EvalLoader]:
+    """Open this rank's share of training and validation images that have the same classes.
+
+    Args:
+        data: which images, by which pipeline.
+        augment: for the crop's side and the normalisation.
+        resize: shorter side in pixels before the central crop.
+        place: this rank.
+        batch: images of a batch.
+        chosen: positions of the training images to use; by default all.
+
+    Raises:
+        DataError: a split or its labels are missing, or the classes differ.
+    """
+    val, train = (
+        build_eval_loader(
+            data,
+            split,
+            augment,
+            resize=resize,
+            batch=batch,
+            rank=place.rank,
+            world=place.world,
+            device=place.device,
+            chosen=chosen if split == "train" else None,
+        )
+        for split in cast("tuple[Any, ...]", ("val", "train"))  # the one that may be missing first
+    )
+    if min(train.images, val.images) < place.world:
+        raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
+    if not train.classes:
+        raise DataError(f"{data.root} has no class folders: this evaluation needs labels")
+    if train.classes != val.classes:
+        raise DataError(
+            f"the training and validation images under {data.root} have different class folders"
+        )
+    return train, val
+
+
+def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+    precision = config.precision or (own.numerics.precision if own else "auto")
+    dtype = autocast_type(TrainConfig(numerics=NumericsConfig(precision=precision)), place)
+    # A run on a GPU may have been fp16's, which CPUs do not compute in.
+    return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shown(
+    parts: Iterable[tuple[Tensor, Tensor]], console: Console, what: str, images: int, world: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pass on batches of features, and show how many images are done, over all ranks."""
+    began, done = time.monotonic(), 0
+    with console.progress(images, 0, what):
+        for features, labels in parts:
+            yield features, labels
+            done = min(images, done + len(labels) * world)
+            speed = done / max(time.monotonic() - began, 1e-9)
+            console.advance(
+                done,
+                f"{speed:,.0f} images/s, {duration((images - done) / speed)} left",
+                place=f" of {images:,}",
+            )
