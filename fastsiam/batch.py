@@ -48,7 +48,7 @@ class Loader(Protocol):
 
     @property
     def images(self) -> int:
-        """Images in the data set."""
+        """Images in the data set, or those of it that are chosen."""
 
     @property
     def steps(self) -> int:
@@ -81,9 +81,11 @@ class EvalBatch:
     """N images without augmentation, for evaluation."""
 
     image: Tensor
-    """(N, 3, S, S) float32, normalised, channels-last: central crops on the device."""
+    """(N, 3, S, S) float, normalised, channels-last: central crops on the device."""
     label: Tensor
-    """(N,) int64 on the device."""
+    """(N,) int64 on the device, -1 where the data has none."""
+    index: Tensor
+    """(N,) int64 on the device: positions in the data set."""
 
 
 class EvalLoader(Protocol):
@@ -91,11 +93,14 @@ class EvalLoader(Protocol):
 
     @property
     def images(self) -> int:
-        """Images in the data set, over all ranks."""
+        """Images in the data set, or those of it that are chosen, over all ranks."""
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the labels."""
+
+    def names(self) -> list[str]:
+        """Return the names of this rank's images within the data set, in order."""
 
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""

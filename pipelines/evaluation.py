@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,15 +20,114 @@ from fastsiam.photometric import normalize
 from .store import Store
 from .workers import in_workers
 
+Crops = Callable[[Sequence[NDArray[np.int64]]], Iterator[Tensor]]
+"""Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
+or on their way to it, which the next batch's may overwrite. Raises DataError where an image cannot
+be read or decoded. Its threads or processes end with the iterator."""
+
 _KEEP_BYTES = 2**30
 """Crops of up to so many bytes are kept between passes: CIFAR-10 is decoded once a run."""
 
 
-class _Crops(Dataset[Tensor | DataError]):
+class CentralCrops:
+    """One rank's share of a store as central crops; see ``fastsiam.batch.EvalLoader``.
+
+    Args:
+        store: the images.
+        crops: makes their crops.
+        augment: for the crops' side and the normalisation.
+        chosen: positions of the images that are wanted.
+        batch: images in a batch of this rank.
+        rank: this process's number; it gets every ``world``-th part of the images.
+        world: number of processes.
+        device: where the images shall lie.
+        dtype: floating type of the images.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        crops: Crops,
+        augment: AugmentConfig,
+        *,
+        chosen: NDArray[np.int64],
+        batch: int,
+        rank: int,
+        world: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.images, self.classes = len(chosen), store.classes
+        self._store, self._make, self._augment = store, crops, augment
+        self._device, self._dtype = device, dtype
+        self._share = np.array_split(chosen, world)[rank]
+        self._batches = [self._share[i : i + batch] for i in range(0, len(self._share), batch)]
+        self._keep = len(self._share) * augment.crop**2 * 3 <= _KEEP_BYTES
+        self._kept: list[Tensor] = []
+
+    def names(self) -> list[str]:
+        """Return the names of this rank's images within the data set, in order."""
+        return [self._store.name(i) for i in self._share.tolist()]
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Iterate over this rank's images once."""
+        for index, crops in zip(self._batches, self._crops(), strict=True):
+            image = crops.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float()
+            image = normalize(image, self._augment)
+            yield EvalBatch(
+                image=image.to(self._dtype, memory_format=torch.channels_last),
+                label=to_device(self._store.labels[index], self._device),
+                index=to_device(index, self._device),
+            )
+
+    def _crops(self) -> Iterator[Tensor]:
+        if len(self._kept) == len(self._batches):
+            yield from self._kept
+            return
+        kept: list[Tensor] = []
+        for crops in self._make(self._batches):
+            if self._keep:
+                kept.append(self._copy(crops))
+            yield crops
+        self._kept = kept
+
+    def _copy(self, crops: Tensor) -> Tensor:
+        pinned = self._device.type == "cuda"
+        return torch.empty(crops.shape, dtype=torch.uint8, pin_memory=pinned).copy_(crops)
+
+
+def central_crops(
+    store: Store,
+    batches: Sequence[NDArray[np.int64]],
+    *,
+    resize: int,
+    side: int,
+    workers: int,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """Yield batches of central crops by PIL in worker processes; see ``Crops``.
+
+    Args:
+        store: the images.
+        batches: the images of each.
+        resize: shorter side before the crop is taken.
+        side: of the crops.
+        workers: processes; -1 is one for each core of this rank.
+        device: where the crops will go; they lie in memory from which a GPU can copy them.
+    """
+    for item in in_workers(
+        _Batches(store, resize, side), batches, workers=workers, device=device, persistent=False
+    ):
+        if isinstance(item, DataError):
+            raise item
+        yield item
+
+
+class _Batches(Dataset[Tensor | DataError]):
     """One item is a batch of crops (N, S, S, 3) uint8, or the error that stopped it."""
 
-    def __init__(self, store: Store, resize: int, crop: int) -> None:
-        self.store, self.resize, self.crop = store, resize, crop
+    def __init__(self, store: Store, resize: int, side: int) -> None:
+        self.store, self.resize, self.side = store, resize, side
 
     def __getitem__(self, indices: NDArray[np.int64]) -> Tensor | DataError:
         try:
@@ -38,50 +137,4 @@ class _Crops(Dataset[Tensor | DataError]):
 
     def _crop(self, index: int) -> NDArray[np.uint8]:
         image = TF.resize(self.store.decode(index), [self.resize], InterpolationMode.BILINEAR)
-        return np.asarray(TF.center_crop(image, [self.crop, self.crop]))
-
-
-class CentralCrops:
-    """One rank's share of a store as central crops; see ``fastsiam.batch.EvalLoader``."""
-
-    def __init__(
-        self,
-        store: Store,
-        augment: AugmentConfig,
-        *,
-        resize: int,
-        batch: int,
-        workers: int,
-        rank: int,
-        world: int,
-        device: torch.device,
-    ) -> None:
-        self.images, self.classes = len(store), store.classes
-        self._augment, self._workers, self._device = augment, workers, device
-        self._dataset = _Crops(store, resize, augment.crop)
-        share = np.array_split(np.arange(len(store)), world)[rank]
-        self._tasks = [share[i : i + batch] for i in range(0, len(share), batch)]
-        self._labels = store.labels
-        self._keep = len(share) * augment.crop**2 * 3 <= _KEEP_BYTES
-        self._kept: list[Tensor] = []
-
-    def __iter__(self) -> Iterator[EvalBatch]:
-        """Iterate over this rank's images once."""
-        for task, crops in zip(self._tasks, self._crops(), strict=True):
-            image = crops.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float()
-            image = normalize(image, self._augment).contiguous(memory_format=torch.channels_last)
-            yield EvalBatch(image, to_device(self._labels[task], self._device))
-
-    def _crops(self) -> Iterator[Tensor]:
-        if len(self._kept) == len(self._tasks):
-            yield from self._kept
-            return
-        self._kept.clear()
-        for item in in_workers(
-            self._dataset, self._tasks, workers=self._workers, device=self._device, persistent=False
-        ):
-            if isinstance(item, DataError):
-                raise item
-            if self._keep:
-                self._kept.append(item.clone())  # out of the worker's shared memory
-            yield item
+        return np.asarray(TF.center_crop(image, [self.side, self.side]))

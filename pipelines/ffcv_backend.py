@@ -5,6 +5,9 @@ libjpeg-turbo. Ours are the order, the boxes, the decoding operation (PyPI's FFC
 views from one decode) and the resampling, which equals PIL's. The operation runs in threads of its
 own, compiled by numba ahead of FFCV, which would compile it anew for every loader, and whose
 parallel loops deal out images before it is known how long each takes.
+
+Evaluation, whose images come in the file's order, does without FFCV's loader: the same threads
+decode and cut central crops out of the mapped file.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=misc
@@ -41,11 +44,12 @@ from fastsiam.photometric.cpu import Stage, finish
 from fastsiam.threads import now, run_all, take
 from fastsiam.trace import note_stages, span
 
-from .geometric.cpu import Scratch, crop, crop_images
+from .geometric import Cuts, cut_centres, cut_views
+from .geometric.cpu import Scratch, crop, crop_images, in_arrays
 from .order import Order
 from .store import Store
 from .store.beton import RAW, BetonStore
-from .workers import count
+from .workers import count, made_ahead
 
 _threads = torch.get_num_threads(), numba.get_num_threads()
 
@@ -96,7 +100,7 @@ class FfcvLoader:
         dtype: torch.dtype,
     ) -> None:
         assert isinstance(store, BetonStore)
-        self.source, self.images, self.steps = str(store), len(store), order.steps
+        self.source, self.images, self.steps = str(store), order.images, order.steps
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype = device, dtype
         self._operation = TwoCrops(store, augment.crop, max(1, count(workers)))
@@ -336,17 +340,19 @@ class _Epoch(EpochIterator):
         params = draw_views(
             self._augment, seed=self._seed, epoch=self._number, index=index, size=size
         )
+        cuts = cut_views(params, side)
         stage = Stage(params, self._augment, side, side, self._dtype) if self._dtype else None
-        self.storage_state = _Batch(*self._memory(index), index, size, params, stage)
+        self.storage_state = _Batch(*self._memory(index), index, cuts, stage)
         ((crops, status),) = self.run_pipeline(number, index, slot, None)
         crops = torch.from_numpy(crops)
         views = stage.views() if stage else None
         for row in np.flatnonzero(status != _DECODED):
             own = slice(row, row + 1)
-            one = self._decode_with_pil(int(index[row]), size[row], params.rows(own))
-            crops[:, own] = one
+            crops[:, own] = _crop_by_pil(store, int(index[row]), cuts.rows(own), side)
             if views and self._dtype:
-                finished = photometric(one, params.rows(own), self._augment, dtype=self._dtype)
+                finished = photometric(
+                    crops[:, own], params.rows(own), self._augment, dtype=self._dtype
+                )
                 for view, own_view in zip(views, finished, strict=True):
                     view[own] = own_view
         if stream is None:
@@ -365,19 +371,6 @@ class _Epoch(EpochIterator):
         slot = rest[-1][start // page_size].astype(np.int64)
         return memory.reshape(-1), slot * page_size + start % page_size
 
-    def _decode_with_pil(self, index: int, size: NDArray[np.int64], params: ViewParams) -> Tensor:
-        """Make both crops of an image that libjpeg-turbo refused or had doubts about.
-
-        Raises:
-            DataError: PIL cannot decode it either, or it is not of the size that the file states.
-        """
-        image = np.asarray(self._store.decode(index))
-        if image.shape[:2] != tuple(size):
-            raise self._store.cannot_decode(index, "it is not as large as the file says")
-        crops = torch.empty((2, 1, self._augment.crop, self._augment.crop, 3), dtype=torch.uint8)
-        crop_images([image], params, crops)
-        return crops
-
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
@@ -388,9 +381,7 @@ class _Batch:
     start: NDArray[np.int64]
     """(N,) where each begins in it."""
     indices: NDArray[np.int64]
-    size: NDArray[np.int64]
-    """(N, 2) height and width."""
-    params: ViewParams
+    cuts: Cuts
     stage: Stage | None
     """Where the views go, if they shall be made too."""
 
@@ -406,13 +397,7 @@ class TwoCrops(SimpleRGBImageDecoder):
 
     def __init__(self, store: BetonStore, side: int, workers: int) -> None:
         super().__init__()
-        self._store, self._side = store, side
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fastsiam-ffcv")
-        height, width = int(store.height.max()), int(store.width.max())
-        largest = int((store.height.astype(np.int64) * store.width).max())
-        self._threads = [
-            (Decompressor(largest), Scratch(height, width, side).arrays) for _ in range(workers)
-        ]
+        self._side, self._cutter = side, _Cutter(store, side, workers)
 
     def declare_state_and_memory(self, previous_state: State) -> tuple[State, None]:
         """Say what comes out; the buffers are the loader's, for all epochs."""
@@ -425,26 +410,50 @@ class TwoCrops(SimpleRGBImageDecoder):
         def two_crops(indices: Any, memory: Any, metadata: Any, batch: _Batch) -> Any:
             crops, status = memory
             crops = crops.reshape(2, len(indices), self._side, self._side, 3)
-            self._run(batch, crops.reshape(2, len(indices), -1), status[:, 0])
+            self._cutter.cut(batch, crops, status[:, 0])
             return crops, status[:, 0]
 
         return two_crops
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown()
+        self._cutter.close()
 
-    def _run(self, batch: _Batch, crops: NDArray[np.uint8], status: NDArray[np.uint8]) -> None:
-        store, indices, params, stage = self._store, batch.indices, batch.params, batch.stage
-        length = store.bytes[indices]
+
+class _Cutter:
+    """Threads that decode a file's images and cut crops out of them.
+
+    Args:
+        store: the file.
+        side: of the crops.
+        workers: how many threads.
+        shrink: ``Cuts.shrink``, at most; by default, that of a whole image which becomes a crop.
+    """
+
+    def __init__(
+        self, store: BetonStore, side: int, workers: int, *, shrink: float | None = None
+    ) -> None:
+        self._store, self._side = store, side
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fastsiam-ffcv")
+        height, width = int(store.height.max()), int(store.width.max())
+        largest = int((store.height.astype(np.int64) * store.width).max())
+        self._threads = [
+            (Decompressor(largest), Scratch(height, width, side, shrink=shrink).arrays)
+            for _ in range(workers)
+        ]
+
+    def cut(self, batch: _Batch, crops: NDArray[np.uint8], status: NDArray[np.uint8]) -> None:
+        """Make a batch's crops (V, N, side, side, 3), and say what became of each image (N,)."""
+        store, indices, stage = self._store, batch.indices, batch.stage
+        length, crops = store.bytes[indices], crops.reshape(*crops.shape[:2], -1)
         images = (
             batch.source,
             batch.start,
             length,
-            batch.size,
+            store.height[indices],
+            store.width[indices],
             store.modes[indices] == RAW,
-            params.box,
-            params.flip,
+            in_arrays(batch.cuts),
             np.argsort(-length),  # those that take long first: no thread is left with one
             np.zeros(1, np.int64),  # how many of them were taken
             np.zeros((len(indices), len(_STAGES) + 1), np.int64),  # when each stage began
@@ -454,13 +463,72 @@ class TwoCrops(SimpleRGBImageDecoder):
         def work(decompressor: Decompressor, scratch: Any) -> None:
             own = (decompressor.handle, decompressor.pixels, scratch, get_native_id())
             if stage is None:
-                _two_crops(images, own, self._side, crops, status)
+                _crops(images, own, self._side, crops, status)
             else:
                 views = (stage.tables, stage.scratch(), stage.out)
                 _two_views(images, own, self._side, crops, status, views)
 
         run_all([self._pool.submit(work, *own) for own in self._threads])
         note_stages(_STAGES, *images[-2:])
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+
+def _crop_by_pil(store: BetonStore, index: int, cuts: Cuts, side: int) -> Tensor:
+    """Make the crops (V, 1, S, S, 3) of an image that libjpeg-turbo refused or had doubts about.
+
+    Raises:
+        DataError: PIL cannot decode it either, or it is not of the size that the file states.
+    """
+    image = np.asarray(store.decode(index))
+    if image.shape[:2] != (store.height[index], store.width[index]):
+        raise store.cannot_decode(index, "it is not as large as the file says")
+    crops = torch.empty((len(cuts.box), 1, side, side, 3), dtype=torch.uint8)
+    crop_images([image], cuts, crops)
+    return crops
+
+
+def central_crops(
+    store: BetonStore,
+    batches: Sequence[NDArray[np.int64]],
+    *,
+    resize: int,
+    side: int,
+    workers: int,
+    prefetch: int,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """Yield batches of central crops; see ``fastsiam.pipelines.evaluation.Crops``.
+
+    Args:
+        store: a .beton file.
+        batches: the images of each.
+        resize: shorter side before the crop is taken.
+        side: of the crops.
+        workers: threads that decode and crop; -1 is one for each core of this rank.
+        prefetch: batches that are made ahead.
+        device: where they will go; the crops lie in memory from which a GPU can copy them.
+    """
+    size = np.stack([store.height, store.width], axis=1).astype(np.int64)
+    shrink = cut_centres(size[np.concatenate(batches)], resize=resize, side=side).shrink
+    cutter = _Cutter(store, side, max(1, count(workers)), shrink=shrink)
+
+    def make(indices: NDArray[np.int64]) -> Tensor:
+        cuts = cut_centres(size[indices], resize=resize, side=side)
+        shape, pinned = (1, len(indices), side, side, 3), device.type == "cuda"
+        crops = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+        status = np.empty(len(indices), np.uint8)
+        batch = _Batch(store.memory, store.start[indices], indices, cuts, None)
+        cutter.cut(batch, crops.numpy(), status)
+        for row in np.flatnonzero(status != _DECODED):
+            own = slice(row, row + 1)
+            crops[:, own] = _crop_by_pil(store, int(indices[row]), cuts.rows(own), side)
+        return crops[0]
+
+    with contextlib.closing(cutter):
+        yield from made_ahead(make, batches, count=prefetch)
 
 
 class Decompressor:
@@ -510,7 +578,7 @@ def _end_decompressor(handle):
 
 
 @compiled
-def _two_crops(images, own, side, crops, status):
+def _crops(images, own, side, crops, status):
     """Take one image after the other, as long as there are any, and make its crops."""
     while _crop_next(images, own, side, crops, status) >= 0:
         pass
@@ -533,22 +601,21 @@ def _two_views(images, own, side, crops, status, views):
 
 @compiled
 def _crop_next(images, own, side, crops, status):
-    """Make both crops of the next image; return its row, or -1 if there was none left."""
-    source, start, length, size, raw, box, flip, turns, counter, times, threads = images
+    """Make the crops of the next image; return its row, or -1 if there was none left."""
+    source, start, length, height, width, raw, cuts, turns, counter, times, threads = images
     handle, pixels, scratch, thread = own
     turn = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
     if turn >= len(turns):
         return -1
     row = turns[turn]
     times[row, 0], threads[row] = now(), thread
-    height, width = size[row, 0], size[row, 1]
+    tall, wide = np.int64(height[row]), np.int64(width[row])
     data = source[start[row] : start[row] + length[row]]
-    image = data if raw[row] else pixels[: 3 * height * width]
-    if raw[row] or _decode(handle, data, width, height, pixels):
+    image = data if raw[row] else pixels[: 3 * tall * wide]
+    if raw[row] or _decode(handle, data, wide, tall, pixels):
         status[row] = _DECODED
         times[row, 1] = now()
-        for view in range(2):
-            crop(image, width, box[view, row], flip[view, row], side, crops[view, row], scratch)
+        crop(image, wide, cuts, row, side, crops, scratch)
         times[row, 2] = now()
     else:
         status[row] = _REFUSED

@@ -40,9 +40,9 @@ class MemoryLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.images, self.steps = str(store), len(store), order.steps
+        self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
-        self._pixels: Pixels | None = Pixels(store, workers, device)
+        self._pixels: Pixels | None = Pixels(store, order.chosen, workers, device)
         self._labels = torch.from_numpy(store.labels).to(device)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
@@ -79,9 +79,11 @@ class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def __getitem__(self, indices: range) -> tuple[NDArray[np.int64], Tensor] | DataError:
+    def __getitem__(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], Tensor] | DataError:
         try:
-            images = [np.asarray(self.store.decode(i)) for i in indices]
+            images = [np.asarray(self.store.decode(i)) for i in indices.tolist()]
         except DataError as error:
             return error
         pixels = np.concatenate([image.reshape(-1) for image in images])
@@ -89,10 +91,24 @@ class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
 
 
 class Pixels:
-    """The decoded images of a store, H x W x 3 uint8, one after the other on the device."""
+    """Decoded images of a store, H x W x 3 uint8, one after the other on the device.
 
-    def __init__(self, store: Store, workers: int, device: torch.device) -> None:
-        stretches = [range(i, min(i + 256, len(store))) for i in range(0, len(store), 256)]
+    Args:
+        store: the images.
+        chosen: positions of those that are wanted, ascending; None is all.
+        workers: processes that decode.
+        device: where the pixels shall lie.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        chosen: NDArray[np.int64] | None,
+        workers: int,
+        device: torch.device,
+    ) -> None:
+        wanted = np.arange(len(store)) if chosen is None else chosen
+        stretches = [wanted[i : i + 256] for i in range(0, len(wanted), 256)]
         room, used = _room(device), 0
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
@@ -106,16 +122,17 @@ class Pixels:
             if 2 * used > 0.8 * room:  # the parts, and then the whole
                 raise DataError(
                     f"{store.root} does not fit: {sum(len(part) for part in sizes):,} of "
-                    f"{len(store):,} images fill four fifths of the {room / 2**30:.1f} GiB free "
+                    f"{len(wanted):,} images fill four fifths of the {room / 2**30:.1f} GiB free "
                     f"on {device}; use --pipeline torchvision"
                 )
             sizes.append(item[0])
             parts.append(item[1].to(device, copy=True))  # out of the worker's shared memory
-        self.size = np.concatenate(sizes)
-        """(N, 2) height and width of each image."""
+        self.size = np.zeros((len(store), 2), np.int64)
+        """(images of the store, 2) height and width of each; 0 of those that are not chosen."""
+        self.size[wanted] = np.concatenate(sizes)
         count = 3 * self.size.prod(1)
         self.start = np.cumsum(count) - count
-        """(N,) where each image begins in ``flat``."""
+        """(images of the store,) where each begins in ``flat``."""
         self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
         for part, start in zip(parts, np.cumsum([len(p) for p in parts]), strict=True):

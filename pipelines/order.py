@@ -6,7 +6,7 @@ each rank takes its slice of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -20,7 +20,7 @@ class Order:
     """The order of a data set's epochs, as one rank sees it."""
 
     images: int
-    """Images in the data set."""
+    """Images in an epoch: all of the data set, or those that are chosen."""
     batch: int
     """Images in a global batch."""
     seed: int
@@ -29,8 +29,11 @@ class Order:
     """This rank's number."""
     world: int = 1
     """Number of ranks."""
+    chosen: NDArray[np.int64] | None = field(default=None, compare=False)
+    """(images,) positions in the data set, ascending, of a subset; None is the whole."""
 
     def __post_init__(self) -> None:
+        assert self.chosen is None or len(self.chosen) == self.images
         if self.batch % self.world:
             raise ValueError(
                 f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "
@@ -47,7 +50,8 @@ class Order:
         assert 0 <= step < self.steps
         share = self.batch // self.world
         start = step * self.batch + self.rank * share
-        return _permutation(self.images, self.seed, epoch)[start : start + share]
+        places = _permutation(self.images, self.seed, epoch)[start : start + share]
+        return places if self.chosen is None else self.chosen[places]
 
 
 @lru_cache(maxsize=2)

@@ -30,9 +30,10 @@ class SyntheticLoader:
         world: int,
         device: torch.device,
         dtype: torch.dtype,
+        images: int,
     ) -> None:
-        self._order = Order(images=IMAGES, batch=batch, seed=seed, rank=rank, world=world)
-        self.source, self.images, self.steps = "noise", IMAGES, self._order.steps
+        self._order = Order(images=images, batch=batch, seed=seed, rank=rank, world=world)
+        self.source, self.images, self.steps = "noise", images, self._order.steps
         generator = torch.Generator(device).manual_seed(seed + rank)
         shape = (batch // world, 3, augment.crop, augment.crop)
 

@@ -123,7 +123,7 @@ class TorchvisionLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.images, self.steps = str(store), len(store), order.steps
+        self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._labels, self._device, self._dtype = order, store.labels, device, dtype
         self._tasks, self._turn = _Tasks(order), 0
         self._loader = in_workers(

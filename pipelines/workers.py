@@ -1,15 +1,21 @@
-"""Loader processes: how many, and how they behave."""
+"""Loader processes and threads: how many, and how they behave."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from .processes import cores, leave_signals_to_the_parent
+
+Task = TypeVar("Task")
+Made = TypeVar("Made")
 
 
 def count(workers: int) -> int:
@@ -46,6 +52,26 @@ def shut_down(loader: DataLoader[Any]) -> None:
     iterator = getattr(loader, "_iterator", None)  # torch offers no public way
     if iterator is not None:
         iterator._shutdown_workers()
+
+
+def made_ahead(
+    make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int
+) -> Iterator[Made]:
+    """Yield ``make(task)`` of each task in order, made in a thread, up to ``count`` ahead.
+
+    The thread ends with the iterator, also with one that is left before its end. An error comes
+    out in the place of its result.
+    """
+    rest = iter(tasks)
+    with ThreadPoolExecutor(1, "fastsiam-ahead") as thread:
+        waiting = deque(thread.submit(make, task) for task in islice(rest, count))
+        try:
+            while waiting:
+                made = waiting.popleft().result()
+                waiting.extend(thread.submit(make, task) for task in islice(rest, 1))
+                yield made
+        finally:
+            thread.shutdown(cancel_futures=True)
 
 
 def _as_it_is(item: Any) -> Any:

@@ -277,14 +277,14 @@ def test_ctrl_c_mixes_nothing_up(
     """Wherever it strikes while a batch is handed over: images keep their own boxes."""
     loader = loaders(images / "train")
     expected = list(loader.epoch(0))
-    feed, calls = loader._dali.feed_input, iter(range(1, 100))
+    feed, calls = loader._cropper._dali.feed_input, iter(range(1, 100))
 
     def interrupted(*arguments: object) -> None:
         if next(calls) == call:
             raise KeyboardInterrupt
         feed(*arguments)
 
-    monkeypatch.setattr(loader._dali, "feed_input", interrupted)
+    monkeypatch.setattr(loader._cropper._dali, "feed_input", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(loader.epoch(0))
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))

@@ -142,7 +142,9 @@ def test_float32_ranks_exactly() -> None:
 def test_evaluation_leaves_the_backbone_as_it_was() -> None:
     backbone = build_method(ModelConfig(backbone="resnet10", width=4)).backbone.train()
     before = copy.deepcopy(backbone.state_dict())
-    batches = [EvalBatch(torch.randn(4, 3, 32, 32) + 5, torch.arange(4)) for _ in range(3)]
+    batches = [
+        EvalBatch(torch.randn(4, 3, 32, 32) + 5, torch.arange(4), torch.arange(4)) for _ in range(3)
+    ]
     features, labels = backbone_features(backbone, batches, dtype=torch.bfloat16)
     assert (
         features.shape == (12, 32)
@@ -156,7 +158,7 @@ def test_evaluation_leaves_the_backbone_as_it_was() -> None:
 
 
 def test_pixel_features_are_the_pixels() -> None:
-    batch = EvalBatch(torch.randn(4, 3, 8, 8), torch.arange(4))
+    batch = EvalBatch(torch.randn(4, 3, 8, 8), torch.arange(4), torch.arange(4))
     ((features, _),) = pixel_batches([batch])
     assert torch.equal(features, batch.image.reshape(4, -1))
 

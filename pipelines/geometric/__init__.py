@@ -6,12 +6,63 @@ to PIL, and the DALI pipeline to DALI.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.augment import ViewParams
 from fastsiam.trace import span
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """V crops of each of N images: a box of the image is resized, and a square is cut out of that.
+
+    All arrays are numpy, on the host.
+    """
+
+    box: NDArray[np.int32]
+    """(V, N, 4): top, left, height, width in pixels of the image. The filter sees no others."""
+    flip: NDArray[np.bool_]
+    """(V, N): mirror the crop left to right."""
+    resized: NDArray[np.int32]
+    """(V, N, 2): height and width that the box gets."""
+    corner: NDArray[np.int32]
+    """(V, N, 2): top and left of the square in the resized box; what lies outside that is black."""
+
+    def rows(self, which: slice) -> Cuts:
+        """Return the cuts of some of the images."""
+        return Cuts(*(getattr(self, name)[:, which] for name in self.__slots__))
+
+    @property
+    def shrink(self) -> float:
+        """How many times longer a box is than what becomes of it, at most."""
+        return float((self.box[..., 2:] / self.resized).max(initial=0))
+
+
+def cut_views(params: ViewParams, side: int) -> Cuts:
+    """Return both views of N images as cuts: their boxes, resized to ``side`` pixels square."""
+    resized = np.full((*params.flip.shape, 2), side, np.int32)
+    return Cuts(params.box, params.flip, resized, np.zeros_like(resized))
+
+
+def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
+    """Return the central crops of N images as cuts, with torchvision's roundings.
+
+    Args:
+        size: (N, 2) height and width of each image.
+        resize: what its shorter side becomes, as in ``Resize(resize)``.
+        side: of the result, as in ``CenterCrop(side)``; a smaller image gets a black border.
+    """
+    short, long = size.min(1), size.max(1)
+    resized = np.where(size > short[:, None], (resize * long / short)[:, None], resize)
+    resized = resized.astype(np.int32)
+    excess = resized - side
+    corner = np.where(excess < 0, -(-excess // 2), np.rint(excess / 2)).astype(np.int32)
+    box = np.concatenate([np.zeros_like(size), size], axis=1).astype(np.int32)
+    return Cuts(box[None], np.zeros((1, len(size)), np.bool_), resized[None], corner[None])
 
 
 def crop_views(

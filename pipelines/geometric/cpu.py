@@ -26,6 +26,8 @@ from fastsiam.augment import ViewParams
 from fastsiam.compiled import compiled
 from fastsiam.threads import in_threads, take
 
+from . import Cuts, cut_views
+
 _PRECISION = 22
 """Bits of a weight's fraction, as in PIL."""
 _AHEAD = 5  # bytes that are read behind the last pixel of a row, and given no weight
@@ -40,46 +42,55 @@ def crop_views(
     crops = torch.empty((2, n, side, side, 3), dtype=torch.uint8)
     source, out = pixels.numpy(), crops.numpy().reshape(2, n, -1)
     height, width = size.max(0).tolist() if n else (0, 0)
+    cuts = in_arrays(cut_views(params, side))
 
     def work(counter: NDArray[np.int64]) -> None:
         scratch = Scratch(height, width, side).arrays
-        _crop_all(source, start, size, params.box, params.flip, side, out, scratch, counter)
+        _crop_all(source, start, size, cuts, side, out, scratch, counter)
 
     in_threads(work, n)
     return crops
 
 
-def crop_images(images: Sequence[NDArray[np.uint8]], params: ViewParams, out: Tensor) -> None:
-    """Cut both crops of images that lie anywhere.
+def crop_images(images: Sequence[NDArray[np.uint8]], cuts: Cuts, out: Tensor) -> None:
+    """Cut crops out of images that lie anywhere.
 
     Args:
         images: N arrays H x W x 3.
-        params: crop boxes and flips of the N images.
-        out: (2, N, side, side, 3) uint8, filled in.
+        cuts: V of each of the N images.
+        out: (V, N, side, side, 3) uint8, contiguous, filled in.
     """
-    _, n, side, _, _ = out.shape
-    target = out.numpy().reshape(2, n, -1)
+    views, n, side, _, _ = out.shape
+    target = out.numpy().reshape(views, n, -1)
     height = max(image.shape[0] for image in images)
     width = max(image.shape[1] for image in images)
 
     sources = [image.reshape(-1) for image in images]
     addresses = np.array([source.ctypes.data for source in sources])
     size = np.array([image.shape[:2] for image in images])
+    shrink, arrays = cuts.shrink, in_arrays(cuts)
 
     def work(counter: NDArray[np.int64]) -> None:
-        scratch = Scratch(height, width, side).arrays
-        _crop_each(addresses, size, params.box, params.flip, side, target, scratch, counter)
+        scratch = Scratch(height, width, side, shrink=shrink).arrays
+        _crop_each(addresses, size, arrays, side, target, scratch, counter)
 
     in_threads(work, n)
     del sources  # until here the addresses are theirs
 
 
 class Scratch:
-    """What one thread needs to crop images of up to a given size."""
+    """What one thread needs to crop images of up to a given size.
 
-    def __init__(self, height: int, width: int, side: int) -> None:
+    Args:
+        height: of the images.
+        width: of the images.
+        side: of the crops.
+        shrink: ``Cuts.shrink``; by default, that of a whole image which becomes a crop.
+    """
+
+    def __init__(self, height: int, width: int, side: int, *, shrink: float | None = None) -> None:
         longest = max(height, width, side)
-        taps = math.ceil(2 * longest / side)
+        taps = math.ceil(2 * max(longest / side if shrink is None else shrink, 1.0))
         self.arrays = (
             np.empty(height * 3 * side + 1, np.uint8),  # between the passes
             np.empty((2, 3 * longest + _AHEAD), np.uint8),  # a row of the source, one of the result
@@ -91,28 +102,31 @@ class Scratch:
         )
 
 
+def in_arrays(cuts: Cuts) -> tuple[NDArray[Any], ...]:
+    """Return the cuts as compiled functions take them."""
+    return cuts.box, cuts.flip, cuts.resized, cuts.corner
+
+
 @compiled
-def _crop_all(source, start, size, box, flip, side, out, scratch, counter):
-    """Make both crops of one image after the other, as long as there are any."""
+def _crop_all(source, start, size, cuts, side, out, scratch, counter):
+    """Make the crops of one image after the other, as long as there are any."""
     while True:
         i = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
         if i >= len(start):
             return
         image = source[start[i] : start[i] + 3 * size[i, 0] * size[i, 1]]
-        for view in range(2):
-            crop(image, size[i, 1], box[view, i], flip[view, i], side, out[view, i], scratch)
+        crop(image, size[i, 1], cuts, i, side, out, scratch)
 
 
 @compiled
-def _crop_each(addresses, size, box, flip, side, out, scratch, counter):
+def _crop_each(addresses, size, cuts, side, out, scratch, counter):
     """Do the same with images at addresses."""
     while True:
         i = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
         if i >= len(addresses):
             return
         image = carray(_bytes_at(addresses[i]), 3 * size[i, 0] * size[i, 1])
-        for view in range(2):
-            crop(image, size[i, 1], box[view, i], flip[view, i], side, out[view, i], scratch)
+        crop(image, size[i, 1], cuts, i, side, out, scratch)
 
 
 @intrinsic
@@ -124,27 +138,41 @@ def _bytes_at(context, address):
 
 
 @compiled
-def crop(image, width, box, flip, side, out, scratch):
-    """Make one crop.
+def crop(image, width, cuts, i, side, out, scratch):
+    """Make the crops of one image.
 
     Args:
         image: (height * width * 3,) uint8, interleaved.
         width: of the image, in pixels.
-        box: (4,) top, left, height, width.
-        flip: whether to mirror it left to right.
+        cuts: ``in_arrays`` of N images' cuts.
+        i: the image's place among them.
         side: of the result, in pixels.
-        out: (side * side * 3,) uint8.
+        out: (V, N, side * side * 3) uint8.
         scratch: ``Scratch.arrays``.
     """
+    box, flip, resized, corner = cuts
+    for view in range(len(out)):
+        target = out[view, i]
+        own = box[view, i], flip[view, i], resized[view, i], corner[view, i]
+        _crop(image, width, own, side, target, scratch)
+
+
+@compiled
+def _crop(image, width, cut, side, out, scratch):
+    """Make one crop."""
     rows, row, sums, weights, begin, table, first = scratch
+    box, flip, resized, corner = cut
     top, left, tall, wide = np.int64(box[0]), np.int64(box[1]), np.int64(box[2]), np.int64(box[3])
-    groups = _spread(weights, begin, _filter(wide, side, weights, begin), flip, table, first)
-    taps = _filter(tall, side, weights, begin)
+    high, broad = np.int64(resized[0]), np.int64(resized[1])
+    taps = _filter(wide, broad, corner[1], weights, begin)
+    groups = _spread(weights, begin, taps, flip, table, first)
+    begin_x, end_x = 3 * begin[0], 3 * (begin[side - 1] + taps)
+    taps = _filter(tall, high, corner[0], weights, begin)
     pitch, length = 3 * width, 3 * side
-    corner = image[top * pitch + 3 * left :]
-    if tall > side and tall - side > 2 * (wide - side):  # Pillow 13's rule; before, never
+    inside = image[top * pitch + 3 * left :]
+    if tall > high and tall - high > 2 * (wide - broad):  # Pillow 13's rule; before, never
         for y in range(side):
-            source, line = corner[begin[y] * pitch :], row[0, : 3 * wide]
+            source, line = inside[begin[y] * pitch + begin_x :], row[0, begin_x:end_x]
             _weigh_rows(source, pitch, weights[y], taps, sums, line)
             _weigh_pixels(row[0], table, first, groups, row[1])
             for i in range(length):
@@ -152,7 +180,7 @@ def crop(image, width, box, flip, side, out, scratch):
         return
     above = begin[0]
     for y in range(above, begin[side - 1] + taps):
-        source, line = corner[y * pitch :], row[0]
+        source, line = inside[y * pitch :], row[0]
         if len(source) < 3 * wide + _AHEAD:  # the image's last row
             for i in range(3 * wide):
                 line[i] = source[i]
@@ -164,20 +192,27 @@ def crop(image, width, box, flip, side, out, scratch):
 
 
 @compiled
-def _filter(length, side, weights, begin):
-    """Fill in the weights that resize ``length`` pixels to ``side``; return how many for each."""
-    scale = length / side
+def _filter(length, resized, corner, weights, begin):
+    """Fill in the weights that make ``resized`` pixels of ``length``, beginning at ``corner``.
+
+    What would lie before the first or behind the last gets none, and is black.
+
+    Returns:
+        How many weights each pixel has.
+    """
+    scale = length / resized
     support = max(scale, 1.0)
     taps = min(length, math.ceil(2 * support))
-    for x in range(side):
-        centre = (x + 0.5) * scale
+    for x in range(len(begin)):
+        place = x + corner
+        centre = (place + 0.5) * scale
         first = min(max(int(centre - support + 0.5), 0), length - taps)
         total = 0.0
         for k in range(taps):
             total += max(1.0 - abs((first + k - centre + 0.5) * (1 / support)), 0.0)
         for k in range(taps):
             weight = max(1.0 - abs((first + k - centre + 0.5) * (1 / support)), 0.0) / total
-            weights[x, k] = int(weight * _ONE + 0.5)
+            weights[x, k] = int(weight * _ONE + 0.5) if 0 <= place < resized else 0
         begin[x] = first
     return taps
 

@@ -138,6 +138,11 @@ class BetonStore(Store):
         """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
         return self._annex_place is not None
 
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The whole file as it is mapped, read-only."""
+        return np.frombuffer(self._file.view, np.uint8)
+
     def read(self, index: int) -> Bytes:
         """Return an image's record: a view into the mapped file."""
         start = int(self.start[index])
