@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, cast
 
@@ -170,7 +169,6 @@ def verify(
 
 
 _NETWORK = "run", "Run folder, a checkpoint, or a weights file of another program."
-_EVALUATIONS = {"knn": KnnConfig, "linear": LinearConfig, "finetune": FinetuneConfig}
 
 
 def knn(run: Path, config: KnnConfig) -> None:
@@ -202,10 +200,9 @@ def _evaluate(name: str, run: Path, config: EvalConfig) -> None:
         print("\n".join(record["summary"]))
 
 
-for _run in (knn, linear, finetune):
-    eval_app.command(_run.__name__)(
-        command_of(_run, _EVALUATIONS[_run.__name__], argument=_NETWORK)
-    )
+eval_app.command("knn")(command_of(knn, KnnConfig, argument=_NETWORK))
+eval_app.command("linear")(command_of(linear, LinearConfig, argument=_NETWORK))
+eval_app.command("finetune")(command_of(finetune, FinetuneConfig, argument=_NETWORK))
 
 
 def features(run: Path, config: FeaturesConfig) -> None:
@@ -230,9 +227,11 @@ def neighbours(run: Path, config: NeighboursConfig) -> None:
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")
 
 
-for _run, _config in ((features, FeaturesConfig), (neighbours, NeighboursConfig)):
-    _flags = {f.name for f in fields(_config)} - {"gpus", "json"}
-    app.command(_run.__name__)(command_of(_run, _config, _flags, argument=_NETWORK))
+_ALONE = {"gpus", "json"}  # these two run in one process and leave no record
+app.command("features")(command_of(features, FeaturesConfig, argument=_NETWORK, without=_ALONE))
+app.command("neighbours")(
+    command_of(neighbours, NeighboursConfig, argument=_NETWORK, without=_ALONE)
+)
 
 
 class _BenchGroup(typer.core.TyperGroup):

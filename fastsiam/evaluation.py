@@ -20,9 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.augment import AugmentConfig
 from fastsiam.batch import EvalLoader, Loader, to_device
-from fastsiam.config import MonitorConfig, OptimConfig
+from fastsiam.config import AugmentConfig, MonitorConfig, OptimConfig
 from fastsiam.console import duration
 from fastsiam.distributed import Place, gather_uneven, minimum_across_ranks
 from fastsiam.errors import DataError, FastSiamError

@@ -88,6 +88,7 @@ def command_of(
     only: Collection[str] | None = None,
     *,
     argument: tuple[str, str] | None = None,
+    without: Collection[str] = (),
 ) -> Callable[..., None]:
     """Turn ``run(config)`` into a Typer command with one flag for each field of the config.
 
@@ -97,6 +98,7 @@ def command_of(
         only: fields that get a flag; by default all.
         argument: name and help of a path that stands without a flag; then it is ``run(path,
             config)``.
+        without: fields that get none.
     """
 
     def command(**flags: Any) -> None:
@@ -109,6 +111,7 @@ def command_of(
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     parameters = [p for p in _parameters(cls) if only is None or p.name in only]
+    parameters = [p for p in parameters if p.name not in without]
     if argument:
         name, text = argument
         parameters.insert(0, _parameter(name, Path, typer.Argument(help=text)))

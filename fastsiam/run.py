@@ -193,8 +193,9 @@ def _monitor(
         return None
 
     def evaluate(backbone: nn.Module) -> KnnResult:
-        parts = (feature_batches(backbone, loader, dtype=dtype) for loader in (bank, queries))
-        (result,) = knn(*parts, bank, [(config.monitor.knn_k, config.monitor.knn_temperature)])
+        known, asked = (feature_batches(backbone, x, dtype=dtype) for x in (bank, queries))
+        votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
+        (result,) = knn(known, asked, bank, votes)
         return result
 
     return evaluate

@@ -21,10 +21,13 @@ from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.config import FinetuneConfig, LinearConfig
+from fastsiam.evaluate.features import fingerprint
+from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.linear import Heads, LinearTraining
 from fastsiam.evaluate.records import read_records
 from fastsiam.evaluation import evaluate_finetuned, evaluate_linear
 from fastsiam.run import train_here
+from fastsiam.subject import open_subject
 
 from .conftest import fastsiam, with_settings, write_images
 from .rank_jobs import linear_problem, linear_training
@@ -136,7 +139,7 @@ def test_accuracy_counts() -> None:
     count.add(scores, torch.tensor([0, 0, 1]))
     assert (count.images, count.top1) == (3, pytest.approx(100 / 3))
     assert count.top5 == pytest.approx(100 / 3)  # neither the sixth nor one that is no candidate
-    assert count.per_class[:2] == (50, 0) and math.isnan(count.per_class[2])
+    assert list(count.per_class[:2]) == [50, 0] and math.isnan(count.per_class[2])
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -204,8 +207,9 @@ def test_an_interrupted_evaluation_goes_on(
 ) -> None:
     whole = evaluate(run, config, HERE)
     monkeypatch.setattr(evaluation, "_SECONDS_BETWEEN_SAVES", 0.0)
-    kind = FineTuningOrLinear[evaluate.__name__]
-    epoch, begun = kind.epoch, []
+    kind = TRAINING[evaluate.__name__]
+    epoch = kind.epoch
+    begun: list[int] = []
 
     def interrupted(self: Any, number: int, batches: Any) -> Tensor:
         if number == 3 and not begun:
@@ -224,10 +228,7 @@ def test_an_interrupted_evaluation_goes_on(
     assert not list((run / "eval").glob("*.partial"))
 
 
-FineTuningOrLinear: dict[str, Any] = {
-    "evaluate_linear": evaluation.LinearTraining,
-    "evaluate_finetuned": evaluation.FineTuning,
-}
+TRAINING: dict[str, Any] = {"evaluate_linear": LinearTraining, "evaluate_finetuned": FineTuning}
 
 
 def test_another_protocol_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +252,7 @@ def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
     assert record["best"]["top1"] > 60  # chance is 33
     assert record["images_validated"] == 12 and record["protocol"]["epochs"] == 30
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
-    fingerprint = evaluation.fingerprint
-    backbone = evaluation.open_subject(run, config, HERE).network
+    backbone = open_subject(run, config, HERE).network
     assert fingerprint(backbone) == record["network"]["fingerprint"]
     assert read_records(run)[0]["kind"] == "finetune"
 

@@ -6,9 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastsiam.config import TrainConfig
+from fastsiam.distributed import Place
 from fastsiam.errors import DataError
+from fastsiam.evaluate.config import KnnConfig, LinearConfig
+from fastsiam.evaluation import evaluate_knn, evaluate_linear
 from fastsiam.metrics import read_metrics
 from fastsiam.report import write_report
 from fastsiam.run import train_here
@@ -31,6 +35,22 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
         assert f"<td>{setting}</td>" in page
     assert "<p>other: stop-gradient: True -&gt; False</p>" in page
     assert "<td>other</td>" in page and "<td>run</td>" in page
+
+
+def test_evaluations_are_shown(small: TrainConfig) -> None:
+    run = train_here(with_settings(small, epochs=1), "imagenet")
+    place = Place(0, 1, torch.device("cpu"))
+    knn = evaluate_knn(run, KnnConfig(workers=0), place)
+    linear = evaluate_linear(
+        run, LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1,1"), place
+    )
+    page = write_report([run], run / "report.html").read_text()
+    assert "<h2>Evaluations</h2>" in page
+    for line in knn["summary"] + linear["summary"]:
+        assert f"<td>{line}</td>" in page
+    (run / "eval" / "knn.json").write_text("{}")
+    with pytest.raises(DataError, match=r"knn\.json is no record of an evaluation"):
+        write_report([run], run / "report.html")
 
 
 def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class LabelConfig(EvalConfig):
     subset: str = ""
     """File with the names of the training images to use, one a line, such as SimCLR's lists."""
     scale_min: float = 0.08
-    """Smallest crop of a training image, as a share of its area; it is flipped, too, and no more."""
+    """Smallest crop of a training image, as a share of its area; it may be flipped, too."""
     momentum: float = 0.9
     """Momentum of the steps."""
     weight_decay: float = 0.0
