@@ -165,6 +165,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "convert": ("data", "images", "workers", *_COMMON),
     "startup": (*_IMAGES, "pipelines", *_COMMON),
     "peers": (*_IMAGES, "peers", "pipelines", *_COMMON),
+    "knn": _COMMON,
     "sweep": ("over", "values", *_IMAGES, "pipelines", *_COMMON),
     "all": (*_IMAGES, "backbone", "pipelines", "stored", "variants", *_COMMON),
 }
@@ -181,6 +182,7 @@ CASES: dict[str, str] = {
     "startup": "Time to the first batch in a new process, first and later epochs, cold and warm.",
     "sweep": "Scaling: workers, batch, side of a view, JPEG quality or ranks.",
     "peers": "Other libraries that make two views, on the same images.",
+    "knn": "The kNN classifier beside lightly's, on the same features.",
     "machine": "What the machine does at most: copies and matrix products.",
 }
 """The commands that measure, and their help."""

@@ -205,6 +205,7 @@ def table(records: Sequence[Record]) -> str:
         column("s for first epoch", lambda r: _fact(r, "first_epoch", ".2f")),
         column("s for later epochs", lambda r: _fact(r, "later_epoch", ".2f")),
         column("waiting for data", lambda r: _fact(r, "data_wait", ".0%")),
+        column("top-1 (%)", lambda r: _fact(r, "top1", ".2f")),
         column("MB/s", lambda r: _fact(r, "megabytes_per_second", ",.0f")),
         column(
             "CPU ms an image",

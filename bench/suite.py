@@ -9,6 +9,7 @@ from pathlib import Path
 from fastsiam.bench import loading, training
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.convert import convert
+from fastsiam.bench.knn import knn
 from fastsiam.bench.machine import machine
 from fastsiam.bench.records import (
     Record,
@@ -37,6 +38,7 @@ CASES: dict[str, Case] = {
     "startup": loading.startup,
     "sweep": sweep,
     "peers": peers,
+    "knn": knn,
 }
 """Each is a command; ``loader`` measures decoding too."""
 
