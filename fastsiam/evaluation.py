@@ -431,17 +431,16 @@ class _Task:
             console.say(f"going on after epoch {first} of {epochs}, where it was interrupted")
         results: list[HeadResult] = []
         began = time.monotonic()
-        with closing(source), console.progress(epochs, first, "epoch"):
+        with closing(source), console.progress(epochs * self.steps, first * self.steps):
             for epoch in range(first, epochs):
-                losses = training.epoch(epoch, source.epoch(epoch))
+                batches = self._shown(source.epoch(epoch), epoch, epochs)
+                losses = training.epoch(epoch, batches)
                 done = epoch + 1
-                text = f"loss {losses.min().item():.3f}"
                 if done == epochs or (every and done % every == 0):
                     results = training.evaluate(held)
                     best = max(results, key=lambda result: result.top1)
-                    text += f", top-1 {best.top1:.2f}%"
-                left = (time.monotonic() - began) / (done - first) * (epochs - done)
-                console.advance(done, f"{text}, {duration(left)} left", place=f" of {epochs}")
+                    loss = losses[results.index(best)].item()
+                    console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
                 if done < epochs:
                     partial.save(done, training.state)
         partial.remove()
@@ -455,6 +454,15 @@ class _Task:
         record["per_class"] = dict(zip(self.train.classes, best.per_class, strict=True))
         record["speed"] = {"seconds": seconds, "epochs": epochs - first}
         return results
+
+    def _shown(self, batches: Batches, epoch: int, epochs: int) -> Batches:
+        """Pass on the batches of an epoch, and show how it goes on."""
+        console, began, before = self._subject.console, time.monotonic(), epoch * self.steps
+        for step, batch in enumerate(batches, start=1):
+            yield batch
+            speed = step * self.batch / max(time.monotonic() - began, 1e-9)
+            left = (epochs * self.steps - before - step) * self.batch / speed
+            console.advance(before + step, f"{speed:,.0f} images/s, {duration(left)} left")
 
 
 class _Partial:
