@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +20,7 @@ from fastsiam.errors import DataError
 from fastsiam.photometric import normalize
 
 from .store import Store
-from .workers import in_workers
+from .workers import in_workers, shut_down
 
 Crops = Callable[[Sequence[NDArray[np.int64]]], Iterator[Tensor]]
 """Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
@@ -115,12 +117,19 @@ def central_crops(
         workers: processes; -1 is one for each core of this rank.
         device: where the crops will go; they lie in memory from which a GPU can copy them.
     """
-    for item in in_workers(
-        _Batches(store, resize, side), batches, workers=workers, device=device, persistent=False
-    ):
-        if isinstance(item, DataError):
-            raise item
-        yield item
+    loader = in_workers(
+        _Batches(store, resize, side), batches, workers=workers, device=device, persistent=True
+    )
+    end = partial(shut_down, loader)
+    atexit.register(end)  # before multiprocessing waits for the workers of a pass that was left
+    try:
+        for item in loader:
+            if isinstance(item, DataError):
+                raise item
+            yield item
+    finally:
+        end()
+        atexit.unregister(end)
 
 
 class _Batches(Dataset[Tensor | DataError]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,13 @@ def test_shuffle_is_uniform() -> None:
 def test_indivisible_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
         Order(images=100, batch=10, seed=0, world=3)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_subset_is_ordered_as_a_data_set_of_its_size(world: int) -> None:
+    chosen = np.sort(np.random.default_rng(0).permutation(1000)[:40])
+    for rank in range(world):
+        whole = Order(images=40, batch=12, seed=3, rank=rank, world=world)
+        part = replace(whole, chosen=chosen)
+        assert part.steps == 3 and part == whole
+        np.testing.assert_array_equal(epoch_of(part, 2), chosen[epoch_of(whole, 2)])

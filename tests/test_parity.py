@@ -14,11 +14,13 @@ from typing import get_args
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import functional as TF
 
+from fastsiam.augment import draw_views
 from fastsiam.batch import TwoViewBatch
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.convert import convert_data
-from fastsiam.pipelines import build_loader
+from fastsiam.pipelines import Order, build_loader, open_store
 
 from .sources import picture, rotated_jpeg
 from .test_pipelines import NEEDS
@@ -34,6 +36,8 @@ PAIRS = [
 ]
 VIEWS = AugmentConfig(crop=96)
 CROPS = replace(VIEWS, jitter_p=0, gray_p=0, blur_p=0)
+LINEAR = replace(CROPS, scale_min=0.08)
+"""What linear evaluation trains on: RandomResizedCrop and a flip, of which it takes the first."""
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +88,8 @@ def batches(name: str, root: Path, augment: AugmentConfig, epoch: int) -> list[T
         loader.close()
 
 
-def levels(ours: TwoViewBatch, theirs: TwoViewBatch) -> torch.Tensor:
-    scale = 255 * torch.tensor(VIEWS.std).view(3, 1, 1)
-    gap = torch.stack([ours.view1 - theirs.view1, ours.view2 - theirs.view2])
-    return gap.abs() * scale
+def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return (ours - theirs).abs() * 255 * torch.tensor(VIEWS.std).view(3, 1, 1)
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
@@ -100,4 +102,29 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.index, theirs.index)
             assert torch.equal(ours.label, theirs.label)
-            assert levels(ours, theirs).max() <= EXACT
+            assert levels(ours.view1, theirs.view1).max() <= EXACT
+            assert levels(ours.view2, theirs.view2).max() <= EXACT
+
+
+def torchvisions(root: Path, epoch: int) -> list[torch.Tensor]:
+    """Return the first views of an epoch, by torchvision's own operations."""
+    store = open_store(root, "train")
+    order, views = Order(images=len(store), batch=10, seed=3), []
+    for step in range(order.steps):
+        index = order.indices(epoch, step)
+        images = [store.decode(i) for i in index.tolist()]
+        size = [(image.height, image.width) for image in images]
+        params = draw_views(LINEAR, seed=3, epoch=epoch, index=index, size=size)
+        for row, image in enumerate(images):
+            crop = TF.resized_crop(image, *params.box[0, row].tolist(), [LINEAR.crop] * 2)
+            crop = TF.to_tensor(TF.hflip(crop) if params.flip[0, row] else crop)
+            views.append(TF.normalize(crop, list(LINEAR.mean), list(LINEAR.std)))
+    return views
+
+
+@pytest.mark.parametrize(("name", "kind"), [pytest.param("torchvision", "folder"), *PAIRS])
+def test_the_view_of_linear_evaluation(name: str, kind: str, all_kinds: Path) -> None:
+    root = source(kind, all_kinds)
+    for epoch in range(2):
+        ours = torch.cat([batch.view1 for batch in batches(name, root, LINEAR, epoch)])
+        assert levels(ours, torch.stack(torchvisions(root, epoch))).max() <= EXACT
