@@ -348,6 +348,62 @@ def views(
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 
+@app.command("export")
+def export(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, checkpoint, or a file of weights: of simsiam's authors, mmselfsup, "
+            "solo-learn, lightly, torchvision or timm."
+        ),
+    ],
+    layout: Annotated[
+        Literal["torchvision", "timm", "simsiam", "detectron2"],
+        typer.Option("--format", help="Library whose names the weights shall have."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam: not the "
+            "first; detectron2: .pkl). A model card, .md, comes beside it."
+        ),
+    ],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="Network of a file whose names do not tell: convnext_tiny, timm/NAME. "
+            "Default: found out; plain ResNets are."
+        ),
+    ] = "",
+) -> None:
+    """Write the backbone's weights for another library, with a model card.
+
+    simsiam takes the heads too.
+    """
+    from fastsiam.interchange import export_weights, load_pretrained
+
+    try:
+        pretrained = load_pretrained(run, backbone=backbone)
+        print(f"read {pretrained}")
+        results = _records(pretrained.run / "eval") if pretrained.run else []
+        written = export_weights(pretrained, format=layout, out=out, results=results)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    for path in written:
+        print(f"wrote {path}")
+
+
+def _records(folder: Path) -> list[dict[str, Any]]:
+    """Read what the eval commands have left there."""
+    records = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            records.append(json.loads(path.read_text()))
+        except ValueError as error:
+            raise FastSiamError(f"{path} is no record of an evaluation: {error}") from error
+    return records
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folder; more runs are drawn beside it.")],
