@@ -6,7 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastsiam.config import AugmentConfig, Backbone, DataConfig, Pipeline, TrainConfig, require
+from fastsiam.config import (
+    OWN_BACKBONES,
+    AugmentConfig,
+    DataConfig,
+    Pipeline,
+    TrainConfig,
+    require,
+)
 from fastsiam.recipes import RECIPES
 
 Stored = Literal["original", "short256", "pixels256"]
@@ -110,10 +117,9 @@ class BenchConfig:
                 value.isdigit() and int(value) > 0,
                 f"values are whole numbers such as 1,2,4, not {self.values!r}",
             )
-        backbones = get_args(Backbone)
         require(
-            not self.backbone or self.backbone in backbones,
-            f"backbone is one of {', '.join(backbones)}, not {self.backbone!r}",
+            not self.backbone or self.backbone in OWN_BACKBONES,
+            f"backbone is one of {', '.join(OWN_BACKBONES)}, not {self.backbone!r}",
         )
         _ = self.train  # refuses what the recipe's own settings refuse
 
@@ -136,8 +142,7 @@ class BenchConfig:
         if self.crop:
             augment = replace(augment, crop=self.crop)
         if self.backbone:
-            backbone: Any = self.backbone
-            model = replace(model, backbone=backbone)
+            model = replace(model, backbone=self.backbone)
         monitor = replace(config.monitor, eval_resize=max(config.monitor.eval_resize, augment.crop))
         return replace(config, augment=augment, model=model, monitor=monitor)
 

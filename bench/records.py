@@ -6,8 +6,6 @@ import datetime
 import json
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -17,7 +15,7 @@ from typing import Any
 
 from fastsiam.bench.measure import UNSTEADY, Timing
 from fastsiam.errors import DataError
-from fastsiam.info import environment
+from fastsiam.info import commit, environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,16 +274,7 @@ def number(value: float) -> str:
 
 @cache
 def _environment() -> dict[str, Any]:
-    return {**environment(), "commit": _commit()}
-
-
-def _commit() -> str:
-    """Return the commit of the source that this runs from, "" if it is none's."""
-    home = Path(__file__).resolve().parents[1]
-    if not (home / ".git").exists() or not shutil.which("git"):
-        return ""
-    git = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    return {**environment(), "commit": commit()}
 
 
 def _command() -> str:

@@ -105,10 +105,35 @@ class ViewBatchNorm(_BatchNorm):
         return out
 
 
+class ViewBatchNormAct(ViewBatchNorm):
+    """The same for timm's ``BatchNormAct2d``, which holds the dropout and activation after it."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise as ``ViewBatchNorm``, then activate."""
+        out: Tensor = self.act(self.drop(super().forward(input)))
+        return out
+
+
+def unknown_batch_norm(module: nn.Module) -> str:
+    """Name the kind of layer within that normalises batches in a way unknown here; "" if none."""
+    for child in module.modules():
+        if _view_kind(child) is None and (
+            isinstance(child, _BatchNorm)
+            or "running_var" in dict(child.named_buffers(recurse=False))
+        ):
+            return type(child).__name__
+    return ""
+
+
 def use_view_batch_norm(
     module: nn.Module, *, views: int = 1, group: dist.ProcessGroup | None = None
 ) -> None:
     """Turn a module's BatchNorms into ``ViewBatchNorm``; parameters and buffers stay as they are.
+
+    There must be no ``unknown_batch_norm`` within.
 
     Args:
         module: is changed in place.
@@ -116,8 +141,8 @@ def use_view_batch_norm(
         group: ranks that share statistics; none is this one alone.
     """
     for child in module.modules():
-        if isinstance(child, _BatchNorm):
-            child.__class__ = ViewBatchNorm
+        if (kind := _view_kind(child)) is not None:
+            child.__class__ = kind
             assert isinstance(child, ViewBatchNorm)
             child.views, child.group = views, group
 
@@ -131,6 +156,18 @@ def recomputing() -> Iterator[None]:
         yield
     finally:
         _recomputing = before
+
+
+def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
+    """Return what replaces a BatchNorm and computes the same; None for all other layers."""
+    if isinstance(module, ViewBatchNorm):
+        return type(module)
+    if not isinstance(module, _BatchNorm):
+        return None
+    if type(module).forward is _BatchNorm.forward:
+        return ViewBatchNorm
+    named = (kind.__name__ for kind in type(module).__mro__)
+    return ViewBatchNormAct if "BatchNormAct2d" in named else None
 
 
 def _joined(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:

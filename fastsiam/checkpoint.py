@@ -6,7 +6,6 @@ and no loader state: the weights, the optimizer and the number of steps done are
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 import fastsiam
+from fastsiam.atomic import why, written_whole
 from fastsiam.config import TrainConfig, differences
 from fastsiam.errors import CheckpointError
 
@@ -69,9 +69,7 @@ def last(run: Path) -> Path:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write atomically: a temporary file, fsync, rename.
-
-    Whatever happens, the old file or the new is there.
+    """Write a checkpoint whole or not at all.
 
     Raises:
         CheckpointError: the disk is full or the folder cannot be written; the old file is
@@ -83,23 +81,11 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "fastsiam": fastsiam.__version__,
         "config": checkpoint.config.to_dict(),
     }
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
-        temporary.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise CheckpointError(f"cannot save {path}: {reason}") from error
+        with written_whole(path) as temporary:
+            torch.save(state, temporary)
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"cannot save {path}: {why(error)}") from error
 
 
 def load(path: Path) -> Checkpoint:

@@ -361,6 +361,52 @@ def views(
         json_file.write_text(json.dumps(record, indent=2) + "\n")
 
 
+@app.command("export")
+def export(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, checkpoint, or a file of weights: of simsiam's authors, mmselfsup, "
+            "solo-learn, lightly, torchvision or timm."
+        ),
+    ],
+    layout: Annotated[
+        Literal["torchvision", "timm", "simsiam", "detectron2"],
+        typer.Option("--format", help="Library whose names the weights shall have."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam: not the "
+            "first; detectron2: .pkl). A model card, .md, comes beside it."
+        ),
+    ],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="Network of a file whose names do not tell: convnext_tiny, timm/NAME. "
+            "Default: found out; plain ResNets are."
+        ),
+    ] = "",
+) -> None:
+    """Write the backbone's weights for another library, with a model card.
+
+    simsiam takes the heads too.
+    """
+    from fastsiam.evaluate.records import read_records
+    from fastsiam.interchange import export_weights, load_pretrained
+
+    try:
+        pretrained = load_pretrained(run, backbone=backbone)
+        print(f"read {pretrained}")
+        results = read_records(pretrained.run) if pretrained.run else []
+        written = export_weights(pretrained, format=layout, out=out, results=results)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    for path in written:
+        print(f"wrote {path}")
+
+
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folder; more runs are drawn beside it.")],

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 Pipeline = Literal["torchvision", "ffcv", "dali", "memory", "synthetic"]
-Backbone = Literal["resnet10", "resnet18", "resnet34", "resnet50", "resnet101"]
+Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
+
+OWN_BACKBONES = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+"""Networks that take a stem and a width; every other name is torchvision's or timm's."""
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -211,16 +214,26 @@ class AugmentConfig:
 class ModelConfig:
     """Model: the encoder, its heads and the loss (section 3 of the paper)."""
 
-    backbone: Backbone = "resnet50"
-    """Encoder without its classifier: torchvision's blocks; resnet10 has one block a stage."""
-    stem: Literal["imagenet", "cifar"] = "imagenet"
-    """First layers: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride 1, no pool."""
+    backbone: str = "resnet50"
+    (
+        "Encoder without its classifier: resnet10 (one block a stage), 18, 34, 50, 101 or 152; any "
+        "other classification network of torchvision's, such as convnext_tiny or vit_b_16; or "
+        "timm/NAME. The paper's recipe is for ResNets: with others, ViTs above all, it is untried."
+    )
+    stem: Stem = "imagenet"
+    (
+        "First layers of a ResNet: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride "
+        "1, no pool. cifar-pad2 pads that by 2 pixels, as solo-learn does; cifar-no-relu has no "
+        "ReLU after it, as lightly's CIFAR networks in an nn.Sequential: to go on from theirs."
+    )
     width: int = 64
-    """Channels of the first stage; 64 is the standard network, less makes a narrow one."""
+    """Channels of a ResNet's first stage; 64 is the standard network, less makes a narrow one."""
     projector_layers: int = 3
     """Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10)."""
     dim: int = 2048
-    """Width of the projector and dimension of its output."""
+    """Dimension of the projector's output."""
+    projector_dim: int = 0
+    """Width of the projector's hidden layers; 0 takes dim, as in the paper."""
     predictor_dim: int = 512
     """Hidden width of the predictor; the paper's bottleneck is a quarter of dim."""
     stop_gradient: bool = True
@@ -235,6 +248,19 @@ class ModelConfig:
         for name in ("width", "dim", "predictor_dim", "projector_layers"):
             value = getattr(self, name)
             require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require(self.projector_dim >= 0, f"projector-dim must be 0 or more: {self.projector_dim}")
+        stems = get_args(Stem)
+        require(self.stem in stems, f"stem must be one of {', '.join(stems)}, not {self.stem!r}")
+        require(
+            self.is_own or (self.stem == "imagenet" and self.width == 64),
+            f"stem and width are settings of {', '.join(OWN_BACKBONES)}: leave them out with "
+            f"{self.backbone}",
+        )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the encoder is a ResNet of this package's, not torchvision's or timm's."""
+        return self.backbone in OWN_BACKBONES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,7 +481,7 @@ class TrainConfig:
         # torch's bfloat16 convolution leaves its gradient unset for one pixel at stride 2 on a CPU.
         smallest = 17 if self.model.stem == "imagenet" else 5
         require(
-            self.augment.crop >= smallest,
+            self.augment.crop >= smallest or not self.model.is_own,
             f"crop {self.augment.crop} is too small for the {self.model.stem} stem, whose last "
             f"stage would see one pixel; use {smallest} or more"
             + (" or --stem cifar" if smallest > 5 else ""),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastsiam.atomic import why, written_whole
 from fastsiam.batch import EvalLoader
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
@@ -53,12 +51,12 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     try:
         return write(subject, loader, out)
     except OSError as error:
-        raise FastSiamError(f"cannot write {out}: {error.strerror}") from error
+        raise FastSiamError(f"cannot write {out}: {why(error)}") from error
 
 
 def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
     table = out.with_suffix(".csv")
-    with _whole(out) as temporary, _whole(table) as temporary_table:
+    with written_whole(out) as temporary, written_whole(table) as temporary_table:
         array = np.lib.format.open_memmap(
             temporary, "w+", np.dtype(np.float32), (loader.images, subject.features)
         )
@@ -88,7 +86,7 @@ def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path
         ]
     )
     names = iter(loader.names())
-    with _whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+    with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for features, labels in subject.extract(loader, "image"):
             flat = pa.array(features.cpu().numpy().reshape(-1))
             columns = [
@@ -103,17 +101,6 @@ def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path
 
 def _class(loader: EvalLoader, label: int) -> str:
     return loader.classes[label] if label >= 0 and loader.classes else ""
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path that becomes ``path`` if all goes well, and else goes away."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _import_pyarrow() -> None:

@@ -6,7 +6,6 @@ Every rank calls these functions, and each gets the same record (see ``evaluate.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -20,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastsiam.atomic import written_whole
 from fastsiam.batch import EvalLoader, Loader, to_device
 from fastsiam.config import AugmentConfig, MonitorConfig, OptimConfig
 from fastsiam.console import duration
@@ -493,10 +493,8 @@ class _Partial:
             or time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
         ):
             return
-        temporary = self._path.with_suffix(".tmp")
-        self._path.parent.mkdir(exist_ok=True)
-        torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
-        os.replace(temporary, self._path)
+        with written_whole(self._path) as temporary:
+            torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
         self._saved = time.monotonic()
 
     def remove(self) -> None:

@@ -8,20 +8,20 @@ from __future__ import annotations
 from torch import nn
 
 
-def projector(features: int, dim: int, *, layers: int) -> nn.Sequential:
-    """Build the projection MLP: (N, features) to (N, dim).
+def projector(features: int, dim: int, *, layers: int, hidden: int = 0) -> nn.Sequential:
+    """Build the projection MLP: (N, features) to (N, dim); ``hidden`` wide between, 0 is ``dim``.
 
     "BN applied to each fully-connected layer, including its output fc. Its output fc has no ReLU":
     the output BN has no affine parameters, as in the authors' code. No fc has a bias, for BN takes
     it away again.
     """
-    widths = [features] + [dim] * layers
+    widths = [features] + [hidden or dim] * (layers - 1) + [dim]
     modules: list[nn.Module] = []
     for i in range(layers):
         last = i == layers - 1
         modules += [
             nn.Linear(widths[i], widths[i + 1], bias=False),
-            nn.BatchNorm1d(dim, affine=not last),
+            nn.BatchNorm1d(widths[i + 1], affine=not last),
         ]
         if not last:
             modules.append(nn.ReLU(inplace=True))

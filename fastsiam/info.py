@@ -15,6 +15,7 @@ _PACKAGES = (
     "torchvision",
     "numpy",
     "pillow",
+    "timm",
     "nvidia-dali-cuda120",
     "nvidia-dali-cuda130",
     "ffcv",
@@ -42,6 +43,15 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
     }
+
+
+def commit() -> str:
+    """Return the commit of the source that this runs from, "" if it is none's."""
+    home = Path(__file__).resolve().parents[1]
+    if not (home / ".git").exists() or not shutil.which("git"):
+        return ""
+    git = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
 
 
 def pipelines() -> dict[str, str]:

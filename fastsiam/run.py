@@ -22,6 +22,7 @@ from torch import nn
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.augment import draw_views
+from fastsiam.backbones import check_backbone
 from fastsiam.batch import Loader
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import (
@@ -78,6 +79,16 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):
         raise DeviceError("--cuda-graphs works on one GPU; leave it out here")
+    if (
+        config.step.activation_memory < 1
+        and not config.model.is_own
+        and config.step.compile != "on"
+    ):
+        raise ValueError(
+            f"activation-memory below 1 with {config.model.backbone} needs --compile on: "
+            "what is not compiled is computed again in our own ResNets only"
+        )
+    check_backbone(config.model, crop=config.augment.crop)
     if world > 1 and config.data.pipeline != "synthetic":
         open_training_images(config.data, batch=batch)
 

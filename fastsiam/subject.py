@@ -76,7 +76,7 @@ class Subject:
         """Print what is evaluated, with the conventions that figures depend on."""
         gpu = self.place.device.type == "cuda"
         kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
-        self.console.say(f"{'UNTRAINED network like ' * self.untrained}{self.pretrained}")
+        self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
             f"images from {self.data.root}, pipeline {self.data.pipeline}: shorter side to "
             f"{self.resize} pixels, central {self.augment.crop} x {self.augment.crop}; "
@@ -94,7 +94,7 @@ class Subject:
                 "stem": self.pretrained.model.stem,
                 "layout": self.pretrained.layout,
                 "file": str(self.pretrained.path),
-                "epoch": 0 if self.untrained else self.pretrained.epoch,
+                "epoch": self.pretrained.epoch,
                 "untrained": self.untrained,
                 "fingerprint": fingerprint(self.network),
             },
@@ -116,8 +116,7 @@ class Subject:
         """Return where a record goes: into its run's ``eval``; None for the files of others."""
         if (run := self.pretrained.run) is None:
             return None
-        epoch = 0 if self.untrained else self.pretrained.epoch
-        name = "-".join([kind, *filter(None, details), f"epoch{epoch:g}"])
+        name = "-".join([kind, *filter(None, details), f"epoch{self.pretrained.epoch:g}"])
         return run / "eval" / f"{name}.json"
 
 
@@ -141,6 +140,8 @@ def open_subject(
         FastSiamError: the images would be smaller than the crop.
     """
     pretrained = load_pretrained(path, backbone=config.backbone)
+    if config.untrained:
+        pretrained = _untrained(pretrained)
     own = pretrained.config
     small = pretrained.model.stem != "imagenet"
     data = own.data if own else DataConfig()
@@ -164,23 +165,14 @@ def open_subject(
         pipeline=cast(Pipeline, "torchvision" if pipeline == "synthetic" else pipeline),
         workers=config.workers,
     )
-    if config.untrained:
-        torch.manual_seed(own.numerics.seed if own else 0)
-        method = build_method(pretrained.model)
-        features: Any = method.backbone.features
-        network: nn.Module = method.backbone
-        if layer == "projector":
-            features, network = pretrained.model.dim, nn.Sequential(network, method.projector)
-    else:
-        network = pretrained.network(layer)
-        features = pretrained.model.dim if layer == "projector" else network.features
+    network = pretrained.network(layer)
     if place.device.type == "cpu":
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
     return Subject(
         pretrained=pretrained,
         network=network.to(place.device).to(memory_format=torch.channels_last).eval(),
-        features=features,
+        features=network.features,
         untrained=config.untrained,
         data=data,
         augment=augment,
@@ -237,6 +229,14 @@ def labelled_loaders(
             f"the training and validation images under {data.root} have different class folders"
         )
     return train, val
+
+
+def _untrained(pretrained: Pretrained) -> Pretrained:
+    """Return the network as its run began."""
+    own = pretrained.config
+    torch.manual_seed(own.numerics.seed if own else 0)
+    state = build_method(pretrained.model).state_dict()
+    return replace(pretrained, state=state, epoch=0.0, left_out=())
 
 
 def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:

@@ -137,7 +137,7 @@ def test_accuracy_counts() -> None:
     scores[2, :2] = -torch.inf
     count = Accuracy(6, torch.device("cpu"))
     count.add(scores, torch.tensor([0, 0, 1]))
-    assert (count.images, count.top1) == (3, pytest.approx(100 / 3))
+    assert count.images == 3 and count.top1 == pytest.approx(100 / 3)
     assert count.top5 == pytest.approx(100 / 3)  # neither the sixth nor one that is no candidate
     assert list(count.per_class[:2]) == [50, 0] and math.isnan(count.per_class[2])
 

@@ -228,7 +228,7 @@ def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
     whole, parts = (
         backbone_features(
             step.method.backbone,
-            [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],  # type: ignore[arg-type]
+            [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
         )[0]
         for size in sizes
     )

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fastsiam.atomic import why, written_whole
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 
@@ -30,15 +31,12 @@ def keep_record(record: dict[str, Any], path: Path | None, elsewhere: str, place
     if not place.leads:
         return
     text = json.dumps(record, indent=2) + "\n"
-    for target in (path, Path(elsewhere) if elsewhere else None):
-        if target is None:
-            continue
+    for target in filter(None, (path, Path(elsewhere) if elsewhere else None)):
         try:
-            if target is path:
-                target.parent.mkdir(exist_ok=True)
-            target.write_text(text)
+            with written_whole(target) as temporary:
+                temporary.write_text(text)
         except OSError as error:
-            raise FastSiamError(f"cannot write {target}: {error.strerror}") from error
+            raise FastSiamError(f"cannot write {target}: {why(error)}") from error
 
 
 def read_records(run: Path) -> list[dict[str, Any]]:

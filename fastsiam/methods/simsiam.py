@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastsiam.backbones import ResNet
+from fastsiam.backbones import Backbone
 from fastsiam.config import ModelConfig
 from fastsiam.heads import predictor, projector
 from fastsiam.losses import negative_cosine
@@ -16,10 +16,15 @@ from fastsiam.losses import negative_cosine
 class SimSiam(nn.Module):
     """Encoder f (backbone and projector), predictor h and the symmetrised loss (algorithm 1)."""
 
-    def __init__(self, config: ModelConfig, backbone: ResNet) -> None:
+    def __init__(self, config: ModelConfig, backbone: Backbone) -> None:
         super().__init__()
         self.backbone = backbone
-        self.projector = projector(backbone.features, config.dim, layers=config.projector_layers)
+        self.projector = projector(
+            backbone.features,
+            config.dim,
+            layers=config.projector_layers,
+            hidden=config.projector_dim,
+        )
         self.predictor = predictor(config.dim, config.predictor_dim)
         self.stop_gradient = config.stop_gradient
         self.views_together = False

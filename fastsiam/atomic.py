@@ -1,0 +1,41 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary file's path that becomes ``path`` if all goes well, and else goes away.
+
+    Whatever happens, the old file or the new one is there, and the new one is on the disk. The
+    folder is made.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def why(error: BaseException) -> str:
+    """Say in a few words why a file could not be written; torch reports that as RuntimeError."""
+    return getattr(error, "strerror", None) or str(error).splitlines()[0]

@@ -1,0 +1,199 @@
+"""The model card beside exported weights: what they are, how to load them, how good they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torchvision
+
+import fastsiam
+from fastsiam.backbones import skeleton
+from fastsiam.config import IMAGENET_MEAN, IMAGENET_STD, TrainConfig
+from fastsiam.info import commit
+from fastsiam.metrics import read_metrics
+
+from .pretrained import Pretrained, title
+
+_PADDING = {"cifar": 1, "cifar-pad2": 2, "cifar-no-relu": 1}
+
+
+def model_card(
+    pretrained: Pretrained, *, format: str, file: str, results: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the card, in Markdown.
+
+    Args:
+        pretrained: the weights.
+        format: the layout that they are written in.
+        file: name of their file, beside the card.
+        results: evaluations, as in ``RUN/eval/*.json``.
+    """
+    config = pretrained.config
+    version = f"fastsiam {fastsiam.__version__}" + (f", commit {c}" if (c := commit()) else "")
+    parts = [
+        f"# {title(pretrained.model.backbone)}, pre-trained with SimSiam",
+        f"`{file}` holds the weights of {pretrained}, in the layout of {format}. "
+        "SimSiam: Chen and He, [Exploring Simple Siamese Representation Learning]"
+        "(https://arxiv.org/abs/2011.10566), 2020; no labels were used.",
+        f"## Loading\n\n{_loading(pretrained, format, file)}",
+        f"## Input\n\n{_input(config)}",
+    ]
+    if config is not None:
+        parts.append("## Training\n\n" + _training(config, pretrained))
+    if accuracy := [*_knn_of(pretrained), *(_result(record) for record in results)]:
+        parts.append("## Accuracy\n\nOf the frozen features.\n\n" + "\n\n".join(accuracy))
+    parts.append(
+        f"## Versions\n\n{version}; torch {torch.__version__}, torchvision "
+        f"{torchvision.__version__}. These wrote the file."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _loading(pretrained: Pretrained, format: str, file: str) -> str:
+    """Return how the file is loaded, to be run in its folder."""
+    if format == "detectron2":
+        return _fenced("yaml", _detectron2_lines(pretrained, file))
+    load = f'torch.load("{file}", map_location="cpu", weights_only=True)'
+    lines = ["import torch"]
+    if file.endswith(".safetensors"):
+        load = f'load_file("{file}")'
+        lines.append("from safetensors.torch import load_file")
+    if format == "timm":
+        name = pretrained.model.backbone.removeprefix("timm/")
+        lines += ["import timm", "", f'model = timm.create_model("{name}", num_classes=0)']
+    else:
+        lines += ["import torchvision", "", *_torchvision_lines(pretrained)]
+    if format == "simsiam":
+        lines += [
+            f'state = {load}["state_dict"]',
+            'state = {k.removeprefix("module.encoder."): v for k, v in state.items()}',
+            'state = {k: v for k, v in state.items() if not k.startswith(("fc.", "module."))}',
+            "model.load_state_dict(state)",
+        ]
+    else:
+        lines.append(f"model.load_state_dict({load})")
+    features = skeleton(pretrained.model).features
+    lines.append(f"model.eval()  # (N, 3, S, S) to (N, {features})")
+    text = _fenced("python", lines)
+    if format == "simsiam":
+        text += (
+            "\n\nThat is the encoder alone. The authors' programs take the whole file: "
+            f"`python main_lincls.py -a {pretrained.model.backbone} --pretrained {file} ...`"
+        )
+    return text
+
+
+def _torchvision_lines(pretrained: Pretrained) -> list[str]:
+    model = pretrained.model
+    lines = [f'model = torchvision.models.get_model("{model.backbone}")']
+    if model.backbone == "resnet10":
+        lines = [
+            "from torchvision.models.resnet import BasicBlock, ResNet",
+            "",
+            "model = ResNet(BasicBlock, [1, 1, 1, 1])",
+        ]
+    if model.stem != "imagenet":
+        padding = _PADDING[model.stem]
+        lines += [
+            f"model.conv1 = torch.nn.Conv2d(3, 64, 3, padding={padding}, bias=False)",
+            "model.maxpool = torch.nn.Identity()",
+        ]
+    if model.stem == "cifar-no-relu":
+        lines.append("model.relu = torch.nn.Identity()")
+    classifier = skeleton(model).classifier
+    return [*lines, f'model.set_submodule("{classifier}", torch.nn.Identity())']
+
+
+def _detectron2_lines(pretrained: Pretrained, file: str) -> list[str]:
+    mean, std = _normalisation(pretrained.config)
+    depth = pretrained.model.backbone.removeprefix("resnet")
+    return [
+        "MODEL:",
+        f'  WEIGHTS: "{file}"',
+        f"  PIXEL_MEAN: [{', '.join(f'{255 * x:.3f}' for x in mean)}]",
+        f"  PIXEL_STD: [{', '.join(f'{255 * x:.3f}' for x in std)}]",
+        "  RESNETS:",
+        f"    DEPTH: {depth}",
+        *(["    RES2_OUT_CHANNELS: 64"] if depth in ("18", "34") else []),
+        "    STRIDE_IN_1X1: False",
+        "INPUT:",
+        '  FORMAT: "RGB"',
+    ]
+
+
+def _input(config: TrainConfig | None) -> str:
+    mean, std = _normalisation(config)
+    text = f"RGB images scaled to 0-1, minus {mean}, divided by {std} for each channel"
+    if config is None:
+        return text + ": ImageNet's statistics, as is usual; the file does not say."
+    side, resize = config.augment.crop, config.monitor.eval_resize
+    return (
+        f"{text}. It was trained on views of {side} x {side} pixels, and evaluated on the central "
+        f"{side} x {side} of images whose shorter side is {resize}."
+    )
+
+
+def _training(config: TrainConfig, pretrained: Pretrained) -> str:
+    optim, model = config.optim, config.model
+    images = "" if pretrained.images is None else f", {pretrained.images:,} images"
+    rows = {
+        "data": f"{config.data.root.resolve().name}{images}",
+        "epochs": f"{pretrained.epoch:g} of {optim.epochs}",
+        "global batch": optim.batch,
+        "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
+        f"weight decay {optim.weight_decay:g}",
+        "learning rate": f"{optim.lr:g} x batch / 256, cosine, {optim.warmup_epochs:g} epochs of "
+        f"warm-up; predictor's {optim.predictor_lr}",
+        "backbone": f"{model.backbone}, {model.stem} stem, width {model.width}",
+        "projector": f"{model.projector_layers} layers, {model.projector_dim or model.dim} wide, "
+        f"to {model.dim}",
+        "predictor": f"{model.dim}-{model.predictor_dim}-{model.dim}",
+        "stop-gradient": "yes" if model.stop_gradient else "no",
+        "precision": config.numerics.precision,
+        "seed": config.numerics.seed,
+    }
+    return _table(("setting", "value"), rows.items())
+
+
+def _knn_of(pretrained: Pretrained) -> list[str]:
+    """Return the run's last kNN monitor, if it has one."""
+    run = pretrained.run
+    if run is None or not (run / "metrics.jsonl").is_file():
+        return []
+    lines = [line for line in read_metrics(run) if line["kind"] == "knn"]
+    return [
+        f"kNN top-1 {line['top1']:.2f}% after {line['epoch']:g} epochs (k {line['k']}, "
+        f"T {line['temperature']:g}, bank {line['bank']:,})"
+        for line in lines[-1:]
+    ]
+
+
+def _result(record: Mapping[str, Any]) -> str:
+    """Return one evaluation as a table, with its protocol."""
+    protocol = ", ".join(f"{key} {_cell(x)}" for key, x in record.get("protocol", {}).items())
+    rows = record.get("results", [])
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = _table(columns, ([row.get(key, "") for key in columns] for row in rows))
+    return f"**{record.get('kind', 'evaluation')}** ({protocol})\n\n{table}"
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    columns = list(columns)
+    lines = [columns, ["---"] * len(columns), *([_cell(x) for x in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return (f"{value:g}" if isinstance(value, float) else str(value)).replace("|", "\\|")
+
+
+def _normalisation(config: TrainConfig | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if config is None:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return config.augment.mean, config.augment.std
+
+
+def _fenced(language: str, lines: Iterable[str]) -> str:
+    return f"```{language}\n" + "\n".join(lines) + "\n```"

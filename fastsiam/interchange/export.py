@@ -1,0 +1,157 @@
+"""Weights in the layouts of other programs, each with a model card beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastsiam.backbones import BLOCKS
+from fastsiam.errors import CheckpointError
+
+from . import files
+from .card import model_card
+from .layouts import to_detectron2
+from .pretrained import Pretrained
+
+SHARED_RESNETS = (
+    *(name for name in BLOCKS if name != "resnet10"),
+    *("wide_resnet50_2", "wide_resnet101_2"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+)
+"""ResNets that torchvision and timm have by the same names, with the same names of weights."""
+
+_TORCH = (".pt", ".pth", ".pth.tar", ".bin")
+
+
+def _torchvision(pretrained: Pretrained) -> dict[str, Any]:
+    model = pretrained.model
+    if model.backbone.startswith("timm/"):
+        raise _refused(pretrained, "torchvision", "is timm's network: use --format timm")
+    if model.width != 64:
+        raise _refused(pretrained, "torchvision", f"is {model.width} channels wide, theirs are 64")
+    return _backbone(pretrained)
+
+
+def _timm(pretrained: Pretrained) -> dict[str, Any]:
+    model = pretrained.model
+    if model.backbone.startswith("timm/"):
+        return _backbone(pretrained)
+    _require_standard_resnet(pretrained, "timm")
+    return _backbone(pretrained)
+
+
+def _simsiam(pretrained: Pretrained) -> dict[str, Any]:
+    """As the authors write it: section 3's heads, the projector in the place of ``fc``."""
+    model = pretrained.model
+    _require_standard_resnet(pretrained, "simsiam")
+    state = pretrained.part("backbone", "projector", "predictor")
+    hidden, features = state["projector.0.weight"].shape
+    if model.projector_layers != 3 or hidden != features:
+        raise _refused(
+            pretrained,
+            "simsiam",
+            f"has a projector of {model.projector_layers} layers, {hidden} wide; theirs has 3, as "
+            f"wide as the features ({features})",
+        )
+    new = {"backbone": "encoder", "projector": "encoder.fc", "predictor": "predictor"}
+    weights = {}
+    for key, value in state.items():
+        part, _, rest = key.partition(".")
+        weights[f"module.{new[part]}.{rest}"] = value
+        if key == "projector.6.weight":  # never trained there, and taken away by the BN after it
+            weights["module.encoder.fc.6.bias"] = torch.zeros(len(value))
+    return {"epoch": int(pretrained.epoch or 0), "arch": model.backbone, "state_dict": weights}
+
+
+def _detectron2(pretrained: Pretrained) -> dict[str, Any]:
+    if pretrained.model.backbone not in BLOCKS:
+        raise _refused(pretrained, "detectron2", "is none of its ResNets")
+    _require_standard_resnet(pretrained, "detectron2")
+    weights = {
+        to_detectron2(key): value.numpy()
+        for key, value in _backbone(pretrained).items()
+        if not key.endswith("num_batches_tracked")
+    }
+    return {"model": weights, "__author__": "fastsiam", "matching_heuristics": True}
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    content: Callable[[Pretrained], dict[str, Any]]
+    endings: tuple[str, ...]
+
+
+_FORMATS = {
+    "torchvision": _Format(_torchvision, (".safetensors", *_TORCH)),
+    "timm": _Format(_timm, (".safetensors", *_TORCH)),
+    "simsiam": _Format(_simsiam, _TORCH),
+    "detectron2": _Format(_detectron2, (".pkl",)),
+}
+FORMATS = tuple(_FORMATS)
+"""Layouts that weights can be written in."""
+
+
+def export_weights(
+    pretrained: Pretrained,
+    *,
+    format: str,
+    out: Path,
+    results: Sequence[Mapping[str, Any]] = (),
+) -> list[Path]:
+    """Write weights as another program reads them, and a model card beside them.
+
+    Args:
+        pretrained: what is written.
+        format: ``torchvision`` and ``timm``: a state dict that their network without classifier
+            loads strictly; ``simsiam``: a checkpoint as the paper's authors write it;
+            ``detectron2``: a pickle of numpy arrays.
+        out: ``.safetensors`` or torch's ``.pt``, ``.pth``, ``.pth.tar``, ``.bin``; simsiam: one of
+            torch's; detectron2: ``.pkl``. The card has its name and ends in ``.md``.
+        results: evaluations for the card, as in ``RUN/eval/*.json``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: no such format, or the file's ending is not one of its endings.
+        CheckpointError: the format cannot hold the network, or the files cannot be written.
+    """
+    if format not in _FORMATS:
+        raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
+    endings = _FORMATS[format].endings
+    ending = next((x for x in sorted(endings, key=len)[::-1] if out.name.endswith(x)), "")
+    if not ending:
+        raise ValueError(f"{out}: a file of format {format} ends in {', '.join(endings)}")
+    content = _FORMATS[format].content(pretrained)
+    card = out.with_name(out.name.removesuffix(ending) + ".md")
+    text = model_card(pretrained, format=format, file=out.name, results=results)
+    writer = {".safetensors": files.write_safetensors, ".pkl": files.write_pickle}
+    files.write(out, content, writer.get(ending, files.write_torch))
+    files.write(card, text, files.write_text)
+    return [out, card]
+
+
+def _backbone(pretrained: Pretrained) -> dict[str, torch.Tensor]:
+    weights = pretrained.part("backbone")
+    return {key.removeprefix("backbone."): value for key, value in weights.items()}
+
+
+def _require_standard_resnet(pretrained: Pretrained, format: str) -> None:
+    model = pretrained.model
+    if model.backbone not in SHARED_RESNETS:
+        raise _refused(pretrained, format, f"is {model.backbone}, which it does not have")
+    if model.stem != "imagenet" or model.width != 64:
+        raise _refused(
+            pretrained,
+            format,
+            f"has the {model.stem} stem and width {model.width}; ResNets there have the imagenet "
+            "stem and width 64",
+        )
+
+
+def _refused(pretrained: Pretrained, format: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"cannot write {pretrained.path} as {format}: it {reason}")

@@ -1,0 +1,317 @@
+"""A trained network, whatever wrote it: found out from names and shapes, checked in full."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import Bottleneck
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.backbones import BLOCKS, Backbone, build_backbone, skeleton
+from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.heads import predictor, projector
+
+from . import files
+from .layouts import Translation, translated
+
+_SHOWN = 3
+"""Keys that an error names; of the others it gives the number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """A trained network: of a run of ours, or out of a file of another program."""
+
+    path: Path
+    """The file that it came from."""
+    layout: str
+    """fastsiam, simsiam (the authors'), mmselfsup, solo-learn, lightly, torchvision or timm."""
+    model: ModelConfig
+    """The network; inferred from names and shapes for the files of other programs."""
+    state: dict[str, Tensor]
+    """Weights by the names of our SimSiam: ``backbone.*``, and, where the file has them,
+    ``projector.*`` and ``predictor.*``. On the CPU, float32 but for counters."""
+    epoch: float | None
+    """Epochs done, if the file says so."""
+    config: TrainConfig | None
+    """All settings, of a run of ours."""
+    images: int | None
+    """Training images, of a run of ours."""
+    left_out: tuple[str, ...]
+    """Keys of the file that are knowingly not used: classifiers, preprocessing."""
+
+    @property
+    def run(self) -> Path | None:
+        """The run's folder, of a checkpoint of ours that lies in one."""
+        folder = self.path.absolute().parent
+        return folder.parent if self.config and folder.name == "checkpoints" else None
+
+    def network(self, layer: Literal["backbone", "projector"] = "backbone") -> Backbone:
+        """Build the network up to a layer, with its weights: float32, on the CPU, in eval mode.
+
+        torch's random generator is left where it was.
+
+        Raises:
+            CheckpointError: there is no projector, or the weights do not fit.
+            BackendError: timm is needed, and not installed.
+        """
+        parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
+        with torch.random.fork_rng(devices=[]):
+            network = _assembled(build_backbone(self.model), self.model, parts)
+        state = self.part(*parts)
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self.path} does not hold the weights of {self.model.backbone}"
+            ) from error
+        last = network[-1]
+        if layer == "backbone":
+            assert isinstance(last, Backbone)
+            return last.eval()
+        return _Projected(network, self.model.dim).eval()
+
+    def part(self, *names: str) -> dict[str, Tensor]:
+        """Return the weights of these parts, by their full names.
+
+        Raises:
+            CheckpointError: the file lacks one of the parts.
+        """
+        for name in names:
+            if not any(key.startswith(f"{name}.") for key in self.state):
+                raise CheckpointError(f"{self.path} holds no {name}, only other parts")
+        starts = tuple(f"{name}." for name in names)
+        return {key: value for key, value in self.state.items() if key.startswith(starts)}
+
+    def __str__(self) -> str:
+        """One line for people."""
+        of = {"simsiam": "simsiam (the authors' layout)", "fastsiam": "a run of fastsiam"}
+        stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
+        epochs = "" if self.epoch is None else f", {self.epoch:g} epochs"
+        left_out = f"; left out: {_listed(self.left_out)}" if self.left_out else ""
+        name = title(self.model.backbone)
+        return f"{name}{stem} of {of.get(self.layout, self.layout)}{epochs}, from {self.path}" + (
+            left_out
+        )
+
+
+class _Projected(Backbone):
+    """An encoder and the projector behind it."""
+
+    def __init__(self, parts: nn.Sequential, dim: int) -> None:
+        super().__init__()
+        self.parts, self.features = parts, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return projections (N, dim) of normalised images (N, 3, S, S)."""
+        out: Tensor = self.parts(x)
+        return out
+
+
+def title(backbone: str) -> str:
+    """Return a network's name as people write it."""
+    return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
+
+
+def load_pretrained(path: Path, *, backbone: str = "") -> Pretrained:
+    """Read a trained network; nothing in the file is executed.
+
+    A bias before a BN, which our heads lack, is folded into the BN's running mean: outputs in eval
+    mode stay as they are.
+
+    Args:
+        path: a run's folder, a checkpoint of ours, or a file of another program: of torch.save, or
+            ``.safetensors``.
+        backbone: the network's name, where its weights' names do not tell: anything but a plain
+            ResNet. Padding and pooling leave no trace in weights: a 3x3 stem is taken for "cifar"
+            (for "cifar-pad2" in solo-learn's layout).
+
+    Raises:
+        CheckpointError: the file is missing, damaged, hostile, or does not fit to the last weight.
+        BackendError: timm is needed, and not installed.
+        ValueError: there is no backbone of that name.
+    """
+    found = checkpoints.last(path) if path.is_dir() else path
+    content = files.read(found) if found.is_file() else None
+    if content is None or (isinstance(content, dict) and "steps_per_epoch" in content):
+        return _of_ours(found, backbone)
+    state, beside = _weights(found, content)
+    given = translated(state)
+    model = _inferred(found, given, backbone)
+    encoder = skeleton(model)
+    classifier = f"backbone.{encoder.classifier}."
+    unused = [given.origin[key] for key in given.weights if key.startswith(classifier)]
+    weights = {key: _plain(x) for key, x in given.weights.items() if not key.startswith(classifier)}
+    _fold_biases(weights)
+    _check(found, weights, _assembled(encoder, model, _parts(weights)), given.origin)
+    return Pretrained(
+        path=found,
+        layout="timm" if model.backbone.startswith("timm/") else given.layout,
+        model=model,
+        state=weights,
+        epoch=_epochs(content),
+        config=None,
+        images=None,
+        left_out=(*given.left_out, *unused, *beside),
+    )
+
+
+def _of_ours(path: Path, backbone: str) -> Pretrained:
+    checkpoint = checkpoints.load(path)
+    model = checkpoint.config.model
+    if backbone not in ("", model.backbone):
+        raise CheckpointError(f"{path} is of a run with {model.backbone}, not {backbone}")
+    return Pretrained(
+        path=path,
+        layout="fastsiam",
+        model=model,
+        state={key: _plain(value) for key, value in checkpoint.model.items()},
+        epoch=checkpoint.epoch,
+        config=checkpoint.config,
+        images=checkpoint.images,
+        left_out=(),
+    )
+
+
+def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """Find the weights in a file's content; return the keys beside them that are no weights."""
+    for name in ("state_dict", "model", "model_state_dict"):
+        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
+            content = content[name]
+            break
+    entries = content if isinstance(content, Mapping) else {}
+    state = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+    if not state or not all(isinstance(key, str) for key in state):
+        raise CheckpointError(f"{path} holds no weights by name: no state dict is in it")
+    return state, [str(key) for key in entries if key not in state]
+
+
+def _inferred(path: Path, given: Translation, backbone: str) -> ModelConfig:
+    """Find out the network from names and shapes."""
+    weights, name = given.weights, backbone or _resnet(given.weights)
+    if not name:
+        raise CheckpointError(
+            f"cannot tell which network {path} holds ({_listed(given.origin.values())}): "
+            "name it with --backbone, such as convnext_tiny or timm/NAME"
+        )
+    settings: dict[str, Any] = {"backbone": name}
+    first = weights.get("backbone.conv1.weight")
+    if name in BLOCKS and first is not None and first.dim() == 4:
+        small = first.shape[-1] == 3
+        settings |= {"width": len(first), "stem": given.small_stem if small else "imagenet"}
+    project = _linear(weights, "projector")
+    if project:
+        settings |= {"projector_layers": len(project), "dim": len(project[-1])}
+        if len(project) > 1 and len(project[0]) != len(project[-1]):
+            settings["projector_dim"] = len(project[0])
+    if predict := _linear(weights, "predictor"):
+        settings |= {"predictor_dim": len(predict[0])}
+        settings.setdefault("dim", len(predict[-1]))
+    return ModelConfig(**settings)
+
+
+def _resnet(weights: Mapping[str, Tensor]) -> str:
+    """Return the name of our ResNet that has as many blocks of such a kind; "" if none has."""
+    blocks = {m[0] for key in weights if (m := re.match(r"backbone\.layer[1-4]\.\d+\.", key))}
+    depths = tuple(
+        sum(block.startswith(f"backbone.layer{stage}.") for block in blocks)
+        for stage in range(1, 5)
+    )
+    deep = "backbone.layer1.0.conv3.weight" in weights
+    found = (k for k, (kind, of) in BLOCKS.items() if of == depths and (kind is Bottleneck) == deep)
+    return next(found, "")
+
+
+def _linear(weights: Mapping[str, Tensor], part: str) -> list[Tensor]:
+    """Return the matrices of a head, in their order."""
+    found = {
+        int(m[1]): value
+        for key, value in weights.items()
+        if (m := re.match(rf"{part}\.(\d+)\.weight$", key)) and value.dim() == 2
+    }
+    return [found[number] for number in sorted(found)]
+
+
+def _fold_biases(weights: dict[str, Tensor]) -> None:
+    """Take each bias before a BN out of the BN's running mean instead: the same in eval mode."""
+    for key in list(weights):
+        found = re.match(r"(projector|predictor)\.(\d+)\.bias$", key)
+        mean = f"{found[1]}.{int(found[2]) + 1}.running_mean" if found else ""
+        if mean in weights and weights[mean].shape == weights[key].shape:
+            weights[mean] = weights[mean] - weights.pop(key)
+
+
+def _parts(weights: Iterable[str]) -> tuple[str, ...]:
+    present = {key.partition(".")[0] for key in weights}
+    return ("backbone", *(part for part in ("projector", "predictor") if part in present))
+
+
+def _assembled(backbone: Backbone, model: ModelConfig, parts: Iterable[str]) -> nn.Sequential:
+    """Put parts of SimSiam together, on the backbone's device."""
+    modules: OrderedDict[str, nn.Module] = OrderedDict(backbone=backbone)
+    with next(backbone.parameters()).device:
+        if "projector" in parts:
+            modules["projector"] = projector(
+                backbone.features,
+                model.dim,
+                layers=model.projector_layers,
+                hidden=model.projector_dim,
+            )
+        if "predictor" in parts:
+            modules["predictor"] = predictor(model.dim, model.predictor_dim)
+    return nn.Sequential(modules)
+
+
+def _check(
+    path: Path, weights: Mapping[str, Tensor], network: nn.Module, origin: Mapping[str, str]
+) -> None:
+    """Hold the weights against the network, to the last one."""
+    expected = network.state_dict()
+    missing = [key for key in expected if key not in weights]
+    unknown = [origin[key] for key in weights if key not in expected]
+    misshapen = [
+        f"{origin[key]}: {tuple(weights[key].shape)} for {tuple(value.shape)}"
+        for key, value in expected.items()
+        if key in weights and weights[key].shape != value.shape
+    ]
+    found = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
+    if problems := [
+        f"{len(keys)} {kind} ({_listed(keys)})" for kind, keys in found.items() if keys
+    ]:
+        backbone = network[0]  # type: ignore[index]
+        kind = type(getattr(backbone, "network", backbone)).__name__
+        raise CheckpointError(
+            f"the weights in {path} are not those of the {kind} that they were taken for: "
+            f"{', '.join(problems)}; if it is another network, name it with --backbone"
+        )
+
+
+def _epochs(content: Any) -> float | None:
+    """Return the epochs done: of the authors' and OpenMMLab's files, and of Lightning's."""
+    if not isinstance(content, Mapping):
+        return None
+    meta = content.get("meta")
+    epoch = (meta if isinstance(meta, Mapping) else content).get("epoch")
+    if isinstance(epoch, bool) or not isinstance(epoch, int | float):
+        return None
+    return float(epoch + ("pytorch-lightning_version" in content))  # Lightning counts from 0
+
+
+def _plain(value: Tensor) -> Tensor:
+    """Return a tensor of its own, in float32 if it is of numbers with a point."""
+    value = value.detach().float() if value.is_floating_point() else value.detach()
+    return value.contiguous()
+
+
+def _listed(keys: Iterable[str]) -> str:
+    keys = list(keys)
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more

@@ -1,0 +1,801 @@
+"""Weights in and out: the same outputs in every library, nothing left over, nothing executed."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torchvision.models import resnet
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import ModelConfig, Stem, TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import FORMATS, Pretrained, export_weights, load_pretrained
+from fastsiam.methods import SimSiam, build_method
+from fastsiam.run import preflight
+
+from .conftest import fastsiam, flags
+
+TINY = ModelConfig(
+    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
+)
+R18 = ModelConfig(backbone="resnet18", dim=512, predictor_dim=32)
+
+
+def trained(module: nn.Module, side: int = 32) -> Any:
+    """Give a network running statistics and scales that are not the initial ones."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.rand_like(parameter) / 2, alpha=1 if "weight" in name else 0.1)
+        for _ in range(2):
+            module.train()(*(torch.randn(4, 3, side, side) + 0.3 for _ in range(inputs(module))))
+    return module.eval()
+
+
+def inputs(module: nn.Module) -> int:
+    return 2 if isinstance(module, SimSiam) else 1
+
+
+def saved_run(folder: Path, model: ModelConfig, side: int = 32) -> SimSiam:
+    """Write a run's checkpoint without training."""
+    torch.manual_seed(0)
+    method: SimSiam = trained(build_method(model), side)
+    state = Checkpoint(
+        config=replace(TrainConfig(), model=model),
+        step=30,
+        seconds=1.0,
+        images=1234,
+        steps_per_epoch=4,
+        model=method.state_dict(),
+        optimizer={},
+        scaler={},
+    )
+    checkpoints.save(checkpoints.last(folder), state)
+    return method
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    assert a.abs().max() > 0.01
+
+
+class Authors(nn.Module):
+    """Written from section 3 of the paper: the projector stands where ``fc`` was."""
+
+    def __init__(self, arch: str, dim: int = 2048, hidden: int = 512) -> None:
+        super().__init__()
+        self.encoder = torchvision.models.get_model(arch, zero_init_residual=True)
+        wide = self.encoder.fc.in_features
+        self.encoder.fc = nn.Sequential(
+            nn.Linear(wide, wide, bias=False),
+            nn.BatchNorm1d(wide),
+            nn.ReLU(),
+            nn.Linear(wide, wide, bias=False),
+            nn.BatchNorm1d(wide),
+            nn.ReLU(),
+            nn.Linear(wide, dim),
+            nn.BatchNorm1d(dim, affine=False),
+        )
+        self.predictor = nn.Sequential(
+            nn.Linear(dim, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, dim),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.predictor(self.encoder(x))
+        return out
+
+
+def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + key: value for key, value in state.items()}
+
+
+def ours(pretrained: Pretrained) -> SimSiam:
+    """Build the whole method of what was read."""
+    method = build_method(pretrained.model)
+    method.load_state_dict(pretrained.state)
+    return method.eval()
+
+
+X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+# --- runs of ours
+
+
+def test_a_run_is_read_whole(tmp_path: Path) -> None:
+    method = saved_run(tmp_path / "run", TINY)
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "last.pt"):
+        read = load_pretrained(path)
+        assert (read.layout, read.model, read.epoch, read.images) == ("fastsiam", TINY, 7.5, 1234)
+        assert read.run == tmp_path / "run" and read.left_out == ()
+        assert torch.equal(read.network()(X), method.backbone(X))
+        projected = read.network("projector")
+        assert torch.equal(projected(X), method.projector(method.backbone(X)))
+        assert (read.network().features, projected.features) == (32, 16)
+    line = f"resnet10 (cifar stem) of a run of fastsiam, 7.5 epochs, from {read.path}"
+    assert str(read) == line.replace("resnet10", "ResNet-10")
+
+
+def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None:
+    saved_run(tmp_path, TINY)
+    read = load_pretrained(tmp_path)
+    before = torch.get_rng_state()
+    network = read.network()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not network.training and all(p.dtype == torch.float32 for p in network.parameters())
+
+
+# --- out, against the real libraries
+
+
+@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        replace(R18, projector_layers=2),
+        replace(R18, stem="cifar", dim=16),
+        replace(R18, backbone="resnet10", stem="cifar-pad2", dim=16),
+        replace(R18, backbone="resnet10", stem="cifar-no-relu", dim=16),
+        replace(R18, backbone="mobilenet_v3_small", dim=16),
+    ],
+    ids=lambda model: f"{model.backbone}-{model.stem}",
+)
+def test_torchvision_loads_it_by_the_cards_snippet(
+    model: ModelConfig, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = saved_run(tmp_path / "run", model)
+    read = load_pretrained(tmp_path / "run")
+    out = tmp_path / f"weights{ending}"
+    assert export_weights(read, format="torchvision", out=out) == [out, tmp_path / "weights.md"]
+    monkeypatch.chdir(tmp_path)
+    theirs = by_snippet(tmp_path / "weights.md")
+    assert type(theirs).__module__.startswith("torchvision")
+    with torch.no_grad():
+        same(theirs(X), method.backbone(X))
+    stored = load_file(out) if ending == ".safetensors" else torch.load(out, weights_only=True)
+    assert set(stored) == set(theirs.state_dict())
+    assert all(x.dtype in (torch.float32, torch.int64) for x in stored.values())
+
+
+def by_snippet(card: Path) -> Any:
+    """Run the Python that a model card holds; return its ``model``."""
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    return names["model"]
+
+
+def test_resnet50_goes_to_torchvision_and_timm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    method = saved_run(tmp_path / "run", ModelConfig(dim=64, predictor_dim=16), side=64)
+    read = load_pretrained(tmp_path / "run")
+    for format in ("torchvision", "timm"):
+        export_weights(read, format=format, out=tmp_path / f"{format}.safetensors")
+        theirs = by_snippet(tmp_path / f"{format}.md")
+        assert type(theirs).__module__.split(".")[0] == format
+        with torch.no_grad():
+            same(theirs(X), method.backbone(X))
+
+
+@pytest.mark.parametrize("name", ["timm/test_efficientnet", "timm/test_resnet", "resnext50_32x4d"])
+def test_timm_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("timm")
+    monkeypatch.chdir(tmp_path)
+    method = saved_run(tmp_path / "run", ModelConfig(backbone=name, dim=16, predictor_dim=4))
+    out = tmp_path / "w.safetensors"
+    export_weights(load_pretrained(tmp_path / "run"), format="timm", out=out)
+    theirs = by_snippet(tmp_path / "w.md")
+    with torch.no_grad():
+        same(theirs(X), method.backbone(X))
+    back = load_pretrained(out, backbone=name)
+    assert back.layout == ("timm" if name.startswith("timm") else "torchvision")
+    assert torch.equal(back.network()(X), method.backbone(X))
+
+
+def test_the_authors_layout_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strictly into their model with the same outputs, and back bit for bit."""
+    method = saved_run(tmp_path / "run", R18)
+    read = load_pretrained(tmp_path / "run")
+    out = tmp_path / "checkpoint_0007.pth.tar"
+    assert export_weights(read, format="simsiam", out=out)[1].name == "checkpoint_0007.md"
+    content = torch.load(out, weights_only=True)
+    assert (content["arch"], content["epoch"]) == ("resnet18", 7)
+    assert not content["state_dict"]["module.encoder.fc.6.bias"].any()
+    theirs = nn.ModuleDict({"module": Authors("resnet18", 512, 32)})
+    theirs.load_state_dict(content["state_dict"])
+    with torch.no_grad():
+        same(theirs["module"].eval()(X), method.predictor(method.projector(method.backbone(X))))
+    back = load_pretrained(out)
+    assert (back.layout, back.model, back.epoch) == ("simsiam", R18, 7)
+    assert set(back.state) == set(read.state)
+    assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(by_snippet(tmp_path / "checkpoint_0007.md")(X), method.backbone(X))
+
+
+def test_the_authors_files_are_read(tmp_path: Path) -> None:
+    """Their frozen bias is not zero but as it was drawn; it is folded away."""
+    theirs = trained(Authors("resnet18", 256, 32))
+    assert theirs.encoder.fc[6].bias.abs().max() > 0
+    state = prefixed(theirs.state_dict(), "module.")
+    content = {"epoch": 100, "arch": "resnet18", "state_dict": state, "optimizer": {"state": {}}}
+    torch.save(content, tmp_path / "checkpoint_0099.pth.tar")
+    read = load_pretrained(tmp_path / "checkpoint_0099.pth.tar")
+    expected = replace(R18, dim=256, projector_dim=512)
+    assert (read.layout, read.model, read.epoch) == ("simsiam", expected, 100)
+    method = ours(read)
+    with torch.no_grad():
+        same(method.projector(method.backbone(X)), theirs.encoder(X))
+        same(method.predictor(method.projector(method.backbone(X))), theirs(X))
+    assert str(read).startswith("ResNet-18 of simsiam (the authors' layout), 100 epochs, from ")
+
+
+DETECTRON2_STAGE = {  # one block of detectron2's BottleneckBlock, written by hand
+    "conv1.weight": "conv1.weight",
+    "bn1.weight": "conv1.norm.weight",
+    "bn1.bias": "conv1.norm.bias",
+    "bn1.running_mean": "conv1.norm.running_mean",
+    "bn1.running_var": "conv1.norm.running_var",
+    "conv2.weight": "conv2.weight",
+    "bn2.weight": "conv2.norm.weight",
+    "bn2.bias": "conv2.norm.bias",
+    "bn2.running_mean": "conv2.norm.running_mean",
+    "bn2.running_var": "conv2.norm.running_var",
+    "conv3.weight": "conv3.weight",
+    "bn3.weight": "conv3.norm.weight",
+    "bn3.bias": "conv3.norm.bias",
+    "bn3.running_mean": "conv3.norm.running_mean",
+    "bn3.running_var": "conv3.norm.running_var",
+    "downsample.0.weight": "shortcut.weight",
+    "downsample.1.weight": "shortcut.norm.weight",
+    "downsample.1.bias": "shortcut.norm.bias",
+    "downsample.1.running_mean": "shortcut.norm.running_mean",
+    "downsample.1.running_var": "shortcut.norm.running_var",
+}
+
+
+def test_detectron2s_names(tmp_path: Path) -> None:
+    method = saved_run(tmp_path / "run", ModelConfig(dim=16, predictor_dim=4), side=64)
+    out = tmp_path / "r50.pkl"
+    export_weights(load_pretrained(tmp_path / "run"), format="detectron2", out=out)
+    content = pickle.loads(out.read_bytes())
+    assert content["matching_heuristics"] is True and content["__author__"] == "fastsiam"
+    expected = {"stem.conv1.weight": "conv1.weight"}
+    for part in ("weight", "bias", "running_mean", "running_var"):
+        expected[f"stem.conv1.norm.{part}"] = f"bn1.{part}"
+    for stage, depth in enumerate((3, 4, 6, 3), start=1):
+        for block in range(depth):
+            for mine, theirs in DETECTRON2_STAGE.items():
+                if block == 0 or not mine.startswith("downsample"):
+                    expected[f"res{stage + 1}.{block}.{theirs}"] = f"layer{stage}.{block}.{mine}"
+    state = method.backbone.state_dict()
+    assert set(content["model"]) == set(expected) and len(expected) == 53 * 5
+    for name, mine in expected.items():
+        assert np.array_equal(content["model"][name], state[mine].numpy()), name
+    card = (tmp_path / "r50.md").read_text()
+    for line in (
+        "PIXEL_MEAN: [123.675, 116.280, 103.530]",
+        "PIXEL_STD: [58.395, 57.120, 57.375]",
+        'FORMAT: "RGB"',
+        "STRIDE_IN_1X1: False",
+        "DEPTH: 50",
+    ):
+        assert line in card
+
+
+# --- in, from other programs
+
+
+def test_lightlys_networks_are_read(tmp_path: Path) -> None:
+    """torchvision's children in an ``nn.Sequential``, as in lightly's examples."""
+    heads = pytest.importorskip("lightly.models.modules.heads")
+    children = list(torchvision.models.resnet18().children())[:-1]
+    theirs = nn.ModuleDict(
+        {
+            "backbone": nn.Sequential(*children),
+            "projection_head": heads.SimSiamProjectionHead(512, 96, 64),
+            "prediction_head": heads.SimSiamPredictionHead(64, 24, 64),
+        }
+    )
+    read = lightlys(theirs, tmp_path)
+    assert read.model == ModelConfig(
+        backbone="resnet18", dim=64, projector_dim=96, predictor_dim=24
+    )
+
+
+@pytest.mark.parametrize("width", [1.0, 0.25])
+@pytest.mark.parametrize("sequential", [True, False])
+def test_lightlys_own_resnets_are_read(sequential: bool, width: float, tmp_path: Path) -> None:
+    """Its ResNet-9 is our ResNet-10. Its Sequential loses the ReLU of the stem, and so do we."""
+    heads = pytest.importorskip("lightly.models.modules.heads")
+    from lightly.models import ResNetGenerator
+
+    network = ResNetGenerator("resnet-9", width=width)
+    if sequential:
+        backbone = nn.Sequential(*list(network.children())[:-1], nn.AdaptiveAvgPool2d(1))
+    else:
+        network.linear = nn.Linear(int(512 * width), 10)
+        backbone = network
+    features = int(512 * width)
+    theirs = nn.ModuleDict(
+        {
+            "backbone": backbone,
+            "projection_head": heads.SimSiamProjectionHead(features, 32, 32),
+            "prediction_head": heads.SimSiamPredictionHead(32, 8, 32),
+        }
+    )
+    read = lightlys(theirs, tmp_path, x=X[..., :32, :32])
+    stem = "cifar-no-relu" if sequential else "cifar"
+    assert (read.model.backbone, read.model.stem) == ("resnet10", stem)
+    assert read.model.width == int(64 * width)
+    unused = () if sequential else ("backbone.linear.weight", "backbone.linear.bias")
+    assert read.left_out[: len(unused)] == unused
+
+
+def lightlys(theirs: nn.ModuleDict, folder: Path, x: Tensor = X) -> Pretrained:
+    """Train it a little, save it as Lightning does, read it and compare the outputs."""
+
+    def encoded(x: Tensor) -> Any:
+        backbone: Any = theirs["backbone"]
+        if hasattr(backbone, "linear"):  # before the classifier
+            seen: list[Tensor] = []
+            hook = backbone.linear.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+            backbone(x)
+            hook.remove()
+            return seen[0]
+        return backbone(x).flatten(1)
+
+    theirs.train()
+    for _ in range(2):
+        theirs["prediction_head"](theirs["projection_head"](encoded(x + torch.rand_like(x))))
+    theirs.eval()
+    content = {
+        "epoch": 4,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": {
+            **theirs.state_dict(),
+            "online_classifier.linear.weight": torch.zeros(10, 4),
+        },
+    }
+    torch.save(content, folder / "last.ckpt")
+    read = load_pretrained(folder / "last.ckpt")
+    assert (read.layout, read.epoch) == ("lightly", 5)
+    assert "online_classifier.linear.weight" in read.left_out
+    method = ours(read)
+    with torch.no_grad():
+        same(method.backbone(x), encoded(x))
+        z = theirs["projection_head"](encoded(x))
+        same(method.projector(method.backbone(x)), z)
+        same(method.predictor(method.projector(method.backbone(x))), theirs["prediction_head"](z))
+    return read
+
+
+@pytest.mark.parametrize("backbone", ["backbone", "encoder"])
+@pytest.mark.parametrize("small", [True, False])
+def test_solo_learns_files_are_read(backbone: str, small: bool, tmp_path: Path) -> None:
+    """Names of solo/methods/base.py and simsiam.py; the 3x3 stem is padded by 2 pixels there."""
+    encoder = torchvision.models.resnet18()
+    encoder.fc = nn.Identity()
+    if small:
+        encoder.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=2, bias=False)
+        encoder.maxpool = nn.Identity()
+    heads = Authors("resnet18", 64, 16)
+    theirs = nn.ModuleDict({backbone: encoder, "projector": heads.encoder.fc})
+    theirs["predictor"], theirs["classifier"] = heads.predictor, nn.Linear(512, 10)
+    whole = trained(nn.Sequential(encoder, heads.encoder.fc, heads.predictor))
+    torch.save(
+        {
+            "state_dict": theirs.state_dict(),
+            "epoch": 399,
+            "pytorch-lightning_version": "1.7",
+            "hyper_parameters": argparse.Namespace(method="simsiam", kwargs={"a": np.float64(3)}),
+            "loops": collections.defaultdict(list, {"x": [np.arange(3)]}),
+            "paths": [Path("/tmp/x"), collections.deque([1, 2])],
+        },
+        tmp_path / "simsiam.ckpt",
+    )
+    read = load_pretrained(tmp_path / "simsiam.ckpt")
+    stem: Stem = "cifar-pad2" if small else "imagenet"
+    expected = ModelConfig(
+        backbone="resnet18", stem=stem, dim=64, projector_dim=512, predictor_dim=16
+    )
+    assert (read.layout, read.model, read.epoch) == ("solo-learn", expected, 400)
+    assert read.left_out == ("classifier.weight", "classifier.bias")
+    assert str(read).endswith("; left out: classifier.weight, classifier.bias")
+    method = ours(read)
+    with torch.no_grad():
+        same(method.predictor(method.projector(method.backbone(X))), whole(X))
+
+
+def test_mmselfsups_files_are_read(tmp_path: Path) -> None:
+    """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
+    theirs = Authors("resnet18", 64, 16)
+    theirs.encoder.fc[6] = nn.Linear(512, 64, bias=False)
+    trained(theirs)
+    state: dict[str, Tensor] = {}
+    for key, value in theirs.state_dict().items():
+        head = re.match(r"(encoder\.fc|predictor)\.(\d)\.(.*)", key)
+        if head:
+            kind = "bn" if int(head[2]) % 3 == 1 else "fc"
+            part = "neck" if head[1] == "encoder.fc" else "head.predictor"
+            state[f"{part}.{kind}{int(head[2]) // 3}.{head[3]}"] = value
+        else:
+            state[key.replace("encoder.", "backbone.")] = value
+    names = {"neck.fc0.weight", "neck.bn2.running_mean", "head.predictor.fc1.bias"}
+    assert names <= set(state) and "neck.fc2.bias" not in state
+    state["data_preprocessor.mean"] = torch.zeros(3, 1, 1)
+    path = tmp_path / "epoch_200.pth"
+    torch.save({"meta": {"epoch": 200, "iter": 1}, "state_dict": state, "message_hub": {}}, path)
+    read = load_pretrained(path)
+    assert (read.layout, read.epoch) == ("mmselfsup", 200)
+    assert read.left_out == ("data_preprocessor.mean",)
+    method = ours(read)
+    with torch.no_grad():
+        same(method.projector(method.backbone(X)), theirs.encoder(X))
+        same(method.predictor(method.projector(method.backbone(X))), theirs(X))
+
+
+@pytest.mark.parametrize("prefix", ["", "backbone.", "module.", "module.backbone."])
+def test_torchvisions_files_are_read(prefix: str, tmp_path: Path) -> None:
+    theirs = trained(torchvision.models.resnet18())
+    torch.save(prefixed(theirs.state_dict(), prefix), tmp_path / "resnet18.pth")
+    read = load_pretrained(tmp_path / "resnet18.pth")
+    assert (read.layout, read.model, read.epoch) == (
+        "torchvision",
+        ModelConfig(backbone="resnet18"),
+        None,
+    )
+    inner = "backbone." if "backbone" in prefix else ""
+    assert read.left_out == (f"{inner}fc.weight", f"{inner}fc.bias")
+    theirs.fc = nn.Identity()
+    assert torch.equal(read.network()(X), theirs(X))
+    with pytest.raises(CheckpointError, match="holds no projector"):
+        read.network("projector")
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "timm/test_efficientnet", "densenet121"])
+def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
+    if name.startswith("timm/"):
+        timm = pytest.importorskip("timm")
+        theirs = timm.create_model(name.removeprefix("timm/"))
+    else:
+        theirs = torchvision.models.get_model(name)
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
+        load_pretrained(tmp_path / "w.pth")
+    read = load_pretrained(tmp_path / "w.pth", backbone=name)
+    assert read.model == ModelConfig(backbone=name) and len(read.left_out) == 2
+    theirs.eval().set_submodule(read.left_out[0].removesuffix(".weight"), nn.Identity())
+    assert torch.equal(read.network()(X), theirs(X))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(backbone="resnet34", width=8, dim=16, predictor_dim=4),
+        ModelConfig(backbone="resnet50", width=8, dim=16, projector_dim=24, predictor_dim=4),
+        ModelConfig(backbone="resnet101", stem="cifar", width=4, projector_layers=1, dim=8),
+        ModelConfig(backbone="resnet152", width=4, projector_layers=4, dim=8, predictor_dim=2),
+        TINY,
+    ],
+    ids=lambda model: model.backbone,
+)
+def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
+    state = build_method(model).state_dict()
+    state = {f"module.{k.replace('projector', 'encoder.fc')}": v for k, v in state.items()}
+    torch.save(
+        {"state_dict": {k.replace("backbone", "encoder"): v for k, v in state.items()}},
+        tmp_path / "w.pth",
+    )
+    assert load_pretrained(tmp_path / "w.pth").model == model
+
+
+# --- refusals
+
+
+def broken(change: Callable[[dict[str, Any]], object], folder: Path) -> str:
+    """Change the weights of an authors' file; return what reading it then says."""
+    state: dict[str, Any] = prefixed(Authors("resnet18", 16, 8).state_dict(), "module.")
+    change(state)
+    torch.save({"state_dict": state}, folder / "w.pth")
+    with pytest.raises(CheckpointError) as caught:
+        load_pretrained(folder / "w.pth")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    assert "1 missing (backbone.bn1.weight)" in broken(
+        lambda s: s.pop("module.encoder.bn1.weight"), tmp_path
+    )
+    assert "1 unknown (encoder.bn9.weight)" in broken(
+        lambda s: s.update({"module.encoder.bn9.weight": torch.zeros(3)}), tmp_path
+    )
+    shape = broken(lambda s: s.update({"module.encoder.bn1.weight": torch.zeros(3)}), tmp_path)
+    assert "1 of another shape (encoder.bn1.weight: (3,) for (64,))" in shape
+    many = broken(lambda s: [s.pop(k) for k in list(s) if ".layer1.1." in k and s], tmp_path)
+    assert "cannot tell which network" in many
+    several = broken(lambda s: [s.pop(k) for k in list(s) if ".running_var" in k], tmp_path)
+    assert re.search(r"24 missing \(\S+, \S+, \S+ and 21 more\)", several)
+    wide = {
+        "backbone." + k: v for k, v in torchvision.models.resnext50_32x4d().state_dict().items()
+    }
+    torch.save(wide, tmp_path / "wide.pth")
+    with pytest.raises(CheckpointError, match=r"another shape .*name it with --backbone"):
+        load_pretrained(tmp_path / "wide.pth")
+    assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
+
+
+def test_files_without_weights_are_refused(tmp_path: Path) -> None:
+    for content in ({"a": 1}, [torch.zeros(3)], torch.zeros(3), {}):
+        torch.save(content, tmp_path / "w.pth")
+        with pytest.raises(CheckpointError, match="holds no weights by name"):
+            load_pretrained(tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load_pretrained(tmp_path / "nowhere.pth")
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load_pretrained(tmp_path)
+
+
+class Hostile:
+    """Runs a program when it is unpickled the usual way."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda mark: Hostile(os.system, f"touch {mark}"), "posix.system"),
+        (lambda mark: Hostile(eval, f"open({str(mark)!r}, 'w')"), "builtins.eval"),
+        (lambda mark: Hostile(getattr, os, "system"), "builtins.getattr"),
+    ],
+)
+def test_hostile_files_are_not_executed(
+    make: Callable[[Path], Any], name: str, tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    harmless = {"state_dict": torchvision.models.resnet18().state_dict(), "n": np.float64(1)}
+    contents: list[Any] = [{"n": argparse.Namespace(x=[1])}, harmless]
+    for content in contents:
+        hostile = make(mark)
+        if name == "builtins.getattr":  # a module cannot be pickled: any object will do
+            hostile = Hostile(getattr, "x", "upper")
+        torch.save({**content, "deep": {"list": [hostile]}}, tmp_path / "w.pth")
+        with pytest.raises(CheckpointError, match=f"is refused: it asks for {name}") as caught:
+            load_pretrained(tmp_path / "w.pth")
+        assert "\n" not in str(caught.value) and not mark.exists()
+    with (tmp_path / "old.pth").open("wb") as file:  # not a zip: torch's format before 1.6
+        torch.save(
+            {"x": make(mark) if name != "builtins.getattr" else hostile},
+            file,
+            _use_new_zipfile_serialization=False,
+        )
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_pretrained(tmp_path / "old.pth")
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(hostile))
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_pretrained(tmp_path / "w.pkl")
+    assert not mark.exists()
+
+
+def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
+    """What looks like omegaconf's is neither imported nor called: there is no such package."""
+    torch.save(
+        {"state_dict": torchvision.models.resnet18().state_dict(), "hyper_parameters": "PLACE"},
+        tmp_path / "plain.pth",
+    )
+    # PLACE becomes a pair: omegaconf.made_up.DictConfig() with a state, and mmengine's ConfigDict
+    text = b"X\x05\x00\x00\x00PLACE"
+    other = (
+        b"comegaconf.made_up\nDictConfig\n)\x81}X\x01\x00\x00\x00aK\x01sb"
+        b"cmmengine.config.config\nConfigDict\n)\x81X\x01\x00\x00\x00bK\x02s\x86"
+    )
+    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, other))
+    assert load_pretrained(tmp_path / "w.pth").model.backbone == "resnet18"
+
+
+def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change the pickle within one of torch's files."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for item in old.infolist():
+            data = old.read(item)
+            if item.filename.endswith("data.pkl"):
+                assert change(data) != data
+                data = change(data)
+            new.writestr(item, data)
+
+
+@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
+def test_damaged_files_are_refused(ending: str, keep: float, tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", replace(R18, dim=16))
+    path = tmp_path / f"w{ending}"
+    export_weights(load_pretrained(tmp_path / "run"), format="torchvision", out=path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else int(keep)])
+    with pytest.raises(CheckpointError, match=r"cannot read .*damaged") as caught:
+        load_pretrained(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "model, format, message",
+    [
+        (TINY, "torchvision", "is 4 channels wide"),
+        (TINY, "timm", "is resnet10, which it does not have"),
+        (TINY, "detectron2", "is resnet10, which it does not have"),
+        (replace(R18, stem="cifar"), "timm", "has the cifar stem"),
+        (replace(R18, stem="cifar"), "detectron2", "has the cifar stem"),
+        (replace(R18, projector_layers=2), "simsiam", "has a projector of 2 layers"),
+        (replace(R18, dim=64), "simsiam", "has a projector of 3 layers, 64 wide"),
+        (replace(R18, backbone="mnasnet0_5"), "timm", "is mnasnet0_5, which it does not have"),
+        (replace(R18, backbone="wide_resnet50_2"), "detectron2", "is none of its ResNets"),
+    ],
+    ids=lambda value: value.backbone if isinstance(value, ModelConfig) else value[:12],
+)
+def test_what_a_format_cannot_hold_is_refused(
+    model: ModelConfig, format: str, message: str, tmp_path: Path
+) -> None:
+    read = untrained(model)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        export_weights(
+            read, format=format, out=tmp_path / ("w.pkl" if format[0] == "d" else "w.pt")
+        )
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def untrained(model: ModelConfig, **settings: Any) -> Pretrained:
+    fields: dict[str, Any] = {"layout": "simsiam", "epoch": None, "config": None, "images": None}
+    state = build_method(model).state_dict()
+    fields |= {"path": Path("x.pth"), "left_out": (), "state": state}
+    return Pretrained(model=model, **{**fields, **settings})
+
+
+def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    pretrained = untrained(replace(R18, dim=16))
+    headless = replace(
+        pretrained, state={k: v for k, v in pretrained.state.items() if k[:4] == "back"}
+    )
+    with pytest.raises(CheckpointError, match="holds no projector"):
+        export_weights(headless, format="simsiam", out=tmp_path / "w.pth")
+    for format, name in (("simsiam", "w.safetensors"), ("detectron2", "w.pth"), ("timm", "w")):
+        with pytest.raises(ValueError, match=f"a file of format {format} ends in"):
+            export_weights(pretrained, format=format, out=tmp_path / name)
+    with pytest.raises(ValueError, match="unknown format 'onnx'"):
+        export_weights(pretrained, format="onnx", out=tmp_path / "w.pth")
+    (tmp_path / "file").touch()
+    for ending in ("pth", "safetensors"):
+        with pytest.raises(CheckpointError, match="cannot write") as caught:
+            export_weights(pretrained, format="timm", out=tmp_path / "file" / f"w.{ending}")
+        assert "\n" not in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    out = tmp_path / f"w.{ending}"
+    out.write_text("old")
+    out.with_name(f"w.{ending}.tmp").symlink_to("/dev/full")
+    if ending == "safetensors":  # it replaces the link; a folder in the way does stop it
+        out.with_name(f"w.{ending}.tmp").unlink()
+        out.with_name(f"w.{ending}.tmp").mkdir()
+    with pytest.raises((CheckpointError, OSError)):
+        export_weights(untrained(replace(R18, dim=16)), format="timm", out=out)
+    assert out.read_text() == "old"
+
+
+# --- the command
+
+
+def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
+    """A run is trained, exported with what is known of it, and its file converted once more."""
+    model = replace(small.model, width=64, stem="imagenet", dim=512, projector_layers=3)
+    config = replace(
+        small,
+        augment=replace(small.augment, crop=32),
+        model=replace(model, backbone="resnet18"),
+        optim=replace(small.optim, epochs=1),
+        monitor=replace(small.monitor, knn_every=1, eval_resize=32),
+    )
+    fastsiam("train", *flags(config))
+    run = Path(config.run.out)
+    (run / "eval").mkdir(exist_ok=True)
+    record = {
+        "kind": "linear",
+        "protocol": {"epochs": 90, "batch": 4096},
+        "results": [{"lr": 0.1, "top1": 67.8125}, {"lr": 0.02, "top1": 66.0}],
+    }
+    (run / "eval" / "linear.json").write_text(json.dumps(record))
+    out = tmp_path / "r18.safetensors"
+    done = fastsiam("export", str(run), "--format", "timm", "--out", str(out))
+    assert done.stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {tmp_path / 'r18.md'}"]
+    card = (tmp_path / "r18.md").read_text()
+    for text in (
+        "# ResNet-18, pre-trained with SimSiam",
+        "| data | data, 24 images |",
+        "| epochs | 1 of 1 |",
+        "kNN top-1 ",
+        "**linear** (epochs 90, batch 4096)",
+        "| 0.1 | 67.8125 |",
+        "views of 32 x 32 pixels",
+        'timm.create_model("resnet18", num_classes=0)',
+    ):
+        assert text in card, text
+    read = load_pretrained(out)
+    network = resnet.resnet18()
+    network.fc = nn.Identity()
+    network.load_state_dict(load_file(out))
+    method = build_method(config.model)
+    method.load_state_dict(checkpoints.load(run).model)
+    same(network.eval()(X), method.backbone.eval()(X))
+    assert torch.equal(read.network()(X), network(X))
+    converted = str(tmp_path / "converted.pkl")
+    fastsiam("export", str(out), "--format", "detectron2", "--out", converted)
+    assert "stem.conv1.weight" in pickle.loads(Path(converted).read_bytes())["model"]
+
+
+def test_wrong_usage_is_told(tmp_path: Path) -> None:
+    bad = fastsiam("export", str(tmp_path), "--format", "timm", "--out", "x.pth", code=1)
+    assert bad.stderr.startswith("error: no checkpoint at") and bad.stderr.count("\n") == 1
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "w.pth")
+    path = str(tmp_path / "w.pth")
+    bad = fastsiam("export", path, "--format", "timm", "--out", "x.onnx", code=2)
+    assert "a file of format timm ends in" in bad.stderr
+
+
+def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    config = replace(
+        small,
+        augment=replace(small.augment, crop=32),
+        model=ModelConfig(backbone="timm/test_efficientnet", dim=16, predictor_dim=4),
+        optim=replace(small.optim, epochs=1),
+        monitor=replace(small.monitor, eval_resize=32),
+    )
+    fastsiam("train", *flags(config))
+    out = tmp_path / "w.pth"
+    fastsiam("export", config.run.out, "--format", "timm", "--out", str(out))
+    assert load_pretrained(out, backbone="timm/test_efficientnet").layout == "timm"
+    model = replace(config.model, backbone="vit_b_16")
+    with pytest.raises(ValueError, match="vit_b_16 takes images of 224 pixels"):
+        preflight(replace(config, model=model), world=1)
+    less = replace(config.step, activation_memory=0.5)
+    with pytest.raises(ValueError, match="needs --compile on"):
+        preflight(replace(config, step=less), world=1)
+    preflight(replace(config, step=replace(less, compile="on")), world=1)
+
+
+def test_every_format_is_an_option() -> None:
+    text = fastsiam("export", "--help").stdout
+    assert all(name in text for name in FORMATS)
