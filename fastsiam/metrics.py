@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastsiam.atomic import written_whole
 from fastsiam.distributed import minimum_across_ranks
 from fastsiam.errors import TrainingError
 
@@ -183,9 +183,8 @@ class MetricsLog:
             for line in read_metrics(run)
             if self._step_of(line) <= step - (line["kind"] != "train" and evaluates_again)
         ]
-        temporary = self.path.with_name("metrics.jsonl.tmp")
-        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        os.replace(temporary, self.path)
+        with written_whole(self.path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self._file = self.path.open("a", buffering=1)
         self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 

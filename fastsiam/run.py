@@ -6,7 +6,6 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -21,6 +20,7 @@ from torch import nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
+from fastsiam.atomic import written_whole
 from fastsiam.augment import draw_views
 from fastsiam.backbones import check_backbone
 from fastsiam.batch import Loader
@@ -269,9 +269,8 @@ def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
     text = json.dumps(
         {"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2
     )
-    temporary = run / "config.json.tmp"
-    temporary.write_text(text + "\n")
-    os.replace(temporary, run / "config.json")
+    with written_whole(run / "config.json") as temporary:
+        temporary.write_text(text + "\n")
 
 
 def _introduce(

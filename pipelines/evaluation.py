@@ -17,7 +17,7 @@ from torchvision.transforms import functional as TF
 from fastsiam.batch import EvalBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.photometric import normalize
+from fastsiam.photometric import normalized
 
 from .store import Store
 from .workers import in_workers, shut_down
@@ -74,8 +74,7 @@ class CentralCrops:
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""
         for index, crops in zip(self._batches, self._crops(), strict=True):
-            image = crops.to(self._device, non_blocking=True).permute(0, 3, 1, 2).float()
-            image = normalize(image, self._augment)
+            image = normalized(crops.to(self._device, non_blocking=True), self._augment)
             yield EvalBatch(
                 image=image.to(self._dtype, memory_format=torch.channels_last),
                 label=to_device(self._store.labels[index], self._device),

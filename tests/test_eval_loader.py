@@ -23,7 +23,7 @@ from fastsiam.batch import EvalBatch, EvalLoader
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.convert import convert_data
 from fastsiam.errors import DataError
-from fastsiam.photometric import normalize
+from fastsiam.photometric.reference import normalize
 from fastsiam.pipelines import Store, build_eval_loader, evaluation, open_store
 from fastsiam.pipelines.geometric import cut_centres
 from fastsiam.pipelines.geometric.cpu import crop_images

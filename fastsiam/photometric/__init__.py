@@ -14,9 +14,7 @@ from fastsiam.augment import ViewParams
 from fastsiam.config import AugmentConfig
 from fastsiam.trace import span
 
-from .reference import normalize
-
-__all__ = ["normalize", "photometric"]
+__all__ = ["normalized", "photometric"]
 
 
 def photometric(
@@ -45,3 +43,22 @@ def photometric(
         from . import reference
 
         return reference.photometric(crops, params, config, dtype=dtype)
+
+
+def normalized(crops: Tensor, config: AugmentConfig) -> Tensor:
+    """Normalise crops that go through nothing else, as evaluation's.
+
+    Args:
+        crops: (N, S, S, 3) uint8 RGB.
+        config: for the mean and standard deviation.
+
+    Returns:
+        (N, 3, S, S) float32 on the crops' device, in channels-last memory format.
+    """
+    if crops.device.type == "cpu":
+        from . import cpu
+
+        return cpu.normalize(crops, config)
+    from . import reference
+
+    return reference.normalize(crops.permute(0, 3, 1, 2).float(), config)
