@@ -169,7 +169,7 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         if config.cached
         else f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
     )
-    held = [collected(subject.extract(task.val, "validation: image"))]
+    held = list(subject.extract(task.val, "validation: image"))
     training = LinearTraining(
         optim,
         config.rates,

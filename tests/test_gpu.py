@@ -17,6 +17,9 @@ from fastsiam.augment import draw_views
 from fastsiam.batch_norm import use_view_batch_norm
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.distributed import Place
+from fastsiam.evaluate.config import FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.evaluate.knn import knn_accuracy
+from fastsiam.evaluation import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.methods import build_method
 from fastsiam.metrics import FiniteCheck, read_metrics
 from fastsiam.optim import lr_at
@@ -27,6 +30,7 @@ from fastsiam.run import train_here
 from fastsiam.step import TrainingStep, autocast_type
 
 from .conftest import with_settings
+from .rank_jobs import knn_problem
 from .test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
 from .test_pipelines import readable
 
@@ -237,3 +241,42 @@ def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path) -> None:
         held.append(torch.cuda.memory_reserved())
     assert held[-1] <= held[4]
     loader.close()
+
+
+@pytest.mark.parametrize("pipeline", ["torchvision", "dali"])
+def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> None:
+    """kNN, linear evaluation and fine-tuning, in float32; DALI's crops differ by a level or so."""
+    run = train_here(with_settings(gpu, max_steps=3, precision="fp32", tf32=False), "imagenet")
+    places = [Place(0, 1, torch.device(device)) for device in ("cuda", "cpu")]
+    shared: Any = {"workers": 0, "pipeline": pipeline, "precision": "fp32"}
+    torch.backends.cudnn.allow_tf32 = False
+    few = {"epochs": 3, "batch": 8, **shared}
+    cases: list[tuple[Any, Any]] = [
+        (evaluate_knn, KnnConfig(k="1,5", **shared)),
+        (evaluate_linear, LinearConfig(lrs="0.1,10", cached=True, **few)),
+        (evaluate_linear, LinearConfig(lrs="0.1,10", **few)),
+    ]
+    for evaluate, config in cases:
+        there, here = (evaluate(run, config, place) for place in places)
+        for one, other in zip(there["results"], here["results"], strict=True):
+            assert one["top1"] == pytest.approx(other["top1"], abs=17)  # two of twelve images
+        assert there["network"]["fingerprint"] == here["network"]["fingerprint"]
+    record = evaluate_finetuned(run, FinetuneConfig(**few), places[0])
+    assert record["images_validated"] == 12
+
+
+def test_knn_is_exact_on_a_gpu() -> None:
+    bank, labels, queries, truth = knn_problem()
+    votes = [(1, 0.2), (20, 0.07), (403, 0.1)]
+    results = [
+        knn_accuracy(
+            [(bank.to(device), labels.to(device))],
+            queries.to(device),
+            truth.to(device),
+            votes=votes,
+            classes=7,
+            block=64,
+        )
+        for device in ("cuda", "cpu")
+    ]
+    assert results[0] == results[1]

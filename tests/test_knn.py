@@ -15,7 +15,8 @@ import torch
 
 import fastsiam.evaluate.knn
 from fastsiam.batch import EvalBatch
-from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.bench.images import Silent
+from fastsiam.config import ConvertConfig, ModelConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.config import KnnConfig
@@ -24,6 +25,7 @@ from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
 from fastsiam.evaluation import evaluate_knn
 from fastsiam.methods import build_method
 from fastsiam.metrics import read_metrics
+from fastsiam.pipelines.convert import convert
 from fastsiam.run import train_here
 
 from . import rank_jobs
@@ -183,6 +185,24 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
     assert kept["network"]["fingerprint"].startswith("sha256:")
     alone = evaluate_knn(run, replace(config, baselines=False, untrained=True), HERE)
     assert alone["results"][0]["top1"] == knn[0] and (run / "eval" / "knn-epoch0.json").exists()
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [pytest.param("ffcv", marks=pytest.mark.ffcv), pytest.param("dali", marks=pytest.mark.dali)],
+)
+def test_every_pipeline_gives_the_same_record(
+    pipeline: Any, small: TrainConfig, tmp_path: Path
+) -> None:
+    run = train_here(with_settings(small, max_steps=1), "imagenet")
+    convert("folder", ConvertConfig(source=small.data.data, out=str(tmp_path / "made")), Silent())
+    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k="1,5")
+    expected, record = (
+        evaluate_knn(run, replace(config, pipeline=name), HERE)
+        for name in ("torchvision", pipeline)
+    )
+    assert record["results"] == expected["results"]
+    assert record["images"]["pipeline"] == pipeline
 
 
 def test_unlabelled_and_mismatched_data_are_refused(small: TrainConfig, tmp_path: Path) -> None:
