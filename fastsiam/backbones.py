@@ -240,7 +240,7 @@ def _of_timm(name: str) -> ForeignNetwork:
     if not timm.is_model(name):
         raise ValueError(_unknown(f"timm/{name}", _timm_names()))
     network: Any = timm.create_model(name, pretrained=False, num_classes=0)
-    classifier = network.default_cfg.get("classifier", "")
+    classifier = network.default_cfg.get("classifier") or ""
     return ForeignNetwork(
         network,
         features=getattr(network, "head_hidden_size", network.num_features),

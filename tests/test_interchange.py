@@ -149,17 +149,16 @@ def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None
 # --- out, against the real libraries
 
 
-@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
 @pytest.mark.parametrize(
-    "model",
+    "model, ending",
     [
-        replace(R18, projector_layers=2),
-        replace(R18, stem="cifar", dim=16),
-        replace(R18, backbone="resnet10", stem="cifar-pad2", dim=16),
-        replace(R18, backbone="resnet10", stem="cifar-no-relu", dim=16),
-        replace(R18, backbone="mobilenet_v3_small", dim=16),
+        (replace(R18, projector_layers=2), ".pth"),
+        (replace(R18, stem="cifar", dim=16), ".safetensors"),
+        (replace(R18, backbone="resnet10", stem="cifar-pad2", dim=16), ".pth.tar"),
+        (replace(R18, backbone="resnet10", stem="cifar-no-relu", dim=16), ".bin"),
+        (replace(R18, backbone="mobilenet_v3_small", dim=16), ".safetensors"),
     ],
-    ids=lambda model: f"{model.backbone}-{model.stem}",
+    ids=lambda value: value if isinstance(value, str) else f"{value.backbone}-{value.stem}",
 )
 def test_torchvision_loads_it_by_the_cards_snippet(
     model: ModelConfig, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -550,6 +549,13 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
 
 
+def test_two_encoders_are_refused(tmp_path: Path) -> None:
+    state = torchvision.models.resnet18().state_dict()
+    torch.save(prefixed(state, "backbone.") | prefixed(state, "encoder."), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="holds two encoders"):
+        load_pretrained(tmp_path / "w.pth")
+
+
 def test_files_without_weights_are_refused(tmp_path: Path) -> None:
     for content in ({"a": 1}, [torch.zeros(3)], torch.zeros(3), {}):
         torch.save(content, tmp_path / "w.pth")
@@ -637,7 +643,7 @@ def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> Non
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 @pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
 def test_damaged_files_are_refused(ending: str, keep: float, tmp_path: Path) -> None:
-    saved_run(tmp_path / "run", replace(R18, dim=16))
+    saved_run(tmp_path / "run", replace(R18, backbone="resnet10", dim=16))
     path = tmp_path / f"w{ending}"
     export_weights(load_pretrained(tmp_path / "run"), format="torchvision", out=path)
     whole = path.read_bytes()

@@ -98,9 +98,8 @@ class Pretrained:
         epochs = "" if self.epoch is None else f", {self.epoch:g} epochs"
         left_out = f"; left out: {_listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
-        return f"{name}{stem} of {of.get(self.layout, self.layout)}{epochs}, from {self.path}" + (
-            left_out
-        )
+        layout = of.get(self.layout, self.layout)
+        return f"{name}{stem} of {layout}{epochs}, from {self.path}{left_out}"
 
 
 class _Projected(Backbone):
@@ -145,6 +144,11 @@ def load_pretrained(path: Path, *, backbone: str = "") -> Pretrained:
         return _of_ours(found, backbone)
     state, beside = _weights(found, content)
     given = translated(state)
+    if len(given.weights) + len(given.left_out) < len(state):
+        raise CheckpointError(
+            f"{found} holds two encoders by the names that are one to us, backbone and encoder; "
+            "save the one that is meant alone"
+        )
     model = _inferred(found, given, backbone)
     encoder = skeleton(model)
     classifier = f"backbone.{encoder.classifier}."
