@@ -393,6 +393,7 @@ def export(
 
     simsiam takes the heads too.
     """
+    from fastsiam.evaluate.features import fingerprint
     from fastsiam.evaluate.records import read_records
     from fastsiam.interchange import export_weights, load_pretrained
 
@@ -400,6 +401,8 @@ def export(
         pretrained = load_pretrained(run, backbone=backbone)
         print(f"read {pretrained}")
         results = read_records(pretrained.run) if pretrained.run else []
+        own = fingerprint(pretrained.network()) if results else ""
+        results = [record for record in results if record["network"]["fingerprint"] == own]
         written = export_weights(pretrained, format=layout, out=out, results=results)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error

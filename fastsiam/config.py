@@ -435,6 +435,11 @@ class RunConfig:
     """auto takes the GPU if there is one."""
     out: str = ""
     """Run folder. Default: runs/<time>-<recipe>."""
+    init: str = ""
+    (
+        "Weights to start from, not fresh ones: a run, a checkpoint or a file of another program. "
+        "Heads that it lacks or that differ in size start fresh."
+    )
     resume: str = "auto"
     (
         "auto goes on where the run folder's last checkpoint was; "

@@ -68,6 +68,7 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
     subject.introduce()
     record = subject.record("knn")
     record["data"] |= {"train": bank.images, "val": queries.images, "classes": len(bank.classes)}
+    record["protocol"] = {"features": "pool5", "similarity": "cosine", "vote": "exp(s / T)"}
     epoch = record["network"]["epoch"]
     kinds = {
         "pixels": "raw pixels",

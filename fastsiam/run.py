@@ -39,7 +39,8 @@ from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult
 from fastsiam.evaluation import knn
 from fastsiam.info import environment
-from fastsiam.methods import build_method
+from fastsiam.interchange import load_pretrained
+from fastsiam.methods import SimSiam, build_method
 from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_loader, open_store, open_training_images
 from fastsiam.step import autocast_type, keep_freed_memory
@@ -134,6 +135,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
             _introduce(console, config, place, loader, dtype, run, start)
         torch.manual_seed(config.numerics.seed)
         method = build_method(config.model)
+        if start is None and config.run.init:
+            console.say(_take_weights(method, config))
         monitor = _monitor(config, place, console, dtype)
         train(config, method, loader, place, run=run, start=start, knn=monitor, console=console)
     finally:
@@ -187,6 +190,32 @@ def show_views(
         for row, i in enumerate(index)
     ]
     return sheet, record
+
+
+def _take_weights(method: SimSiam, config: TrainConfig) -> str:
+    """Start a method from the weights that ``--init`` names; say what was taken.
+
+    Raises:
+        CheckpointError: the backbone is another one.
+    """
+    name = "" if config.model.is_own else config.model.backbone
+    pretrained = load_pretrained(Path(config.run.init), backbone=name)
+    state, fresh = method.state_dict(), []
+    for part in ("backbone", "projector", "predictor"):
+        own = {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
+        new = {key: x for key, x in pretrained.state.items() if key.startswith(f"{part}.")}
+        if {key: value.shape for key, value in new.items()} == own:
+            state |= new
+        elif part == "backbone":
+            raise CheckpointError(
+                f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
+                f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
+                "the settings name: give the same --backbone, --stem and --width"
+            )
+        else:
+            fresh.append(part)
+    method.load_state_dict(state)
+    return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
 
 
 def _monitor(

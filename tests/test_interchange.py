@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
 import pickle
 import re
@@ -25,12 +24,15 @@ from torchvision.models import resnet
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ModelConfig, Stem, TrainConfig
+from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
+from fastsiam.evaluate.config import KnnConfig, LinearConfig
+from fastsiam.evaluation import evaluate_knn, evaluate_linear
 from fastsiam.interchange import FORMATS, Pretrained, export_weights, load_pretrained
 from fastsiam.methods import SimSiam, build_method
-from fastsiam.run import preflight
+from fastsiam.run import preflight, train_here
 
-from .conftest import fastsiam, flags
+from .conftest import fastsiam, flags, with_settings
 
 TINY = ModelConfig(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
@@ -736,13 +738,10 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
     )
     fastsiam("train", *flags(config))
     run = Path(config.run.out)
-    (run / "eval").mkdir(exist_ok=True)
-    record = {
-        "kind": "linear",
-        "protocol": {"epochs": 90, "batch": 4096},
-        "results": [{"lr": 0.1, "top1": 67.8125}, {"lr": 0.02, "top1": 66.0}],
-    }
-    (run / "eval" / "linear.json").write_text(json.dumps(record))
+    place = Place(0, 1, torch.device("cpu"))
+    quick = LinearConfig(cached=True, lrs="0.1,3", workers=0, batch=8, epochs=1)
+    linear = evaluate_linear(run, quick, place)
+    evaluate_knn(run, KnnConfig(workers=0, untrained=True, k="3"), place)  # of other weights
     out = tmp_path / "r18.safetensors"
     done = fastsiam("export", str(run), "--format", "timm", "--out", str(out))
     assert done.stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {tmp_path / 'r18.md'}"]
@@ -752,8 +751,9 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
         "| data | data, 24 images |",
         "| epochs | 1 of 1 |",
         "kNN top-1 ",
-        "**linear** (epochs 90, batch 4096)",
-        "| 0.1 | 67.8125 |",
+        "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
+        "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
+        f"| 0.1 | {linear['results'][0]['top1']:g} | 100 |",
         "views of 32 x 32 pixels",
         'timm.create_model("resnet18", num_classes=0)',
     ):
@@ -805,3 +805,29 @@ def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path
 def test_every_format_is_an_option() -> None:
     text = fastsiam("export", "--help").stdout
     assert all(name in text for name in FORMATS)
+
+
+def test_training_starts_from_a_files_weights(
+    small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train_here(with_settings(small, max_steps=3), "imagenet")
+    torch.save({"state_dict": load_pretrained(first).part("backbone")}, tmp_path / "some.pth")
+    zero = {"lr": 1e-30, "max_steps": 1, "weight_decay": 0.0}
+    weights = {}
+    for name, init in (("all", str(first)), ("some", str(tmp_path / "some.pth")), ("none", "")):
+        run = train_here(
+            with_settings(small, out=str(tmp_path / name), init=init, **zero), "imagenet"
+        )
+        weights[name] = load_pretrained(run).state
+    given = load_pretrained(first).state
+    for key, value in given.items():
+        if "running" in key or "tracked" in key:
+            continue
+        torch.testing.assert_close(weights["all"][key], value, rtol=0, atol=1e-20)
+        other = weights["all"] if key.startswith("backbone.") else weights["none"]
+        torch.testing.assert_close(weights["some"][key], other[key], rtol=0, atol=1e-20)
+    assert not torch.equal(weights["none"]["backbone.conv1.weight"], given["backbone.conv1.weight"])
+    assert "fresh: projector, predictor" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="give the same --backbone, --stem and --width"):
+        wide = with_settings(small, out=str(tmp_path / "wide"), width=8, init=str(first))
+        train_here(wide, "imagenet")

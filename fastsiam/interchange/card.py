@@ -43,7 +43,9 @@ def model_card(
     if config is not None:
         parts.append("## Training\n\n" + _training(config, pretrained))
     if accuracy := [*_knn_of(pretrained), *(_result(record) for record in results)]:
-        parts.append("## Accuracy\n\nOf the frozen features.\n\n" + "\n\n".join(accuracy))
+        parts.append(
+            "## Accuracy\n\nOf the frozen features, but for finetune.\n\n" + "\n\n".join(accuracy)
+        )
     parts.append(
         f"## Versions\n\n{version}; torch {torch.__version__}, torchvision "
         f"{torchvision.__version__}. These wrote the file."
@@ -172,11 +174,12 @@ def _knn_of(pretrained: Pretrained) -> list[str]:
 
 def _result(record: Mapping[str, Any]) -> str:
     """Return one evaluation as a table, with its protocol."""
-    protocol = ", ".join(f"{key} {_cell(x)}" for key, x in record.get("protocol", {}).items())
-    rows = record.get("results", [])
+    settings = record["protocol"].items()
+    protocol = ", ".join(f"{key} {_cell(x)}" for key, x in settings if x is not None)
+    rows = record["results"]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = _table(columns, ([row.get(key, "") for key in columns] for row in rows))
-    return f"**{record.get('kind', 'evaluation')}** ({protocol})\n\n{table}"
+    return f"**{record['kind']}** ({protocol})\n\n{table}"
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
