@@ -37,6 +37,8 @@ from fastsiam.subject import Subject, open_subject
 _PIXELS_GB = 8
 """Raw pixels above this are not offered as a baseline."""
 _SECONDS_BETWEEN_SAVES = 30.0
+_FEW_STEPS = 2000
+"""Below so many steps of LARS, the rates of the paper's protocol hardly leave the start."""
 _STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -170,6 +172,12 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         if config.cached
         else f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
     )
+    total = task.steps * config.epochs
+    if lars and total < _FEW_STEPS:
+        subject.console.warn(
+            f"{total:,} steps in all, where ImageNet gives LARS 28,080: it may stop short at rates "
+            "like these; see what --optimizer sgd --lrs 0.1,0.3,1,3,10,30 finds"
+        )
     held = list(subject.extract(task.val, "validation: image"))
     training = LinearTraining(
         optim,

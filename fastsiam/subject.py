@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fastsiam.batch import EvalLoader
-from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, Pipeline, TrainConfig
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, TrainConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
@@ -158,11 +158,11 @@ def open_subject(
         raise FastSiamError(
             f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
         )
-    pipeline = config.pipeline or data.pipeline
+    pipeline = data.pipeline if config.pipeline == "run" else config.pipeline
     data = replace(
         data,
         data=config.data or data.data,
-        pipeline=cast(Pipeline, "torchvision" if pipeline == "synthetic" else pipeline),
+        pipeline="torchvision" if pipeline == "synthetic" else pipeline,
         workers=config.workers,
     )
     network = pretrained.network(layer)
@@ -240,7 +240,9 @@ def _untrained(pretrained: Pretrained) -> Pretrained:
 
 
 def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
-    precision = config.precision or (own.numerics.precision if own else "auto")
+    precision = config.precision
+    if precision == "run":
+        precision = own.numerics.precision if own else "auto"
     dtype = autocast_type(TrainConfig(numerics=NumericsConfig(precision=precision)), place)
     # A run on a GPU may have been fp16's, which CPUs do not compute in.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype

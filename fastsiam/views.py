@@ -47,14 +47,16 @@ def picture_rows(rows: Sequence[Sequence[tuple[Image.Image, str, bool]]]) -> Ima
 
     Args:
         rows: pictures of any size, their texts, and whether the text is good news: green, not red.
+            The first of a row stands apart.
     """
-    cell, line = 112, 14
+    cell, line, apart = 112, 14, 12
     width, height = cell + 2 * _GAP, cell + line + 2 * _GAP
-    sheet = Image.new("RGB", (width * max(map(len, rows)), height * len(rows)), "white")
+    size = width * max(map(len, rows)) + apart, height * len(rows)
+    sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     for y, row in enumerate(rows):
         for x, (picture, text, good) in enumerate(row):
-            left, top = x * width + _GAP, y * height + _GAP
+            left, top = x * width + _GAP + apart * (x > 0), y * height + _GAP
             _paste(sheet, picture, left, top, cell)
             while text and draw.textlength(text) > cell:
                 text = text[:-1]

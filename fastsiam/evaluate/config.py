@@ -16,8 +16,8 @@ class EvalConfig:
 
     data: str = ""
     """Data as of train, with a validation split where there is one; default: the run's."""
-    pipeline: Literal["", "torchvision", "ffcv", "dali", "memory"] = ""
-    """How images are loaded, as of train; default: the run's, torchvision for other files."""
+    pipeline: Literal["run", "torchvision", "ffcv", "dali", "memory"] = "run"
+    """How images are loaded, as of train; run is as the run had it, torchvision for other files."""
     workers: int = -1
     """Loader processes or threads of each rank; -1 is one for each core of the rank."""
     backbone: str = ""
@@ -35,8 +35,8 @@ class EvalConfig:
     """Mean of each channel that normalisation subtracts; default: the run's, else ImageNet's."""
     std: tuple[float, float, float] | None = None
     """Standard deviation that it divides by; default: the run's, else ImageNet's."""
-    precision: Literal["", "auto", "bf16", "fp16", "fp32"] = ""
-    """Autocast type of the network; default: the run's, auto for other files."""
+    precision: Literal["run", "auto", "bf16", "fp16", "fp32"] = "run"
+    """Autocast type of the network; run is as the run had it, auto for other files."""
     feature_batch: int = 256
     """Images that go through the network at a time on each rank."""
     gpus: int = 1
@@ -47,15 +47,10 @@ class EvalConfig:
     """Write the record there too; it also goes into the run's eval folder."""
 
     def __post_init__(self) -> None:
-        known = [name for name in get_args(Pipeline) if name != "synthetic"]
-        require(
-            not self.pipeline or self.pipeline in known,
-            f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
-        )
-        require(
-            not self.precision or self.precision in get_args(Precision),
-            f"precision must be one of {', '.join(get_args(Precision))}, not {self.precision!r}",
-        )
+        for name, kind in (("pipeline", Pipeline), ("precision", Precision)):
+            known = ["run", *(x for x in get_args(kind) if x != "synthetic")]
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
         require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
         for name in ("crop", "resize"):
             require(getattr(self, name) >= 0, f"{name} must be above 0, not {getattr(self, name)}")
