@@ -5,43 +5,34 @@ Every rank calls these functions, and each gets the same record (see ``evaluate.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.atomic import written_whole
-from fastsiam.batch import EvalLoader, Loader, to_device
-from fastsiam.config import AugmentConfig, MonitorConfig, OptimConfig
+from fastsiam.batch import EvalLoader
+from fastsiam.config import MonitorConfig, OptimConfig
 from fastsiam.console import duration
-from fastsiam.distributed import Place, gather_uneven, minimum_across_ranks
-from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate.config import FinetuneConfig, KnnConfig, LabelConfig, LinearConfig
-from fastsiam.evaluate.features import collected, fingerprint, frozen, pixel_batches
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError
+from fastsiam.evaluate.config import FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.evaluate.features import collected, fingerprint, pixel_batches
 from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
-from fastsiam.evaluate.linear import HeadResult, LinearTraining
+from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.evaluate.records import keep_record
-from fastsiam.pipelines import Order, build_loader, choose, open_store, read_list
-from fastsiam.subject import Subject, open_subject
+from fastsiam.subject import open_subject
+from fastsiam.supervised import Task
 
 _PIXELS_GB = 8
 """Raw pixels above this are not offered as a baseline."""
-_SECONDS_BETWEEN_SAVES = 30.0
 _FEW_STEPS = 2000
 """Below so many steps of LARS, the rates of the paper's protocol hardly leave the start."""
 _STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
-Batches = Iterator[tuple[Tensor, Tensor]]
 
 
 def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
@@ -72,21 +63,19 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
     record["data"] |= {"train": bank.images, "val": queries.images, "classes": len(bank.classes)}
     record["protocol"] = {"features": "pool5", "similarity": "cosine", "vote": "exp(s / T)"}
     epoch = record["network"]["epoch"]
-    kinds = {
-        "pixels": "raw pixels",
-        "untrained": "untrained network",
-        "trained": "trained" if epoch is None else f"after {epoch:g} epochs",
-    }
-    if not config.baselines:
-        kinds = {kind: kinds[kind] for kind in kinds if kind == _trained_or_not(subject)}
+    own_kind = "untrained" if subject.untrained else "trained"
+    kinds = dict.fromkeys(("pixels", "untrained", own_kind) if config.baselines else (own_kind,))
     record["results"], record["summary"] = [], []
-    for kind, name in kinds.items():
+    for kind in kinds:
+        name = {"pixels": "raw pixels", "untrained": "untrained network"}.get(kind, "trained")
+        if kind == "trained" and epoch is not None:
+            name = f"after {epoch:g} epochs"
         began = time.monotonic()
         if kind == "pixels":
             features = pixel_batches(bank), pixel_batches(queries)
         else:
             shown = subject
-            if kind != _trained_or_not(subject):
+            if kind != own_kind:
                 shown = open_subject(path, replace(config, untrained=True), place)
             features = shown.extract(bank, "bank: image"), shown.extract(queries, "query")
         results = knn(*features, bank, votes)
@@ -121,10 +110,6 @@ def knn(
     )
 
 
-def _trained_or_not(subject: Subject) -> str:
-    return "untrained" if subject.untrained else "trained"
-
-
 def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str, Any]:
     """Train a linear classifier for each rate on frozen features, and validate; return the record.
 
@@ -137,7 +122,7 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         RuntimeError: the backbone is not what it was before.
     """
     subject = open_subject(path, config, place)
-    task = _Task(subject, config, config.batch or (4096 if config.optimizer == "lars" else 256))
+    task = Task(subject, config, config.batch or (4096 if config.optimizer == "lars" else 256))
     batch = task.batch
     optim = OptimConfig(
         optimizer=config.optimizer,
@@ -189,7 +174,9 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         place=place,
     )
     source = task.cached(_STORAGE[config.storage]) if config.cached else task.features()
-    kept = subject.record_path("linear", "cached" if config.cached else "", task.share)
+    kept = subject.record_path(
+        "linear", "" if lars else "sgd", "cached" if config.cached else "", task.share
+    )
     results = task.run(training, source, held, config.epochs, record, kept)
     if fingerprint(subject.network) != record["network"]["fingerprint"]:
         raise RuntimeError("linear evaluation changed the backbone, which is an error of fastsiam")
@@ -215,7 +202,7 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> dict
         place: this rank.
     """
     subject = open_subject(path, config, place)
-    task = _Task(subject, config, config.batch)
+    task = Task(subject, config, config.batch)
     epochs = config.epochs or (60 if task.percent <= 1 else 30)
     optim = OptimConfig(
         batch=task.batch,
@@ -252,261 +239,3 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> dict
     record["summary"] = [f"fine-tuned {result} ({how})"]
     keep_record(record, kept, config.json, place)
     return record
-
-
-class _Training(Protocol):
-    """What is trained with labels."""
-
-    def epoch(self, number: int, batches: Batches) -> Tensor:
-        """Train for an epoch; return the heads' losses."""
-
-    def evaluate(self, batches: Any) -> list[HeadResult]:
-        """Validate every head."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what ``load`` goes on from."""
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-
-
-@dataclass
-class _Source:
-    """Batches of an epoch, this rank's share of each."""
-
-    epoch: Callable[[int], Batches]
-    close: Callable[[], None] = lambda: None
-
-
-class _Task:
-    """Training with labels: which images, in which batches, and how it goes on.
-
-    Args:
-        subject: network and images.
-        config: which of the images, validations, seed.
-        batch: global batch that was asked for; it is at most the training images.
-    """
-
-    def __init__(self, subject: Subject, config: LabelConfig, batch: int) -> None:
-        self._subject, self._config, self._place = subject, config, subject.place
-        world = self._place.world
-        store = open_store(subject.data.root, "train")
-        self._chosen: NDArray[np.int64] | None = None
-        if config.subset:
-            self._chosen = read_list(store, Path(config.subset))
-        elif config.percent < 100:
-            self._chosen = choose(store.labels, percent=config.percent, seed=config.seed)
-        self.train, self.val = subject.loaders(self._chosen)
-        self.percent = 100 * self.train.images / len(store)
-        """Share of the training images that are used."""
-        if batch % world:
-            raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
-        self.batch = min(batch, self.train.images // world * world)
-        """Images of a step, over all ranks."""
-        if self.batch < batch:
-            subject.console.say(f"batch {self.batch}, not {batch:,}: there are no more images")
-        self.steps = self.train.images // self.batch
-        """Whole batches in an epoch; the tail of the shuffled images is dropped."""
-        self.share = f"{Path(config.subset).stem}" if config.subset else ""
-        """Which part of the training images, for names of files."""
-        if config.percent < 100:
-            self.share = f"{config.percent:g}percent"
-        self.of = f", on {self.share}" if self.share else ""
-
-    def described(self) -> str:
-        """Say for people what is trained on."""
-        part = ""
-        if self._chosen is not None:
-            part = f" ({self.percent:.3g}% of them, " + (
-                f"by {self._config.subset})"
-                if self._config.subset
-                else f"seed {self._config.seed})"
-            )
-        return f"{self.train.images:,} training images{part}"
-
-    def record(self, kind: str, **protocol: Any) -> dict[str, Any]:
-        """Begin a record."""
-        config, record = self._config, self._subject.record(kind)
-        record["data"] |= {
-            "train": self.train.images,
-            "val": self.val.images,
-            "classes": len(self.train.classes),
-            "percent": config.percent,
-            "subset": config.subset or None,
-        }
-        record["protocol"] = {
-            "batch": self.batch,
-            "momentum": config.momentum,
-            "weight_decay": config.weight_decay,
-            "schedule": "cosine per step",
-            "seed": config.seed,
-            **protocol,
-        }
-        return record
-
-    def images(self) -> _Source:
-        """Return batches of augmented images."""
-        loader = self._views(self.batch)
-        return _Source(
-            lambda epoch: ((b.view1, b.label) for b in loader.epoch(epoch)), loader.close
-        )
-
-    def features(self) -> _Source:
-        """Return batches of the frozen features of augmented images, computed a part at a time."""
-        subject, world = self._subject, self._place.world
-        share = self.batch // world
-        part = next(n for n in range(min(share, subject.batch), 0, -1) if share % n == 0)
-        loader = self._views(part * world)
-
-        def epoch(number: int) -> Batches:
-            views = loader.epoch(number)
-            for _ in range(self.steps):
-                made = [
-                    (frozen(subject.network, batch.view1, dtype=subject.dtype), batch.label)
-                    for batch in islice(views, share // part)
-                ]
-                yield collected(made)
-
-        return _Source(epoch, loader.close)
-
-    def cached(self, storage: torch.dtype) -> _Source:
-        """Return batches of features that are computed once; every rank holds those of all."""
-        parts = self._subject.extract(self.train, "training: image")
-        features, labels = map(gather_uneven, collected(parts, storage=storage))
-        order = Order(
-            images=len(labels),
-            batch=self.batch,
-            seed=self._config.seed,
-            rank=self._place.rank,
-            world=self._place.world,
-        )
-
-        def epoch(number: int) -> Batches:
-            for step in range(order.steps):
-                index = to_device(order.indices(number, step), labels.device)
-                yield features[index].float(), labels[index]
-
-        return _Source(epoch)
-
-    def _views(self, batch: int) -> Loader:
-        """Open the training images with random crops and flips, and nothing else."""
-        subject, config = self._subject, self._config
-        return build_loader(
-            subject.data,
-            AugmentConfig(
-                crop=subject.augment.crop,
-                mean=subject.augment.mean,
-                std=subject.augment.std,
-                scale_min=config.scale_min,
-                jitter_p=0,
-                gray_p=0,
-                blur_p=0,
-            ),
-            batch=batch,
-            seed=config.seed,
-            rank=self._place.rank,
-            world=self._place.world,
-            device=self._place.device,
-            chosen=self._chosen,
-        )
-
-    def run(
-        self,
-        training: _Training,
-        source: _Source,
-        held: Any,
-        epochs: int,
-        record: dict[str, Any],
-        kept: Path | None,
-    ) -> list[HeadResult]:
-        """Train epoch by epoch, validate on the way and at the end, and fill in the record.
-
-        The state is saved now and then, if the network is of a run, and found again.
-
-        Args:
-            training: what is trained.
-            source: its batches; closed at the end.
-            held: the validation images or features, as ``training.evaluate`` takes them.
-            epochs: how many.
-            record: of what is done; it tells whether a state that is found is of the same.
-            kept: where the record will go.
-        """
-        console, every = self._subject.console, self._config.eval_every
-        partial = _Partial(kept, record, self._place)
-        first = 0
-        if self._config.resume == "auto" and (found := partial.load()):
-            first = found["epoch"]
-            training.load(found["state"])
-            console.say(f"going on after epoch {first} of {epochs}, where it was interrupted")
-        results: list[HeadResult] = []
-        began = time.monotonic()
-        with closing(source), console.progress(epochs * self.steps, first * self.steps):
-            for epoch in range(first, epochs):
-                batches = self._shown(source.epoch(epoch), epoch, epochs)
-                losses = training.epoch(epoch, batches)
-                done = epoch + 1
-                if done == epochs or (every and done % every == 0):
-                    results = training.evaluate(held)
-                    best = max(results, key=lambda result: result.top1)
-                    loss = losses[results.index(best)].item()
-                    console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
-                if done < epochs:
-                    partial.save(done, training.state)
-        partial.remove()
-        seconds, best = time.monotonic() - began, max(results, key=lambda result: result.top1)
-        console.say(
-            f"trained in {duration(seconds)}; {best.images:,} validation images, each counted once"
-        )
-        record["results"] = [result.record() for result in results]
-        record["best"] = best.record()
-        record["images_validated"] = best.images
-        record["per_class"] = dict(zip(self.train.classes, best.per_class, strict=True))
-        record["speed"] = {"seconds": seconds, "epochs": epochs - first}
-        return results
-
-    def _shown(self, batches: Batches, epoch: int, epochs: int) -> Batches:
-        """Pass on the batches of an epoch, and show how it goes on."""
-        console, began, before = self._subject.console, time.monotonic(), epoch * self.steps
-        for step, batch in enumerate(batches, start=1):
-            yield batch
-            speed = step * self.batch / max(time.monotonic() - began, 1e-9)
-            left = (epochs * self.steps - before - step) * self.batch / speed
-            console.advance(before + step, f"{speed:,.0f} images/s, {duration(left)} left")
-
-
-class _Partial:
-    """The state of an evaluation under way, beside where its record will be; of rank 0."""
-
-    def __init__(self, kept: Path | None, record: dict[str, Any], place: Place) -> None:
-        self._path = None if kept is None else kept.with_suffix(".partial")
-        images = {k: v for k, v in record["images"].items() if k not in ("pipeline", "ranks")}
-        same = record["network"]["fingerprint"], record["data"], record["protocol"], images
-        self._same, self._place, self._saved = json.dumps(same), place, time.monotonic()
-
-    def load(self) -> dict[str, Any] | None:
-        """Return what was saved, if it was the same evaluation of the same network.
-
-        The same on every rank: none, where only some find it.
-        """
-        found: dict[str, Any] = {}
-        if self._path is not None and self._path.is_file():
-            found = torch.load(self._path, map_location=self._place.device, weights_only=True)
-        epoch = torch.tensor([found.get("epoch", 0) if found.get("same") == self._same else 0])
-        return found if int(minimum_across_ranks(epoch.to(self._place.device))) else None
-
-    def save(self, epoch: int, state: Callable[[], dict[str, Any]]) -> None:
-        """Save the state after so many epochs, but not all the time."""
-        if (
-            self._path is None
-            or not self._place.leads
-            or time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
-        ):
-            return
-        with written_whole(self._path) as temporary:
-            torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
-        self._saved = time.monotonic()
-
-    def remove(self) -> None:
-        """Forget it: the record says it all."""
-        if self._path is not None and self._place.leads:
-            self._path.unlink(missing_ok=True)

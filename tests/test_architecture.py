@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
-TOP = {"cli", "convert", "demo", "embed", "evaluation", "run", "subject", "__main__"}
+TOP = {"cli", "convert", "demo", "embed", "evaluation", "run", "subject", "supervised", "__main__"}
 """Modules that put things together; they may import everything."""
 FOR_PIPELINES = {"config", "errors", "batch", "augment", "photometric", "rng"} | {
     "threads",

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam import evaluation
+from fastsiam import supervised
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
@@ -156,7 +156,7 @@ def test_linear_evaluation_of_a_run(run: Path, cached: bool) -> None:
         "momentum": 0.9, "weight_decay": 0.0, "schedule": "cosine per step", "seed": 0,
         "cached": cached, "storage": None, "scale_min": None if cached else 0.08,
     }  # fmt: skip
-    name = "linear-cached-epoch1.json" if cached else "linear-epoch1.json"
+    name = "linear-sgd-cached-epoch1.json" if cached else "linear-sgd-epoch1.json"
     assert read_records(run) == [json.loads(json.dumps(record))]
     assert [path.name for path in (run / "eval").iterdir()] == [name]
     assert "base rate 30" in record["summary"][1] and "best of 2 rates" in record["summary"][2]
@@ -186,7 +186,7 @@ def test_a_backbone_that_changes_is_noticed(run: Path, monkeypatch: pytest.Monke
         features: Tensor = network(image).detach()
         return features
 
-    monkeypatch.setattr(evaluation, "frozen", frozen)
+    monkeypatch.setattr(supervised, "frozen", frozen)
     with pytest.raises(RuntimeError, match="changed the backbone"):
         evaluate_linear(run, QUICK, HERE)
 
@@ -206,7 +206,7 @@ def test_an_interrupted_evaluation_goes_on(
     evaluate: Any, config: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(run, config, HERE)
-    monkeypatch.setattr(evaluation, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(supervised, "_SECONDS_BETWEEN_SAVES", 0.0)
     kind = TRAINING[evaluate.__name__]
     epoch = kind.epoch
     begun: list[int] = []
@@ -232,14 +232,14 @@ TRAINING: dict[str, Any] = {"evaluate_linear": LinearTraining, "evaluate_finetun
 
 
 def test_another_protocol_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(supervised, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole = evaluate_linear(run, replace(QUICK, epochs=2), HERE)
     path = run / "eval" / "linear-epoch1.partial"
-    remove = evaluation._Partial.remove
-    monkeypatch.setattr(evaluation._Partial, "remove", lambda partial: None)
+    remove = supervised._Partial.remove
+    monkeypatch.setattr(supervised._Partial, "remove", lambda partial: None)
     evaluate_linear(run, QUICK, HERE)  # leaves the state after three of four epochs
     assert torch.load(path, weights_only=True)["epoch"] == 3
-    monkeypatch.setattr(evaluation._Partial, "remove", remove)
+    monkeypatch.setattr(supervised._Partial, "remove", remove)
     assert evaluate_linear(run, replace(QUICK, epochs=2), HERE)["results"] == whole["results"]
 
 
