@@ -18,7 +18,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -29,11 +29,12 @@ def written_whole(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with contextlib.suppress(OSError):  # not every file system can; the file itself is there
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def why(error: BaseException) -> str:

@@ -99,6 +99,10 @@ class EvalLoader(Protocol):
     def classes(self) -> tuple[str, ...]:
         """Names of the labels."""
 
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(``images``,) labels of all ranks' images, -1 where the data has none."""
+
     def names(self) -> list[str]:
         """Return the names of this rank's images within the data set, in order."""
 

@@ -192,12 +192,17 @@ def _evaluate(name: str, run: Path, config: EvalConfig) -> None:
     where = RunConfig(gpus=config.gpus, device=config.device)
     if config.gpus > 1 and not distributed.is_worker():
         distributed.check_devices(where)
+        evaluation.preflight(run, config)
         sys.exit(distributed.launch(config.gpus, sys.argv[1:]))
     place = distributed.start(where)
     record = getattr(evaluation, name)(run, config, place)
     distributed.finish()
     if place.leads:
         print("\n".join(record["summary"]))
+        if isinstance(config, KnnConfig) and config.per_class:
+            print(f"of each class, {record['summary'][-len(record['protocol']['votes'])]}:")
+            for name, top1 in record["per_class"].items():
+                print(f"  {name}: " + ("no images" if top1 is None else f"{top1:.2f}%"))
 
 
 eval_app.command("knn")(command_of(knn, KnnConfig, argument=_NETWORK))
@@ -216,14 +221,17 @@ def features(run: Path, config: FeaturesConfig) -> None:
 
 def neighbours(run: Path, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
-    from fastsiam import distributed, embed
+    from PIL import Image
 
+    from fastsiam import distributed, embed
+    from fastsiam.evaluate.records import check_targets
+
+    out = Path(config.out)
+    if out.suffix.lower() not in Image.registered_extensions():
+        raise typer.BadParameter(f"--out {out}: no picture's ending; .png is one")
+    check_targets(out)
     place = distributed.start(RunConfig(device=config.device))
-    sheet = embed.draw_neighbours(run, config, place)
-    try:
-        sheet.save(config.out)
-    except ValueError as error:
-        raise typer.BadParameter(f"--out {config.out}: {error}") from error
+    embed.draw_neighbours(run, config, place).save(out)
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")
 
 

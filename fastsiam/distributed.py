@@ -158,6 +158,18 @@ def gather_uneven(tensor: Tensor) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
+def complete(table: Tensor, shares: Sequence[int]) -> None:
+    """Fill in the rows that other ranks hold, in place.
+
+    Args:
+        table: of the same shape on every rank; each holds rows of its own.
+        shares: how many rows are each rank's, in their order.
+    """
+    if dist.is_initialized():
+        for rank, rows in enumerate(table.split(list(shares))):
+            dist.broadcast(rows, src=rank)
+
+
 def sum_across_ranks(tensor: Tensor) -> Tensor:
     """Add up a tensor over the ranks."""
     if not dist.is_initialized():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,14 @@ from fastsiam.pipelines.store import Split
 from fastsiam.subject import Subject, open_subject
 from fastsiam.views import picture_rows
 
+_GROUP_ROWS = 8192
+"""Of a row group of a .parquet file."""
+
 
 def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
     """Compute the features of every image of a split, in the data set's order, into a file.
 
-    ``.npy``: (images, d) float32, and beside it a ``.csv`` with row, name, label and class.
+    ``.npy``: (images, d) float32, and beside it ``.npy.csv`` with row, name, label and class.
     ``.parquet``: the columns name, label, class, and feature, a list of d float32.
     It is written as it is computed, and takes its name when it is whole.
 
@@ -55,21 +59,22 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
 
 
 def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
-    table = out.with_suffix(".csv")
-    with written_whole(out) as temporary, written_whole(table) as temporary_table:
-        array = np.lib.format.open_memmap(
-            temporary, "w+", np.dtype(np.float32), (loader.images, subject.features)
-        )
-        with temporary_table.open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(("row", "name", "label", "class"))
-            start, names = 0, iter(loader.names())
-            for features, labels in subject.extract(loader, "image"):
-                array[start : start + len(labels)] = features.cpu().numpy()
-                for row, label in enumerate(labels.tolist(), start):
-                    rows.writerow((row, next(names), label, _class(loader, label)))
-                start += len(labels)
-        array.flush()
+    table = out.with_name(f"{out.name}.csv")
+    shape = {"shape": (loader.images, subject.features), "descr": "<f4", "fortran_order": False}
+    with (
+        written_whole(out) as temporary,
+        written_whole(table) as temporary_table,
+        temporary.open("wb") as array,
+        temporary_table.open("w", newline="") as file,
+    ):
+        np.lib.format.write_array_header_2_0(array, shape)
+        rows = csv.writer(file)
+        rows.writerow(("row", "name", "label", "class"))
+        names = enumerate(loader.names())
+        for features, labels in subject.extract(loader, "image"):
+            array.write(features.cpu().numpy().astype("<f4").tobytes())
+            for label in labels.tolist():
+                rows.writerow((*next(names), label, _class(loader, label)))
     return [out, table]
 
 
@@ -85,15 +90,15 @@ def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path
             ("feature", pa.list_(pa.float32(), subject.features)),
         ]
     )
-    names = iter(loader.names())
+    names, parts = iter(loader.names()), subject.extract(loader, "image")
     with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for features, labels in subject.extract(loader, "image"):
-            flat = pa.array(features.cpu().numpy().reshape(-1))
+        while group := list(islice(parts, max(1, _GROUP_ROWS // subject.batch))):
+            features, labels = (torch.cat(x).cpu().numpy() for x in zip(*group, strict=True))
             columns = [
                 [next(names) for _ in range(len(labels))],
-                labels.cpu().numpy(),
+                labels,
                 [_class(loader, label) for label in labels.tolist()],
-                pa.FixedSizeListArray.from_arrays(flat, subject.features),
+                pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), subject.features),
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
     return [out]

@@ -18,21 +18,39 @@ from fastsiam.batch import EvalLoader
 from fastsiam.config import MonitorConfig, OptimConfig
 from fastsiam.console import duration
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError
-from fastsiam.evaluate.config import FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate.config import EvalConfig, FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.evaluate.features import collected, fingerprint, pixel_batches
 from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
-from fastsiam.evaluate.records import keep_record
-from fastsiam.subject import open_subject
+from fastsiam.evaluate.records import check_targets, keep_record
+from fastsiam.subject import Subject, described_data, open_subject
 from fastsiam.supervised import Task
 
 _PIXELS_GB = 8
 """Raw pixels above this are not offered as a baseline."""
 _FEW_STEPS = 2000
 """Below so many steps of LARS, the rates of the paper's protocol hardly leave the start."""
+_FEW_PERCENT = 2
+"""A list of up to so many images is one of about 1%, which is fine-tuned for longer."""
 _STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def preflight(path: Path, config: EvalConfig) -> None:
+    """Refuse what cannot work before ranks are started: a file, data, a batch, a record's place.
+
+    Raises:
+        FastSiamError: says what is wrong.
+    """
+    place = Place(0, 1, torch.device("cpu"))
+    subject = open_subject(path, config, place)
+    train, _ = subject.loaders()
+    if config.json:
+        check_targets(Path(config.json))
+    batch = getattr(config, "batch", 0)
+    if batch % config.gpus or train.images < config.gpus:
+        raise FastSiamError(f"--batch {batch} cannot be shared equally by {config.gpus} ranks")
 
 
 def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
@@ -52,16 +70,17 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
         for temperature in config.temperatures or [monitor.knn_temperature]
     ]
     bank, queries = subject.loaders()
-    gigabytes = bank.images * 3 * subject.augment.crop**2 * 4 / 1e9
+    gigabytes = queries.images * 3 * subject.augment.crop**2 * 4 / 1e9
     if config.baselines and gigabytes > _PIXELS_GB:
         raise DataError(
-            f"the raw pixels of {bank.images:,} images would take {gigabytes:,.0f} GB; "
+            f"the raw pixels of {queries.images:,} images would take {gigabytes:,.0f} GB; "
             "leave --baselines out"
         )
-    subject.introduce()
     record = subject.record("knn")
-    record["data"] |= {"train": bank.images, "val": queries.images, "classes": len(bank.classes)}
-    record["protocol"] = {"features": "pool5", "similarity": "cosine", "vote": "exp(s / T)"}
+    record["data"] |= described_data(bank, queries)
+    record["protocol"] = {"features": "pool5", "similarity": "cosine", "votes": votes}
+    targets = _targets(subject, config, record)
+    subject.introduce()
     epoch = record["network"]["epoch"]
     own_kind = "untrained" if subject.untrained else "trained"
     kinds = dict.fromkeys(("pixels", "untrained", own_kind) if config.baselines else (own_kind,))
@@ -92,9 +111,8 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
         record["results"] += found
         record["summary"] += [f"{name}: {result}" for result in results]
     record["per_class"] = dict(zip(bank.classes, results[0].per_class, strict=True))
-    if config.per_class:
-        record["summary"] += [f"{c}: {top1:.2f}%" for c, top1 in record["per_class"].items()]
-    keep_record(record, subject.record_path("knn"), config.json, place)
+    if place.leads:
+        keep_record(record, *targets)
     return record
 
 
@@ -163,6 +181,9 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
             f"{total:,} steps in all, where ImageNet gives LARS 28,080: it may stop short at rates "
             "like these; see what --optimizer sgd --lrs 0.1,0.3,1,3,10,30 finds"
         )
+    details = "" if lars else "sgd", "cached" if config.cached else "", task.share
+    targets = _targets(subject, config, record, *details)
+    source = task.cached(_STORAGE[config.storage]) if config.cached else task.features()
     held = list(subject.extract(task.val, "validation: image"))
     training = LinearTraining(
         optim,
@@ -173,23 +194,21 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         seed=config.seed,
         place=place,
     )
-    source = task.cached(_STORAGE[config.storage]) if config.cached else task.features()
-    kept = subject.record_path(
-        "linear", "" if lars else "sgd", "cached" if config.cached else "", task.share
-    )
-    results = task.run(training, source, held, config.epochs, record, kept)
+    results, partial = task.run(training, source, held, config.epochs, record, targets)
     if fingerprint(subject.network) != record["network"]["fingerprint"]:
         raise RuntimeError("linear evaluation changed the backbone, which is an error of fastsiam")
     subject.console.say("the backbone is what it was before, by its hash")
     how = f"{config.optimizer}, batch {batch:,}, {config.epochs} epochs, {way}{task.of}"
-    record["summary"] = [f"linear {r} (base rate {r.lr:g}, {how})" for r in results]
+    record["summary"] = [f"{_kind(record)} {r} (base rate {r.lr:g}, {how})" for r in results]
     if len(results) > 1:
         best = record["best"]
         record["summary"].append(
             f"best of {len(results)} rates, chosen on these very validation images: "
             f"{best['top1']:.2f}% with base rate {best['lr']:g}"
         )
-    keep_record(record, kept, config.json, place)
+    if place.leads:
+        keep_record(record, *targets)
+        partial.remove()
     return record
 
 
@@ -203,7 +222,8 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> dict
     """
     subject = open_subject(path, config, place)
     task = Task(subject, config, config.batch)
-    epochs = config.epochs or (60 if task.percent <= 1 else 30)
+    few = task.percent <= _FEW_PERCENT if config.subset else config.percent <= 1
+    epochs = config.epochs or (60 if few else 30)
     optim = OptimConfig(
         batch=task.batch,
         epochs=epochs,
@@ -224,6 +244,8 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> dict
         f"momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
         f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
     )
+    targets = _targets(subject, config, record, task.share)
+    source = task.images()
     training = FineTuning(
         optim,
         subject.network,
@@ -234,8 +256,25 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> dict
         dtype=subject.dtype,
         place=place,
     )
-    kept = subject.record_path("finetune", task.share)
-    (result,) = task.run(training, task.images(), task.val, epochs, record, kept)
-    record["summary"] = [f"fine-tuned {result} ({how})"]
-    keep_record(record, kept, config.json, place)
+    (result,), partial = task.run(training, source, task.val, epochs, record, targets)
+    record["summary"] = [f"{_kind(record)} {result} ({how})"]
+    if place.leads:
+        keep_record(record, *targets)
+        partial.remove()
     return record
+
+
+def _kind(record: dict[str, Any]) -> str:
+    kind = "fine-tuned" if record["kind"] == "finetune" else "linear"
+    return f"untrained network, {kind}" if record["network"]["untrained"] else kind
+
+
+def _targets(
+    subject: Subject, config: EvalConfig, record: dict[str, Any], *details: str
+) -> list[Path]:
+    """Return where a record will go, which is possible: in its run, and where the user wants it."""
+    wanted = Path(config.json) if config.json else None
+    targets = [t for t in (subject.record_path(record, *details), wanted) if t is not None]
+    if subject.place.leads:
+        check_targets(*targets)
+    return targets

@@ -30,9 +30,16 @@ def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.
             weight_decay=config.weight_decay,
             fused=True,
         )
+    return with_momenta(optimizer)
+
+
+def with_momenta(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Give every parameter its momentum, at zero, before the first step.
+
+    The fused kernel would leave a first momentum that a loss-scaled step skips unset.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            # The fused kernel would leave a first momentum that a loss-scaled step skips unset.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 

@@ -175,12 +175,12 @@ def _evaluations(runs: Sequence[Path]) -> str:
     rows = []
     for run in runs:
         for record in read_records(run):
-            images, data = record["images"], record["data"]
+            images, data, epoch = record["images"], record["data"], record["network"]["epoch"]
             seen = (
-                f"{data['train']:,} / {data['val']:,}; shorter side {images['resize']}, "
-                f"crop {images['crop']}"
+                f"{data['root']}: {data['train']:,} / {data['val']:,}; shorter side "
+                f"{images['resize']}, crop {images['crop']}"
             )
-            epoch = f"{record['network']['epoch']:g}"
+            epoch = "" if epoch is None else f"{epoch:g}"
             rows += [
                 (_name(run, runs), epoch, line, seen, record["date"]) for line in record["summary"]
             ]

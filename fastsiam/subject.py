@@ -6,11 +6,13 @@ evaluations that use both are in ``evaluation`` and ``embed``.
 
 from __future__ import annotations
 
+import json
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -29,8 +31,6 @@ from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader
 from fastsiam.step import autocast_type, keep_freed_memory
-
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +112,16 @@ class Subject:
             "date": time.strftime("%Y-%m-%d"),
         }
 
-    def record_path(self, kind: str, *details: str) -> Path | None:
-        """Return where a record goes: into its run's ``eval``; None for the files of others."""
+    def record_path(self, record: dict[str, Any], *details: str) -> Path | None:
+        """Return where a record goes: into its run's ``eval``; None for the files of others.
+
+        Its name ends in a hash of data and protocol: another evaluation has another name.
+        """
         if (run := self.pretrained.run) is None:
             return None
-        name = "-".join([kind, *filter(None, details), f"epoch{self.pretrained.epoch:g}"])
-        return run / "eval" / f"{name}.json"
+        mark = f"{zlib.crc32(sameness(record).encode()):08x}"[:6]
+        parts = [record["kind"], *filter(None, details), f"epoch{self.pretrained.epoch:g}", mark]
+        return run / "eval" / f"{'-'.join(parts)}.json"
 
 
 def open_subject(
@@ -139,7 +143,10 @@ def open_subject(
         CheckpointError: the file cannot be read or is of no layout that is known.
         FastSiamError: the images would be smaller than the crop.
     """
-    pretrained = load_pretrained(path, backbone=config.backbone)
+    try:
+        pretrained = load_pretrained(path, backbone=config.backbone)
+    except ValueError as error:
+        raise FastSiamError(str(error)) from error
     if config.untrained:
         pretrained = _untrained(pretrained)
     own = pretrained.config
@@ -169,6 +176,7 @@ def open_subject(
     if place.device.type == "cpu":
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
     return Subject(
         pretrained=pretrained,
         network=network.to(place.device).to(memory_format=torch.channels_last).eval(),
@@ -228,7 +236,29 @@ def labelled_loaders(
         raise DataError(
             f"the training and validation images under {data.root} have different class folders"
         )
+    if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
+        raise DataError(
+            f"{missing:,} of the images under {data.root} have no label: this evaluation needs all"
+        )
     return train, val
+
+
+def described_data(train: EvalLoader, val: EvalLoader) -> dict[str, Any]:
+    """Return for a record how many images there are, and a checksum of which and their labels."""
+    checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
+    return {
+        "train": train.images,
+        "val": val.images,
+        "classes": len(train.classes),
+        "labels_crc32": f"{checksum:08x}",
+    }
+
+
+def sameness(record: dict[str, Any]) -> str:
+    """Return what makes two records ones of the same evaluation, wherever it was made."""
+    data = {key: value for key, value in record["data"].items() if key != "root"}
+    images = {k: v for k, v in record["images"].items() if k not in ("pipeline", "ranks")}
+    return json.dumps([data, images, record["protocol"]], sort_keys=True)
 
 
 def _untrained(pretrained: Pretrained) -> Pretrained:

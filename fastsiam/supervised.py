@@ -6,8 +6,8 @@ Linear evaluation and fine-tuning differ in what is trained (``evaluate.linear``
 
 from __future__ import annotations
 
-import json
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,20 +17,19 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.atomic import written_whole
+from fastsiam.atomic import why, written_whole
 from fastsiam.batch import Loader, to_device
 from fastsiam.config import AugmentConfig
-from fastsiam.console import duration
-from fastsiam.distributed import Place, gather_uneven, minimum_across_ranks
-from fastsiam.errors import FastSiamError
+from fastsiam.console import Console, duration
+from fastsiam.distributed import Place, complete, minimum_across_ranks
+from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.config import LabelConfig
 from fastsiam.evaluate.features import collected, frozen
 from fastsiam.evaluate.linear import HeadResult
 from fastsiam.pipelines import Order, build_loader, choose, open_store, read_list
-from fastsiam.subject import Subject
+from fastsiam.subject import Subject, described_data, sameness
 
 _SECONDS_BETWEEN_SAVES = 30.0
 
@@ -72,29 +71,36 @@ class Task:
 
     def __init__(self, subject: Subject, config: LabelConfig, batch: int) -> None:
         self._subject, self._config, self._place = subject, config, subject.place
-        world = self._place.world
-        store = open_store(subject.data.root, "train")
-        self._chosen: NDArray[np.int64] | None = None
-        if config.subset:
-            self._chosen = read_list(store, Path(config.subset))
-        elif config.percent < 100:
-            self._chosen = choose(store.labels, percent=config.percent, seed=config.seed)
+        world, self._chosen, share = self._place.world, None, 1.0
+        if config.subset or config.percent < 100:
+            store = open_store(subject.data.root, "train")
+            self._chosen = (
+                read_list(store, Path(config.subset))
+                if config.subset
+                else choose(store.labels, percent=config.percent, seed=config.seed)
+            )
+            share = len(self._chosen) / len(store)
         self.train, self.val = subject.loaders(self._chosen)
-        self.percent = 100 * self.train.images / len(store)
+        self.percent = 100 * share
         """Share of the training images that are used."""
         if batch % world:
             raise FastSiamError(f"--batch {batch} cannot be shared equally by {world} ranks")
         self.batch = min(batch, self.train.images // world * world)
         """Images of a step, over all ranks."""
+        if self.batch < 2 * world:
+            raise FastSiamError(
+                f"{self.train.images:,} training images and --batch {batch} leave fewer than two "
+                f"for each of {world} ranks"
+            )
         if self.batch < batch:
             subject.console.say(f"batch {self.batch}, not {batch:,}: there are no more images")
         self.steps = self.train.images // self.batch
         """Whole batches in an epoch; the tail of the shuffled images is dropped."""
-        self.share = f"{Path(config.subset).stem}" if config.subset else ""
+        self.share = Path(config.subset).stem
         """Which part of the training images, for names of files."""
         if config.percent < 100:
             self.share = f"{config.percent:g}percent"
-        self.of = f", on {self.share}" if self.share else ""
+        self.of = f", on {self.share}, seed {config.seed}" if self.share else ""
 
     def described(self) -> str:
         """Say for people what is trained on."""
@@ -110,12 +116,11 @@ class Task:
     def record(self, kind: str, **protocol: Any) -> dict[str, Any]:
         """Begin a record."""
         config, record = self._config, self._subject.record(kind)
-        record["data"] |= {
-            "train": self.train.images,
-            "val": self.val.images,
-            "classes": len(self.train.classes),
+        chosen = None if self._chosen is None else f"{zlib.crc32(self._chosen.tobytes()):08x}"
+        record["data"] |= described_data(self.train, self.val) | {
             "percent": config.percent,
             "subset": config.subset or None,
+            "chosen_crc32": chosen,
         }
         record["protocol"] = {
             "batch": self.batch,
@@ -136,15 +141,22 @@ class Task:
         """Return batches of the frozen features of augmented images, computed a part at a time."""
         subject, world = self._subject, self._place.world
         share = self.batch // world
-        part = next(n for n in range(min(share, subject.batch), 0, -1) if share % n == 0)
+        # A number without good divisors, of a subset for instance, is loaded in one piece.
+        most = min(share, subject.batch)
+        part = next((n for n in range(most, most // 2, -1) if share % n == 0), share)
         loader = self._views(part * world)
 
         def epoch(number: int) -> Batches:
             views = loader.epoch(number)
             for _ in range(self.steps):
                 made = [
-                    (frozen(subject.network, batch.view1, dtype=subject.dtype), batch.label)
+                    (frozen(subject.network, image, dtype=subject.dtype), label)
                     for batch in islice(views, share // part)
+                    for image, label in zip(
+                        batch.view1.split(subject.batch),
+                        batch.label.split(subject.batch),
+                        strict=True,
+                    )
                 ]
                 yield collected(made)
 
@@ -152,10 +164,17 @@ class Task:
 
     def cached(self, storage: torch.dtype) -> Source:
         """Return batches of features that are computed once; every rank holds those of all."""
-        parts = self._subject.extract(self.train, "training: image")
-        features, labels = map(gather_uneven, collected(parts, storage=storage))
+        subject, device, images = self._subject, self._place.device, self.train.images
+        features = torch.empty(images, subject.features, dtype=storage, device=device)
+        labels = to_device(self.train.labels, device)
+        shares = [len(share) for share in np.array_split(np.arange(images), self._place.world)]
+        row = sum(shares[: self._place.rank])
+        for part, _ in subject.extract(self.train, "training: image"):
+            features[row : row + len(part)] = part
+            row += len(part)
+        complete(features, shares)
         order = Order(
-            images=len(labels),
+            images=images,
             batch=self.batch,
             seed=self._config.seed,
             rank=self._place.rank,
@@ -171,6 +190,12 @@ class Task:
 
     def _views(self, batch: int) -> Loader:
         """Open the training images with random crops and flips, and nothing else."""
+        try:
+            return self._open_views(batch)
+        except BackendError as error:
+            raise BackendError(f"{error}; or evaluate with --pipeline torchvision") from error
+
+    def _open_views(self, batch: int) -> Loader:
         subject, config = self._subject, self._config
         return build_loader(
             subject.data,
@@ -198,11 +223,11 @@ class Task:
         held: Any,
         epochs: int,
         record: dict[str, Any],
-        kept: Path | None,
-    ) -> list[HeadResult]:
+        targets: list[Path],
+    ) -> tuple[list[HeadResult], Partial]:
         """Train epoch by epoch, validate on the way and at the end, and fill in the record.
 
-        The state is saved now and then, if the network is of a run, and found again.
+        The state is saved now and then beside where the record will go, and found again.
 
         Args:
             training: what is trained.
@@ -210,10 +235,13 @@ class Task:
             held: the validation images or features, as ``training.evaluate`` takes them.
             epochs: how many.
             record: of what is done; it tells whether a state that is found is of the same.
-            kept: where the record will go.
+            targets: where the record will go.
+
+        Returns:
+            Results, and the saved state, to be removed when the record is kept.
         """
         console, every = self._subject.console, self._config.eval_every
-        partial = _Partial(kept, record, self._place)
+        partial = Partial(targets, record, self._place, console)
         first = 0
         if self._config.resume == "auto" and (found := partial.load()):
             first = found["epoch"]
@@ -231,9 +259,9 @@ class Task:
                     best = max(results, key=lambda result: result.top1)
                     loss = losses[results.index(best)].item()
                     console.say(f"epoch {done} of {epochs}: loss {loss:.3f}, {best}")
-                if done < epochs:
-                    partial.save(done, training.state)
-        partial.remove()
+                partial.save(done, training.state, last=done == epochs)
+        if not results:
+            results = training.evaluate(held)
         seconds, best = time.monotonic() - began, max(results, key=lambda result: result.top1)
         console.say(
             f"trained in {duration(seconds)}; {best.images:,} validation images, each counted once"
@@ -243,7 +271,7 @@ class Task:
         record["images_validated"] = best.images
         record["per_class"] = dict(zip(self.train.classes, best.per_class, strict=True))
         record["speed"] = {"seconds": seconds, "epochs": epochs - first}
-        return results
+        return results, partial
 
     def _shown(self, batches: Batches, epoch: int, epochs: int) -> Batches:
         """Pass on the batches of an epoch, and show how it goes on."""
@@ -255,14 +283,15 @@ class Task:
             console.advance(before + step, f"{speed:,.0f} images/s, {duration(left)} left")
 
 
-class _Partial:
+class Partial:
     """The state of an evaluation under way, beside where its record will be; of rank 0."""
 
-    def __init__(self, kept: Path | None, record: dict[str, Any], place: Place) -> None:
-        self._path = None if kept is None else kept.with_suffix(".partial")
-        images = {k: v for k, v in record["images"].items() if k not in ("pipeline", "ranks")}
-        same = record["network"]["fingerprint"], record["data"], record["protocol"], images
-        self._same, self._place, self._saved = json.dumps(same), place, time.monotonic()
+    def __init__(
+        self, targets: list[Path], record: dict[str, Any], place: Place, console: Console
+    ) -> None:
+        self._path = targets[0].with_suffix(".partial") if targets else None
+        self._same = f"{record['network']['fingerprint']} {sameness(record)}"
+        self._place, self._console, self._saved = place, console, time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
         """Return what was saved, if it was the same evaluation of the same network.
@@ -271,23 +300,26 @@ class _Partial:
         """
         found: dict[str, Any] = {}
         if self._path is not None and self._path.is_file():
-            found = torch.load(self._path, map_location=self._place.device, weights_only=True)
+            try:
+                found = torch.load(self._path, map_location=self._place.device, weights_only=True)
+            except Exception:  # a damaged file makes the unpickler raise anything
+                self._console.warn(f"{self._path} is damaged: beginning anew")
         epoch = torch.tensor([found.get("epoch", 0) if found.get("same") == self._same else 0])
         return found if int(minimum_across_ranks(epoch.to(self._place.device))) else None
 
-    def save(self, epoch: int, state: Callable[[], dict[str, Any]]) -> None:
+    def save(self, epoch: int, state: Callable[[], dict[str, Any]], *, last: bool) -> None:
         """Save the state after so many epochs, but not all the time."""
-        if (
-            self._path is None
-            or not self._place.leads
-            or time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
-        ):
+        soon = time.monotonic() - self._saved < _SECONDS_BETWEEN_SAVES
+        if self._path is None or not self._place.leads or (soon and not last):
             return
-        with written_whole(self._path) as temporary:
-            torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
+        try:
+            with written_whole(self._path) as temporary:
+                torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
+        except (OSError, RuntimeError) as error:
+            self._console.warn(f"cannot save {self._path} ({why(error)}); going on without")
         self._saved = time.monotonic()
 
     def remove(self) -> None:
         """Forget it: the record says it all."""
-        if self._path is not None and self._place.leads:
+        if self._path is not None:
             self._path.unlink(missing_ok=True)

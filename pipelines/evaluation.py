@@ -60,6 +60,7 @@ class CentralCrops:
         dtype: torch.dtype,
     ) -> None:
         self.images, self.classes = len(chosen), store.classes
+        self.labels = store.labels[chosen]
         self._store, self._make, self._augment = store, crops, augment
         self._device, self._dtype = device, dtype
         self._share = np.array_split(chosen, world)[rank]

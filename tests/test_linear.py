@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam import subject as subjects
 from fastsiam import supervised
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.distributed import Place
@@ -139,7 +140,7 @@ def test_accuracy_counts() -> None:
     count.add(scores, torch.tensor([0, 0, 1]))
     assert count.images == 3 and count.top1 == pytest.approx(100 / 3)
     assert count.top5 == pytest.approx(100 / 3)  # neither the sixth nor one that is no candidate
-    assert list(count.per_class[:2]) == [50, 0] and math.isnan(count.per_class[2])
+    assert list(count.per_class[:3]) == [50, 0, None]
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -156,9 +157,10 @@ def test_linear_evaluation_of_a_run(run: Path, cached: bool) -> None:
         "momentum": 0.9, "weight_decay": 0.0, "schedule": "cosine per step", "seed": 0,
         "cached": cached, "storage": None, "scale_min": None if cached else 0.08,
     }  # fmt: skip
-    name = "linear-sgd-cached-epoch1.json" if cached else "linear-sgd-epoch1.json"
+    name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
     assert read_records(run) == [json.loads(json.dumps(record))]
-    assert [path.name for path in (run / "eval").iterdir()] == [name]
+    (kept,) = (run / "eval").iterdir()
+    assert kept.name.startswith(name) and kept.suffix == ".json"
     assert "base rate 30" in record["summary"][1] and "best of 2 rates" in record["summary"][2]
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     assert evaluate_linear(run, config, HERE)["results"] == record["results"]  # repeatable
@@ -234,12 +236,15 @@ TRAINING: dict[str, Any] = {"evaluate_linear": LinearTraining, "evaluate_finetun
 def test_another_protocol_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole = evaluate_linear(run, replace(QUICK, epochs=2), HERE)
-    path = run / "eval" / "linear-epoch1.partial"
-    remove = supervised._Partial.remove
-    monkeypatch.setattr(supervised._Partial, "remove", lambda partial: None)
-    evaluate_linear(run, QUICK, HERE)  # leaves the state after three of four epochs
-    assert torch.load(path, weights_only=True)["epoch"] == 3
-    monkeypatch.setattr(supervised._Partial, "remove", remove)
+    remove = supervised.Partial.remove
+    monkeypatch.setattr(supervised.Partial, "remove", lambda partial: None)
+    evaluate_linear(run, QUICK, HERE)  # leaves its state
+    (path,) = (run / "eval").glob("linear-epoch1-*.partial")
+    assert torch.load(path, weights_only=True)["epoch"] == 4
+    monkeypatch.setattr(supervised.Partial, "remove", remove)
+    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE)["results"] == whole["results"]
+    other = next((run / "eval").glob("*.json")).with_suffix(".partial")
+    other.write_bytes(path.read_bytes()[:1000])
     assert evaluate_linear(run, replace(QUICK, epochs=2), HERE)["results"] == whole["results"]
 
 
@@ -267,13 +272,15 @@ def test_low_shot_takes_a_fixed_share_of_every_class(kind: str, run: Path, tmp_p
     record = evaluate(run, config, HERE)
     assert record["data"]["train"] == 6 and record["data"]["percent"] == 25  # 2 of each 8
     assert record["protocol"]["batch"] == 6
-    assert (run / "eval" / f"{kind}-25percent-epoch1.json").exists()
-    assert "25percent" in record["summary"][0]
+    assert len(list((run / "eval").glob(f"{kind}-25percent-epoch1-*.json"))) == 1
+    assert "25percent, seed 0" in record["summary"][0]
+    evaluate(run, replace(config, seed=1), HERE)  # another subset, another record
+    assert len(list((run / "eval").glob(f"{kind}-25percent-epoch1-*.json"))) == 2
     names = tmp_path / "mine.txt"
     names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\n")
     listed = evaluate(run, replace(config, percent=100, subset=str(names)), HERE)
     assert listed["data"]["train"] == 3
-    assert (run / "eval" / f"{kind}-mine-epoch1.json").exists()
+    assert len(list((run / "eval").glob(f"{kind}-mine-epoch1-*.json"))) == 1
 
 
 def test_bad_input_is_one_line(run: Path, tmp_path: Path) -> None:
@@ -349,3 +356,89 @@ def test_the_checkpoint_may_be_named(run: Path) -> None:
     path = checkpoints.last(run)
     assert evaluate_linear(path, QUICK, HERE)["network"]["file"] == str(path)
     assert len(read_records(run)) == 1
+
+
+def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None:
+    """One percent of eight images a class is one of each, which is more than one percent."""
+    write_images(tmp_path / "many" / "train", classes=2, each=150, side=8)
+    write_images(tmp_path / "many" / "val", classes=2, each=2, side=8)
+    config = FinetuneConfig(data=str(tmp_path / "many"), percent=1, workers=0, device="cpu")
+    record = evaluate_finetuned(run, replace(config, eval_every=0), HERE)
+    assert record["data"]["train"] == 4  # 1.33%
+    assert record["protocol"]["epochs"] == 60
+    ten = evaluate_finetuned(run, replace(config, percent=10, eval_every=0), HERE)
+    assert ten["protocol"]["epochs"] == 30
+
+
+def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta(run: Path) -> None:
+    """As a gradient scaler does it, whose first scale is usually too large."""
+    subject = open_subject(run, QUICK, HERE)
+    training = FineTuning(
+        OptimConfig(batch=4, lr=1.0),
+        subject.network,
+        features=subject.features,
+        classes=3,
+        steps_per_epoch=1,
+        seed=0,
+        dtype=torch.float32,
+        place=HERE,
+    )
+    before = [parameter.detach().clone() for parameter in training.network.parameters()]
+    for parameter in training.network.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    training.optimizer.found_inf = torch.tensor(1.0)  # type: ignore[attr-defined]
+    training.optimizer.step()
+    assert all(map(torch.equal, before, training.network.parameters()))
+    assert all(not s["momentum_buffer"].any() for s in training.optimizer.state.values())
+
+
+@pytest.mark.parametrize("count", [23, 9])
+def test_an_awkward_number_of_images_is_loaded_in_one_piece(
+    count: int, run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A prime number cannot be cut into equal parts: not one forward pass for each image."""
+    names = [f"class{i // 8}/{i % 8:03d}.jpg" for i in range(count)]
+    (tmp_path / "some.txt").write_text("\n".join(names))
+    sizes: list[int] = []
+    frozen = supervised.frozen
+
+    def noted(network: torch.nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
+        sizes.append(len(image))
+        return frozen(network, image, dtype=dtype)
+
+    monkeypatch.setattr(supervised, "frozen", noted)
+    config = replace(QUICK, subset=str(tmp_path / "some.txt"), batch=4096, epochs=1)
+    evaluate_linear(run, replace(config, feature_batch=4), HERE)
+    assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
+
+
+def test_what_cannot_be_kept_is_said_before_the_work(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FastSiamError, match=r"cannot write .*file/x\.json"):
+        evaluate_linear(run, replace(QUICK, json=str(tmp_path / "file" / "x.json")), HERE)
+    assert not (run / "eval").exists() or not list((run / "eval").iterdir())
+
+
+def test_images_without_labels_are_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subjects.build_eval_loader
+
+    def with_gaps(*arguments: Any, **settings: Any) -> Any:
+        loader: Any = real(*arguments, **settings)
+        loader.labels[3:5] = -1
+        return loader
+
+    monkeypatch.setattr(subjects, "build_eval_loader", with_gaps)
+    with pytest.raises(DataError, match=r"4 of the images under .* have no label"):
+        evaluate_linear(run, QUICK, HERE)
+
+
+def test_several_ranks_hear_of_bad_input_once(run: Path, tmp_path: Path) -> None:
+    flags = ["--gpus", "2", "--device", "cpu"]
+    for arguments, message in (
+        (["knn", str(tmp_path)], "no checkpoint at"),
+        (["linear", str(run), "--batch", "7"], "--batch 7 cannot be shared equally by 2 ranks"),
+        (["knn", str(run), "--data", str(tmp_path / "none")], "no data at"),
+    ):
+        done = fastsiam("eval", *arguments, *flags, code=1)
+        assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+        assert message in done.stderr

@@ -18,7 +18,7 @@ from fastsiam.batch import EvalBatch
 from fastsiam.batch_norm import ViewBatchNorm, recomputing, use_view_batch_norm
 from fastsiam.config import ModelConfig, StepConfig, TrainConfig
 from fastsiam.distributed import Place
-from fastsiam.evaluate.features import backbone_features
+from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.methods import build_method
 from fastsiam.optim import lr_at
 from fastsiam.run import preflight
@@ -226,9 +226,11 @@ def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
     images = torch.randn(3, 3, 16, 16)
     sizes: list[Any] = [[images], [images[:1], images[1:]]]
     whole, parts = (
-        backbone_features(
-            step.method.backbone,
-            [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
+        collected(
+            feature_batches(
+                step.method.backbone,
+                [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
+            )
         )[0]
         for size in sizes
     )

@@ -58,6 +58,7 @@ class Accuracy:
         return 100 * int(self._in_five.sum()) / self.images
 
     @property
-    def per_class(self) -> tuple[float, ...]:
-        """Top-1 of each class's images, in percent; nan for a class without any."""
-        return tuple((100 * self._right.double() / self._images.double()).tolist())
+    def per_class(self) -> tuple[float | None, ...]:
+        """Top-1 of each class's images, in percent; None for a class without any."""
+        counts = zip(self._right.tolist(), self._images.tolist(), strict=True)
+        return tuple(100 * right / images if images else None for right, images in counts)

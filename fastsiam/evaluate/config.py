@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -189,12 +190,12 @@ class LinearConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
-    """Fine-tuning of the whole network; the defaults are SimCLR's (appendix B.5)."""
+    """Fine-tuning of the whole network; the defaults are SimCLR's (appendix B.5), but the batch."""
 
     lr: float = 0.05
     """Rate for a batch of 256, scaled by batch / 256."""
     batch: int = 256
-    """Global batch; at most the training images."""
+    """Global batch (SimCLR: 4096); at most the training images."""
     epochs: int = 0
     """Passes over the training images. Default: 60 on up to 1% of them, else 30."""
 
@@ -210,7 +211,7 @@ class FeaturesConfig(EvalConfig):
     """Features for work of one's own."""
 
     out: str = "features.npy"
-    """File to write: .npy (with the images' names and labels in a .csv beside it) or .parquet."""
+    """File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet."""
     split: Literal["train", "val"] = "train"
     """Which images; a folder without splits is train."""
     layer: Literal["backbone", "projector"] = "backbone"
@@ -247,7 +248,10 @@ class NeighboursConfig(EvalConfig):
 def numbers(text: str, name: str, *, whole: bool = False) -> list[float]:
     """Read numbers separated by commas; ``ValueError`` names the option that they are of."""
     try:
-        return [int(part) if whole else float(part) for part in text.split(",") if text]
+        found = [int(part) if whole else float(part) for part in text.split(",") if text]
     except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
         kind = "whole numbers" if whole else "numbers"
-        raise ValueError(f"{name} takes {kind} separated by commas, not {text!r}") from None
+        raise ValueError(f"{name} takes {kind} separated by commas, not {text!r}")
+    return found

@@ -43,13 +43,6 @@ def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     return features.float()
 
 
-def backbone_features(
-    backbone: nn.Module, batches: Iterable[EvalBatch], *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Compute the features of all images; as ``feature_batches``, in two tensors."""
-    return collected(feature_batches(backbone, batches, dtype=dtype))
-
-
 def pixel_batches(batches: Iterable[EvalBatch]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the normalised pixels themselves, (N, 3 * S * S) float32, and (N,) int64 labels."""
     for batch in batches:

@@ -19,6 +19,8 @@ from fastsiam.evaluate.accuracy import Accuracy
 
 _BLOCK = 16384
 """Rows of the bank that are compared at a time."""
+_BLOCK_BYTES = 2**29
+"""Size of so many rows, at most: raw pixels are wide."""
 _CHUNK_BYTES = 2**28
 """Size of one block of similarities."""
 
@@ -37,8 +39,8 @@ class KnnResult:
     """Of the votes' weights."""
     bank: int
     """Images in the bank."""
-    per_class: tuple[float, ...] = ()
-    """Top-1 of each class's queries, in percent; nan for a class without any."""
+    per_class: tuple[float | None, ...] = ()
+    """Top-1 of each class's queries, in percent; None for a class without any."""
 
     def record(self) -> dict[str, float]:
         """Return the fields of a line in metrics.jsonl."""
@@ -64,7 +66,8 @@ class Nearest:
     Holds the queries and their best so far, never the bank: memory does not grow with it. Exact:
     similarities are float32 sums of the features as they are given, without TF32, which would swap
     near neighbours. Features stored as float16 or bfloat16 are compared as stored: a cosine is then
-    off by at most 2**-10 or 2**-7, and so are the neighbours that it decides on.
+    off by at most 2**-10 or 2**-7 (of numbers that float16 can hold, 6e-5 to 65504), and so are the
+    neighbours that it decides on. Rows that are equally similar come in no particular order.
 
     Args:
         queries: (m, d) features, any floating type; normalised here.
@@ -73,7 +76,8 @@ class Nearest:
     """
 
     def __init__(self, queries: Tensor, *, most: int, block: int = _BLOCK) -> None:
-        self._queries, self._most, self._block = normalized(queries), most, block
+        self._queries, self._most = normalized(queries), most
+        self._block = max(1, min(block, _BLOCK_BYTES // (4 * queries.shape[1])))
         m, device = len(queries), queries.device
         self.similarity = torch.empty(m, 0, device=device)
         """(m, up to ``most``) cosines, the largest first, of the rows that were seen."""
@@ -186,8 +190,9 @@ def knn_accuracy(
             # Less the largest: a small temperature would leave float32's range.
             weights = ((similarity[:, :k] - similarity[:, :1]) / temperature).exp()
             scores = weights.new_zeros(len(weights), classes)
+            voted = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, labels[:, :k], True)
             scores.scatter_add_(1, labels[:, :k], weights)
-            count.add(scores.masked_fill(scores == 0, -torch.inf), query_labels[part])
+            count.add(scores.masked_fill(~voted, -torch.inf), query_labels[part])
     return [
         KnnResult(count.top1, count.top5, min(k, total), temperature, total, count.per_class)
         for (k, temperature), count in zip(votes, counts, strict=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastsiam.config import OptimConfig
-from fastsiam.distributed import Place, data_parallel
+from fastsiam.distributed import Place, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.optim import Lars, lr_at
 
@@ -34,8 +34,8 @@ class HeadResult:
     """Percent of the validation images."""
     images: int
     """Validation images, each counted once."""
-    per_class: tuple[float, ...]
-    """Top-1 of each class's images, in percent."""
+    per_class: tuple[float | None, ...]
+    """Top-1 of each class's images, in percent; None for a class without any."""
 
     def record(self) -> dict[str, Any]:
         """Return plain JSON values, without the classes."""
@@ -150,7 +150,7 @@ class LinearTraining:
             batches: this rank's share of each batch.
 
         Returns:
-            (heads,) mean losses of this rank, on the device.
+            (heads,) mean losses over all ranks, on the device.
         """
         total = torch.zeros(len(self._rates), device=self._device)
         for step, (features, labels) in enumerate(batches, start=number * self._steps):
@@ -163,7 +163,7 @@ class LinearTraining:
             losses.sum().backward()
             self.optimizer.step()
             total += losses.detach()
-        return total / self._steps
+        return mean_across_ranks(total / self._steps)
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[tuple[Tensor, Tensor]]) -> list[HeadResult]:

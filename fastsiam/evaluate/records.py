@@ -8,35 +8,49 @@ A record says what was evaluated (``network``, with a hash of its weights), on w
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from fastsiam.atomic import why, written_whole
-from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 
 
-def keep_record(record: dict[str, Any], path: Path | None, elsewhere: str, place: Place) -> None:
-    """Write a record, by rank 0 alone.
-
-    Args:
-        record: plain JSON values.
-        path: in its run's ``eval`` folder, if the network is of a run.
-        elsewhere: where the user wants it too, "" for nowhere.
-        place: this rank.
+def check_targets(*targets: Path | None) -> None:
+    """Make the folders of files that will be written, before hours are spent on what goes in.
 
     Raises:
-        FastSiamError: it cannot be written.
+        FastSiamError: one cannot be written.
     """
-    if not place.leads:
-        return
-    text = json.dumps(record, indent=2) + "\n"
-    for target in filter(None, (path, Path(elsewhere) if elsewhere else None)):
+    for target in filter(None, targets):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            possible = os.access(target.parent, os.W_OK) and not target.is_dir()
+        except OSError:
+            possible = False
+        if not possible:
+            raise FastSiamError(f"cannot write {target}: it is a folder, or not yours to write")
+
+
+def keep_record(record: dict[str, Any], *targets: Path | None) -> None:
+    """Write a record to some files.
+
+    Raises:
+        FastSiamError: one cannot be written; the others were tried.
+    """
+    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+    failed = []
+    for target in filter(None, targets):
         try:
             with written_whole(target) as temporary:
                 temporary.write_text(text)
         except OSError as error:
-            raise FastSiamError(f"cannot write {target}: {why(error)}") from error
+            failed.append(f"cannot write {target}: {why(error)}")
+    if failed:
+        raise FastSiamError("; ".join(failed))
+
+
+_PARTS = ("kind", "network", "data", "images", "protocol", "results", "summary", "date")
 
 
 def read_records(run: Path) -> list[dict[str, Any]]:
@@ -49,7 +63,7 @@ def read_records(run: Path) -> list[dict[str, Any]]:
     for path in sorted((run / "eval").glob("*.json")):
         try:
             record = json.loads(path.read_text())
-            found.append({**record, "summary": record["summary"]})
+            found.append({**record, **{part: record[part] for part in _PARTS}})
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is no record of an evaluation: move it elsewhere") from error
     return found
