@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam import subject as subjects
 from fastsiam import supervised
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.config import FinetuneConfig, LinearConfig
-from fastsiam.evaluate.features import fingerprint
+from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.linear import Heads, LinearTraining
 from fastsiam.evaluate.records import read_records
 from fastsiam.evaluation import evaluate_finetuned, evaluate_linear
+from fastsiam.pipelines import build_eval_loader
 from fastsiam.run import train_here
 from fastsiam.subject import open_subject
 
@@ -183,12 +183,12 @@ def test_features_of_a_batch_may_be_computed_in_parts(run: Path) -> None:
 
 
 def test_a_backbone_that_changes_is_noticed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def frozen(network: torch.nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
+    def training(network: torch.nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
         network.train()
         features: Tensor = network(image).detach()
         return features
 
-    monkeypatch.setattr(supervised, "frozen", frozen)
+    monkeypatch.setattr(supervised, "frozen", training)
     with pytest.raises(RuntimeError, match="changed the backbone"):
         evaluate_linear(run, QUICK, HERE)
 
@@ -400,13 +400,12 @@ def test_an_awkward_number_of_images_is_loaded_in_one_piece(
     names = [f"class{i // 8}/{i % 8:03d}.jpg" for i in range(count)]
     (tmp_path / "some.txt").write_text("\n".join(names))
     sizes: list[int] = []
-    frozen = supervised.frozen
 
     def noted(network: torch.nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
         sizes.append(len(image))
         return frozen(network, image, dtype=dtype)
 
-    monkeypatch.setattr(supervised, "frozen", noted)
+    monkeypatch.setattr("fastsiam.supervised.frozen", noted)
     config = replace(QUICK, subset=str(tmp_path / "some.txt"), batch=4096, epochs=1)
     evaluate_linear(run, replace(config, feature_batch=4), HERE)
     assert sum(sizes) == count and max(sizes) <= 4 and len(sizes) <= -(-count // 3)
@@ -420,14 +419,12 @@ def test_what_cannot_be_kept_is_said_before_the_work(run: Path, tmp_path: Path) 
 
 
 def test_images_without_labels_are_counted(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subjects.build_eval_loader
-
     def with_gaps(*arguments: Any, **settings: Any) -> Any:
-        loader: Any = real(*arguments, **settings)
+        loader: Any = build_eval_loader(*arguments, **settings)
         loader.labels[3:5] = -1
         return loader
 
-    monkeypatch.setattr(subjects, "build_eval_loader", with_gaps)
+    monkeypatch.setattr("fastsiam.subject.build_eval_loader", with_gaps)
     with pytest.raises(DataError, match=r"4 of the images under .* have no label"):
         evaluate_linear(run, QUICK, HERE)
 
