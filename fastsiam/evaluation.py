@@ -141,10 +141,9 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
     """
     subject = open_subject(path, config, place)
     task = Task(subject, config, config.batch or (4096 if config.optimizer == "lars" else 256))
-    batch = task.batch
     optim = OptimConfig(
         optimizer=config.optimizer,
-        batch=batch,
+        batch=task.batch,
         epochs=config.epochs,
         lr=config.rates[0],
         momentum=config.momentum,
@@ -162,24 +161,11 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         storage=config.storage if config.cached else None,
         scale_min=None if config.cached else config.scale_min,
     )
-    name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)" if lars else "SGD"
-    rates = ", ".join(f"{lr:g} ({lr * batch / 256:g})" for lr in config.rates)
-    way = "cached features of central crops" if config.cached else "random crops and flips"
-    subject.introduce(
-        f"linear evaluation on {task.described()}: {name}, batch {batch:,}, {config.epochs} "
-        f"epochs, cosine per step, momentum {config.momentum:g}, weight decay "
-        f"{config.weight_decay:g}",
-        f"base rates, and times {batch:,} / 256: {rates}",
-        f"trained on CACHED features of one central crop of each image, kept in {config.storage}: "
-        "no augmentation"
-        if config.cached
-        else f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
-    )
-    total = task.steps * config.epochs
-    if lars and total < _FEW_STEPS:
+    subject.introduce(*_conventions(config, task))
+    if lars and task.steps * config.epochs < _FEW_STEPS:
         subject.console.warn(
-            f"{total:,} steps in all, where ImageNet gives LARS 28,080: it may stop short at rates "
-            "like these; see what --optimizer sgd --lrs 0.1,0.3,1,3,10,30 finds"
+            f"{task.steps * config.epochs:,} steps in all, where ImageNet gives LARS 28,080: it "
+            "may stop short; see what --optimizer sgd --lrs 0.1,0.3,1,3,10,30 finds"
         )
     details = "" if lars else "sgd", "cached" if config.cached else "", task.share
     targets = _targets(subject, config, record, *details)
@@ -198,7 +184,8 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
     if fingerprint(subject.network) != record["network"]["fingerprint"]:
         raise RuntimeError("linear evaluation changed the backbone, which is an error of fastsiam")
     subject.console.say("the backbone is what it was before, by its hash")
-    how = f"{config.optimizer}, batch {batch:,}, {config.epochs} epochs, {way}{task.of}"
+    way = "cached features of central crops" if config.cached else "random crops and flips"
+    how = f"{config.optimizer}, batch {task.batch:,}, {config.epochs} epochs, {way}{task.of}"
     record["summary"] = [f"{_kind(record)} {r} (base rate {r.lr:g}, {how})" for r in results]
     if len(results) > 1:
         best = record["best"]
@@ -210,6 +197,27 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> dict[str,
         keep_record(record, *targets)
         partial.remove()
     return record
+
+
+def _conventions(config: LinearConfig, task: Task) -> list[str]:
+    """Say how the classifiers are trained."""
+    name = "SGD"
+    if config.optimizer == "lars":
+        name = f"LARS (trust {config.lars_trust:g}, no clip, biases too)"
+    rates = ", ".join(f"{lr:g} ({lr * task.batch / 256:g})" for lr in config.rates)
+    images = f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips"
+    if config.cached:
+        images = (
+            "trained on CACHED features of one central crop of each image, kept in "
+            f"{config.storage}: no augmentation"
+        )
+    return [
+        f"linear evaluation on {task.described()}: {name}, batch {task.batch:,}, {config.epochs} "
+        f"epochs, cosine per step, momentum {config.momentum:g}, weight decay "
+        f"{config.weight_decay:g}",
+        f"base rates, and times {task.batch:,} / 256: {rates}",
+        images,
+    ]
 
 
 def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> dict[str, Any]:
