@@ -665,7 +665,11 @@ def test_damaged_files_are_refused(ending: str, keep: float, tmp_path: Path) -> 
         (replace(R18, stem="cifar"), "detectron2", "has the cifar stem"),
         (replace(R18, projector_layers=2), "simsiam", "has a projector of 2 layers"),
         (replace(R18, dim=64), "simsiam", "has a projector of 3 layers, 64 wide"),
-        (replace(R18, backbone="mnasnet0_5"), "timm", "is mnasnet0_5, which it does not have"),
+        (
+            replace(R18, backbone="shufflenet_v2_x0_5"),
+            "timm",
+            "is shufflenet_v2_x0_5, which it does not have",
+        ),
         (replace(R18, backbone="wide_resnet50_2"), "detectron2", "is none of its ResNets"),
     ],
     ids=lambda value: value.backbone if isinstance(value, ModelConfig) else value[:12],

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.backbones import BLOCKS, Backbone, build_backbone, skeleton
+from fastsiam.backbones import BLOCKS, Backbone, build_backbone, classifier_keys, skeleton
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.heads import predictor, projector
@@ -151,9 +151,9 @@ def load_pretrained(path: Path, *, backbone: str = "") -> Pretrained:
         )
     model = _inferred(found, given, backbone)
     encoder = skeleton(model)
-    classifier = f"backbone.{encoder.classifier}."
-    unused = [given.origin[key] for key in given.weights if key.startswith(classifier)]
-    weights = {key: _plain(x) for key, x in given.weights.items() if not key.startswith(classifier)}
+    classifier = {f"backbone.{key}" for key in classifier_keys(model)}
+    unused = [given.origin[key] for key in given.weights if key in classifier]
+    weights = {key: _plain(x) for key, x in given.weights.items() if key not in classifier}
     _fold_biases(weights)
     _check(found, weights, _assembled(encoder, model, _parts(weights)), given.origin)
     return Pretrained(
