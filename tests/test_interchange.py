@@ -7,6 +7,7 @@ import collections
 import os
 import pickle
 import re
+import uuid
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -283,7 +284,9 @@ def test_detectron2s_names(tmp_path: Path) -> None:
     method = saved_run(tmp_path / "run", ModelConfig(dim=16, predictor_dim=4), side=64)
     out = tmp_path / "r50.pkl"
     export_weights(load_pretrained(tmp_path / "run"), format="detectron2", out=out)
+    assert b"numpy._core" not in out.read_bytes()  # numpy before 2 has no such module
     content = pickle.loads(out.read_bytes())
+    assert all(value.flags.writeable for value in content["model"].values())
     assert content["matching_heuristics"] is True and content["__author__"] == "fastsiam"
     expected = {"stem.conv1.weight": "conv1.weight"}
     for part in ("weight", "bias", "running_mean", "running_var"):
@@ -584,35 +587,68 @@ class Hostile:
     [
         (lambda mark: Hostile(os.system, f"touch {mark}"), "posix.system"),
         (lambda mark: Hostile(eval, f"open({str(mark)!r}, 'w')"), "builtins.eval"),
-        (lambda mark: Hostile(getattr, os, "system"), "builtins.getattr"),
+        (lambda mark: Hostile(setattr, "x", "y", 1), "builtins.setattr"),
     ],
 )
+@pytest.mark.parametrize("zipped", [True, False])  # torch's files before 1.6 are none
 def test_hostile_files_are_not_executed(
-    make: Callable[[Path], Any], name: str, tmp_path: Path
+    make: Callable[[Path], Any], name: str, zipped: bool, tmp_path: Path
 ) -> None:
     mark = tmp_path / "executed"
     harmless = {"state_dict": torchvision.models.resnet18().state_dict(), "n": np.float64(1)}
     contents: list[Any] = [{"n": argparse.Namespace(x=[1])}, harmless]
     for content in contents:
         hostile = make(mark)
-        if name == "builtins.getattr":  # a module cannot be pickled: any object will do
-            hostile = Hostile(getattr, "x", "upper")
-        torch.save({**content, "deep": {"list": [hostile]}}, tmp_path / "w.pth")
+        torch.save(
+            {**content, "deep": {"list": [hostile]}},
+            tmp_path / "w.pth",
+            _use_new_zipfile_serialization=zipped,
+        )
         with pytest.raises(CheckpointError, match=f"is refused: it asks for {name}") as caught:
             load_pretrained(tmp_path / "w.pth")
         assert "\n" not in str(caught.value) and not mark.exists()
-    with (tmp_path / "old.pth").open("wb") as file:  # not a zip: torch's format before 1.6
-        torch.save(
-            {"x": make(mark) if name != "builtins.getattr" else hostile},
-            file,
-            _use_new_zipfile_serialization=False,
-        )
-    with pytest.raises(CheckpointError, match="cannot read"):
-        load_pretrained(tmp_path / "old.pth")
     (tmp_path / "w.pkl").write_bytes(pickle.dumps(hostile))
     with pytest.raises(CheckpointError, match="cannot read"):
         load_pretrained(tmp_path / "w.pkl")
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) -> None:
+    """mmselfsup publishes files of the old format; mmengine's logs name methods by getattr."""
+    content = {
+        "state_dict": torchvision.models.resnet18().state_dict(),
+        "message_hub": {
+            "log_scalars": {"loss": np.arange(3.0), "lr": [np.float64(1)]},
+            "statistics_methods": {"mean": Hostile(getattr, collections.Counter, "update")},
+        },
+        "meta": {"torch": torch.torch_version.TorchVersion("2.1.0"), "id": uuid.UUID(int=3)},
+        "path": Path("x"),
+    }
+    path = tmp_path / "w.pth"
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    assert zipfile.is_zipfile(path) == zipped
+    read = load_pretrained(path)
+    expected = content["state_dict"]["layer1.0.conv1.weight"]  # type: ignore[index]
+    assert torch.equal(read.state["backbone.layer1.0.conv1.weight"], expected)
+
+
+def test_a_file_that_cannot_be_opened_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "w.pth").touch()
+    monkeypatch.setattr(torch, "load", denied)
+    with pytest.raises(CheckpointError, match=r"cannot read .*w\.pth: Permission denied$"):
+        load_pretrained(tmp_path / "w.pth")
+
+
+def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"is a TorchScript archive: save its state_dict\(\)"):
+        load_pretrained(tmp_path / "w.pt")
 
 
 def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
