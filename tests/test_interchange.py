@@ -1004,6 +1004,15 @@ def test_training_starts_from_a_files_weights(
         torch.testing.assert_close(weights["some"][key], other[key], rtol=0, atol=1e-20)
     assert not torch.equal(weights["none"]["backbone.conv1.weight"], given["backbone.conv1.weight"])
     assert "fresh: projector, predictor" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="give the same --backbone, --stem and --width"):
-        wide = with_settings(small, out=str(tmp_path / "wide"), width=8, init=str(first))
-        train_here(wide, "imagenet")
+    wide = with_settings(small, out=str(tmp_path / "wide"), width=8, init=str(first))
+    padded = with_settings(small, out=str(tmp_path / "wide"), stem="cifar-pad2", init=str(first))
+    for other in (wide, padded):
+        with pytest.raises(CheckpointError, match="give the same --backbone, --stem and --width"):
+            preflight(other, world=1)
+    lost = with_settings(small, out=str(tmp_path / "lost"), init=str(tmp_path / "nowhere.pth"))
+    error = fastsiam("train", *flags(lost), code=1).stderr
+    assert error.startswith("error: no checkpoint at") and error.count("\n") == 1
+    assert not (tmp_path / "lost").exists() and not (tmp_path / "wide").exists()
+    (tmp_path / "some.pth").unlink()  # a run that goes on needs it no more
+    begun = with_settings(small, out=str(tmp_path / "some"), init=str(tmp_path / "some.pth"))
+    preflight(begun, world=1)
