@@ -15,7 +15,7 @@ from typing import Any
 
 from fastsiam.bench.measure import UNSTEADY, Timing
 from fastsiam.errors import DataError
-from fastsiam.info import commit, environment
+from fastsiam.info import environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,9 +272,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
 
 
-@cache
-def _environment() -> dict[str, Any]:
-    return {**environment(), "commit": commit()}
+_environment = cache(environment)
 
 
 def _command() -> str:

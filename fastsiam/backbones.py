@@ -7,9 +7,9 @@ run draws at random are its images alone, and that is what makes it resume exact
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torchvision
@@ -22,6 +22,8 @@ from torchvision.ops import StochasticDepth
 from fastsiam.batch_norm import recomputing, unknown_batch_norm
 from fastsiam.config import OWN_BACKBONES, ModelConfig
 from fastsiam.errors import BackendError
+
+Network = TypeVar("Network", bound=nn.Module)
 
 BLOCKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
     "resnet10": (BasicBlock, (1, 1, 1, 1)),
@@ -52,7 +54,7 @@ class Backbone(nn.Module):
     features: int
     """Dimension of the output."""
     classifier: str = "fc"
-    """Name of the layer that is left out, as the library calls it."""
+    """Name of the layer that is left out, as torchvision calls it; "" in timm's networks."""
     recompute: bool = False
     """Keep only each block's input for the backward pass, which computes the rest again."""
 
@@ -104,7 +106,7 @@ class ForeignNetwork(Backbone):
     It is a module within this one, for some (ConvNeXt, DenseNet) have a module called ``features``.
     """
 
-    def __init__(self, network: nn.Module, *, features: int, classifier: str) -> None:
+    def __init__(self, network: nn.Module, *, features: int, classifier: str = "") -> None:
         super().__init__()
         self.network = network
         self.features, self.classifier = features, classifier
@@ -167,7 +169,7 @@ def check_backbone(config: ModelConfig, *, crop: int) -> None:
     if unknown := unknown_batch_norm(backbone):
         raise BackendError(
             f"{name} normalises batches by {unknown}, whose views cannot be kept apart; "
-            "choose a network with BatchNorm, GroupNorm or LayerNorm"
+            "choose a network with GroupNorm, LayerNorm or a BatchNorm that keeps running averages"
         )
     try:
         out = _tried(backbone, crop)
@@ -195,11 +197,31 @@ def skeleton(config: ModelConfig) -> Backbone:
     Raises:
         ValueError, BackendError: as ``build_backbone``.
     """
+    return _on_meta(lambda: build_backbone(config))
+
+
+def _on_meta(build: Callable[[], Network]) -> Network:
     try:
         with torch.device("meta"):
-            return build_backbone(config)
+            return build()
     except (NotImplementedError, RuntimeError):  # some (RegNet) compute with tensors to be built
-        return build_backbone(config).to("meta")
+        return build().to("meta")
+
+
+def classifier_keys(config: ModelConfig) -> set[str]:
+    """Return the names of those weights of the library's network that the encoder leaves out.
+
+    Raises:
+        ValueError, BackendError: as ``build_backbone``.
+    """
+    own = skeleton(config)
+    if own.classifier:
+        return {f"{own.classifier}.weight", f"{own.classifier}.bias"}
+    import timm
+
+    name = config.backbone.removeprefix("timm/")
+    whole = _on_meta(lambda: timm.create_model(name, pretrained=False))
+    return set(whole.state_dict()) - set(own.state_dict())
 
 
 def _tried(backbone: Backbone, side: int) -> Any:
@@ -219,6 +241,11 @@ def _of_torchvision(name: str) -> ForeignNetwork:
     # GoogLeNet and Inception warn that this default will change.
     options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
     network = torchvision.models.get_model(name, weights=None, **options)
+    if isinstance(network, torchvision.models.MNASNet):
+        raise ValueError(
+            f"{name} cannot be loaded again: torchvision's MNASNet wants a version beside its "
+            "weights, which files of plain weights lack; choose another backbone"
+        )
     linear = [(path, m) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise ValueError(
@@ -237,14 +264,17 @@ def _of_timm(name: str) -> ForeignNetwork:
         raise BackendError(
             f"timm/{name} needs timm: pip install 'fastsiam[timm]' ({error})"
         ) from error
+    name, _, tag = name.partition(".")
+    if tag:
+        raise ValueError(
+            f"timm/{name}.{tag} names trained weights, but weights start fresh here: "
+            f"use timm/{name}"
+        )
     if not timm.is_model(name):
         raise ValueError(_unknown(f"timm/{name}", _timm_names()))
     network: Any = timm.create_model(name, pretrained=False, num_classes=0)
-    classifier = network.default_cfg.get("classifier") or ""
     return ForeignNetwork(
-        network,
-        features=getattr(network, "head_hidden_size", network.num_features),
-        classifier=classifier if isinstance(classifier, str) else classifier[0],
+        network, features=getattr(network, "head_hidden_size", network.num_features)
     )
 
 

@@ -164,6 +164,8 @@ def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
         return type(module)
     if not isinstance(module, _BatchNorm):
         return None
+    if not module.track_running_stats or module.momentum is None:  # other averages than ours
+        return None
     if type(module).forward is _BatchNorm.forward:
         return ViewBatchNorm
     named = (kind.__name__ for kind in type(module).__mro__)

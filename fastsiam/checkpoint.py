@@ -106,6 +106,15 @@ def load(path: Path) -> Checkpoint:
         raise CheckpointError(
             f"cannot read {path}: it is damaged or not a PyTorch file of plain tensors"
         ) from error
+    return parsed(path, state)
+
+
+def parsed(path: Path, state: Any) -> Checkpoint:
+    """Return the checkpoint that a file's content is.
+
+    Raises:
+        CheckpointError: it is none of ours.
+    """
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
     try:

@@ -33,6 +33,7 @@ def environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "fastsiam": fastsiam.__version__,
+        "commit": commit(),
         "python": platform.python_version(),
         "packages": {"torch": torch.__version__}
         | {name: version for name in _PACKAGES if (version := _version(name))},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.atomic import written_whole
 from fastsiam.augment import draw_views
-from fastsiam.backbones import check_backbone
+from fastsiam.backbones import check_backbone, skeleton
 from fastsiam.batch import Loader
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import (
@@ -39,7 +39,7 @@ from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult
 from fastsiam.evaluation import knn
 from fastsiam.info import environment
-from fastsiam.interchange import load_pretrained
+from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import SimSiam, build_method
 from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_loader, open_store, open_training_images
@@ -57,7 +57,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
 
     Raises:
         ValueError: settings that contradict each other.
-        FastSiamError: devices or data that are not there.
+        FastSiamError: devices, data or initial weights that are not there, or do not fit.
     """
     distributed.check_devices(config.run)
     batch, parts = config.optim.batch, world * config.optim.accumulate
@@ -90,6 +90,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
             "what is not compiled is computed again in our own ResNets only"
         )
     check_backbone(config.model, crop=config.augment.crop)
+    if config.run.init and not distributed.is_worker() and not _goes_on(config):
+        _initial_weights(config)
     if world > 1 and config.data.pipeline != "synthetic":
         open_training_images(config.data, batch=batch)
 
@@ -192,29 +194,51 @@ def show_views(
     return sheet, record
 
 
+def _goes_on(config: TrainConfig) -> bool:
+    """Tell whether ``--resume`` will find a checkpoint, so that ``--init`` counts no more."""
+    if config.run.resume != "auto":
+        return config.run.resume != "never"
+    return bool(config.run.out) and checkpoints.last(Path(config.run.out)).is_file()
+
+
+def _initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
+    """Read what ``--init`` names; return it, and those of its parts that fit the settings.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the backbone is another one.
+    """
+    name = "" if config.model.is_own else config.model.backbone
+    pretrained = load_pretrained(Path(config.run.init), backbone=name)
+    with torch.device("meta"):
+        expected = SimSiam(config.model, skeleton(config.model)).state_dict()
+    fitting = tuple(
+        part
+        for part in ("backbone", "projector", "predictor")
+        if _shapes(pretrained.state, part) == _shapes(expected, part)
+    )
+    other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
+    if "backbone" not in fitting or other_stem:
+        raise CheckpointError(
+            f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
+            f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
+            "the settings name: give the same --backbone, --stem and --width"
+        )
+    return pretrained, fitting
+
+
+def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
+
+
 def _take_weights(method: SimSiam, config: TrainConfig) -> str:
     """Start a method from the weights that ``--init`` names; say what was taken.
 
     Raises:
-        CheckpointError: the backbone is another one.
+        CheckpointError: as ``_initial_weights``.
     """
-    name = "" if config.model.is_own else config.model.backbone
-    pretrained = load_pretrained(Path(config.run.init), backbone=name)
-    state, fresh = method.state_dict(), []
-    for part in ("backbone", "projector", "predictor"):
-        own = {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
-        new = {key: x for key, x in pretrained.state.items() if key.startswith(f"{part}.")}
-        if {key: value.shape for key, value in new.items()} == own:
-            state |= new
-        elif part == "backbone":
-            raise CheckpointError(
-                f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
-                f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
-                "the settings name: give the same --backbone, --stem and --width"
-            )
-        else:
-            fresh.append(part)
-    method.load_state_dict(state)
+    pretrained, fitting = _initial_weights(config)
+    method.load_state_dict(method.state_dict() | pretrained.part(*fitting))
+    fresh = [part for part in ("projector", "predictor") if part not in fitting]
     return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
 
 

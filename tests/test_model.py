@@ -11,7 +11,13 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from fastsiam.backbones import ResNet, _without_randomness, build_backbone, check_backbone
+from fastsiam.backbones import (
+    ResNet,
+    _without_randomness,
+    build_backbone,
+    check_backbone,
+    classifier_keys,
+)
 from fastsiam.batch_norm import unknown_batch_norm, use_view_batch_norm
 from fastsiam.config import ModelConfig
 from fastsiam.errors import BackendError
@@ -231,7 +237,7 @@ def test_timms_networks_keep_their_names(name: str) -> None:
     x = torch.randn(2, 3, 64, 64)
     assert torch.equal(ours(x), theirs(x)) and theirs(x).shape == (2, ours.features)
     whole = set(timm.create_model(name).state_dict())
-    classifier = {key for key in whole if key.startswith(ours.classifier + ".")}
+    classifier = classifier_keys(ModelConfig(backbone=f"timm/{name}"))
     assert len(classifier) == 2 and whole - classifier == set(ours.state_dict())
 
 
@@ -323,6 +329,8 @@ def test_timms_batch_norm_keeps_its_activation() -> None:
         ("googlenet", 224, "does not make one feature vector an image in training"),
         ("fasterrcnn_resnet50_fpn", 224, "unknown backbone 'fasterrcnn_resnet50_fpn'"),
         ("timm/hf-hub:timm/resnet18", 224, "unknown backbone"),
+        ("timm/resnet18.a1_in1k", 224, "weights start fresh here: use timm/resnet18$"),
+        ("mnasnet0_5", 224, "mnasnet0_5 cannot be loaded again"),
     ],
 )
 def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message: str) -> None:
@@ -352,6 +360,8 @@ def test_batch_statistics_that_are_not_bns_are_refused() -> None:
         "EvoNorm2dB0"
     )
     assert not unknown_batch_norm(nn.Sequential(layers.BatchNormAct2d(4), nn.GroupNorm(2, 4)))
+    for settings in ({"track_running_stats": False}, {"momentum": None}):
+        assert unknown_batch_norm(nn.Sequential(nn.BatchNorm2d(4, **settings))) == "BatchNorm2d"
 
 
 def test_stem_and_width_are_settings_of_our_resnets() -> None:

@@ -5,30 +5,46 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from torch.serialization import safe_globals
 
 from fastsiam.atomic import why, written_whole
 from fastsiam.errors import CheckpointError
 
 _HARMLESS_PACKAGES = re.compile(
-    r"(addict|argparse|collections|datetime|lightly|lightning|lightning_fabric|mmcls|mmcv|mmengine"
-    r"|mmpretrain|mmselfsup|numpy|omegaconf|pathlib|pytorch_lightning|solo|typing)\."
+    r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
+    r"|lightning|lightning_fabric|lightning_utilities|ml_collections|mmcls|mmcv|mmengine|mmpretrain"
+    r"|mmselfsup|numpy|omegaconf|pathlib|pytorch_lightning|solo|torchmetrics|typing|uuid|yacs)\."
 )
 """Their objects lie beside the weights in real files: settings, logs, versions."""
 
 _HARMLESS_NAMES = re.compile(
-    r"builtins\.(bool|bytearray|bytes|complex|dict|float|frozenset|int|list|object|range|set|slice"
-    r"|str|tuple)|_codecs\.encode|copyreg\._reconstructor"
+    r"builtins\.(bool|bytearray|bytes|complex|dict|float|frozenset|getattr|int|list|object|range|set"
+    r"|slice|str|tuple)|_codecs\.encode|copyreg\._reconstructor|torch\.torch_version\.TorchVersion"
 )
+"""``getattr`` too: mmengine's logs name methods by it, and its stand-in gets nothing."""
+
+_UNKNOWN = re.compile(r"GLOBAL (.+?) (was not an allowed global|whose module .* is blocked)")
+"""How torch's unpickler refuses a name; it leaves out ``builtins.``."""
+
+_MOST_NAMES = 200
+"""Foreign names in one file; each costs one more attempt to read it."""
+
+
+class _ArrayPickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return np.ndarray, (value.shape, value.dtype.str, bytearray(value.tobytes()))
+        return NotImplemented
+
 
 Writer = Callable[[Any, Path], None]
 
@@ -69,20 +85,16 @@ def read(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"no file of weights at {path}")
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        foreign = get_unsafe_globals_in_checkpoint(path) if zipfile.is_zipfile(path) else []
-        if refused := sorted(name for name in foreign if not _is_harmless(name)):
-            raise CheckpointError(
-                f"{path} is refused: it asks for {refused[0]}, which has no place in a file of "
-                "weights and might run a program"
-            )
-        stand_ins: list[Any] = [(_stand_in(name), name) for name in foreign]
-        with safe_globals(stand_ins), warnings.catch_warnings(action="ignore"):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
     except CheckpointError:
         raise
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {why(error)}") from error
     except Exception as error:  # a damaged file makes the unpickler raise anything
+        if "TorchScript" in str(error):
+            raise CheckpointError(
+                f"{path} is a TorchScript archive: save its state_dict() instead"
+            ) from error
         raise CheckpointError(
             f"cannot read {path}: it is damaged, or not a file of weights (of torch.save, or "
             ".safetensors)"
@@ -113,13 +125,42 @@ def write_safetensors(content: Any, path: Path) -> None:
 
 
 def write_pickle(content: Any, path: Path) -> None:
-    """Write a plain pickle."""
-    path.write_bytes(pickle.dumps(content))
+    """Write a pickle of plain values and numpy arrays, for any version of numpy and Python >= 3.4.
+
+    numpy 2 names its functions by modules (``numpy._core``) that earlier ones do not have.
+    """
+    with path.open("wb") as file:
+        _ArrayPickler(file, protocol=4).dump(content)
 
 
 def write_text(content: str, path: Path) -> None:
     """Write text, UTF-8."""
     path.write_text(content, encoding="utf-8")
+
+
+def _unpickled(path: Path) -> Any:
+    """Read by torch's restricted unpickler, once more for each harmless name that it refuses.
+
+    Its own list of a file's names (``get_unsafe_globals_in_checkpoint``) knows no files from before
+    torch 1.6, nor every opcode.
+    """
+    stand_ins: dict[str, type] = {}
+    while True:
+        allowed: list[Any] = [(kind, name) for name, kind in stand_ins.items()]
+        try:
+            with safe_globals(allowed), warnings.catch_warnings(action="ignore"):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            found = _UNKNOWN.search(str(error))
+            if found is None:
+                raise
+            name = found[1] if "." in found[1] else f"builtins.{found[1]}"
+            if name in stand_ins or len(stand_ins) == _MOST_NAMES or not _is_harmless(name):
+                raise CheckpointError(
+                    f"{path} is refused: it asks for {name}, which has no place in a file of "
+                    "weights and might run a program"
+                ) from error
+            stand_ins[name] = _stand_in(name)
 
 
 def _is_harmless(name: str) -> bool:
@@ -128,6 +169,6 @@ def _is_harmless(name: str) -> bool:
 
 def _stand_in(name: str) -> type:
     kind = name.rpartition(".")[2].lower()
-    if kind.endswith("dict") and name != "builtins.dict":
+    if kind.endswith(("dict", "cfgnode")) and name != "builtins.dict":
         return _InertDict
     return _InertList if kind == "deque" else _Inert

@@ -13,15 +13,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fastsiam.config import Stem
 
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
-"""Prefixes of DistributedDataParallel, torch.compile and LightningModules."""
+_WRAPPERS = ("module.", "model.")
+"""Prefixes of DistributedDataParallel (AveragedModel too) and of LightningModules."""
 
 _LAYERS = range(8)
 """More layers than any head has."""
@@ -34,8 +34,8 @@ class Layout:
     """How a program names the parts of SimSiam."""
 
     name: str
-    mark: str
-    """Pattern at the start of one key at least."""
+    marks: tuple[str, ...]
+    """Patterns, each at the start of one key at least."""
     rules: Rules
     """Pattern at the start of a key, and what stands there with us; None leaves the key out."""
 
@@ -65,13 +65,14 @@ _CLASSIFIERS: Rules = (
 LAYOUTS = (
     Layout(
         name="simsiam",
-        mark=r"encoder\.fc\.0\.",
+        marks=(r"encoder\.fc\.0\.",),
         rules=((r"encoder\.fc\.", "projector."), *_BACKBONE, (r"predictor\.", "predictor.")),
     ),
     Layout(
         name="mmselfsup",
-        mark=r"neck\.fc0\.",
+        marks=(r"neck\.fc0\.",),
         rules=(
+            (r"encoder\.[01]\.", None),  # before 1.0: backbone and neck, once more
             *_BACKBONE,
             *((rf"neck\.fc{i}\.", f"projector.{3 * i}.") for i in _LAYERS),
             *((rf"neck\.bn{i}\.", f"projector.{3 * i + 1}.") for i in _LAYERS),
@@ -82,7 +83,7 @@ LAYOUTS = (
     ),
     Layout(
         name="lightly",
-        mark=r"(projection|prediction)_head\.layers\.",
+        marks=(r"(projection|prediction)_head\.layers\.",),
         rules=(
             *_CLASSIFIERS,
             *_BACKBONE,
@@ -92,7 +93,7 @@ LAYOUTS = (
     ),
     Layout(
         name="solo-learn",
-        mark=r"projector\.0\.",
+        marks=(r"projector\.0\.",),
         rules=(
             *_CLASSIFIERS,
             *_BACKBONE,
@@ -100,12 +101,17 @@ LAYOUTS = (
             (r"predictor\.", "predictor."),
         ),
     ),
+    Layout(  # its linear evaluation
+        name="solo-learn",
+        marks=(r"backbone\.", r"classifier\.weight"),
+        rules=(*_CLASSIFIERS, *_BACKBONE),
+    ),
     Layout(
         name="torchvision",
-        mark=r"(backbone|encoder\.(conv1|0))\.",
+        marks=(r"(backbone|encoder\.(conv1|0))\.",),
         rules=(*_CLASSIFIERS, *_BACKBONE, (r"(data_preprocessor|head)\.", None)),
     ),
-    Layout(name="torchvision", mark="", rules=((r"linear\.", None), ("", "backbone."))),
+    Layout(name="torchvision", marks=(), rules=((r"linear\.", None), ("", "backbone."))),
 )
 """The layouts that are known, the most peculiar first."""
 
@@ -122,18 +128,21 @@ _DETECTRON2 = (
 """torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
 
 
-def translated(state: Mapping[str, Tensor]) -> Translation:
-    """Give weights the names that they have with us; those that no rule knows keep their own."""
-    for prefix in _WRAPPERS:
-        while state and all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
-    layout = next(x for x in LAYOUTS if any(re.match(x.mark, key) for key in state))
+def translated(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translation:
+    """Give weights the names that they have with us; those that no rule knows keep their own.
+
+    Args:
+        state: what the file holds.
+        foreign: the backbone is known to be none of our ResNets: it keeps its library's names.
+    """
+    state = _unwrapped(state)
+    layout = next(x for x in LAYOUTS if all(_is_in(state, mark) for mark in x.marks))
     new = {key: _by_rules(key, layout.rules) for key in state}
     # In lightly's ResNetGenerator ReLU and pooling are no modules: its stages follow at once.
-    lightlys = "backbone.2.0.conv1.weight" in new.values()
-    if "backbone.0.weight" in new.values():
+    lightlys = not foreign and "backbone.2.0.conv1.weight" in new.values()
+    if not foreign and "backbone.0.weight" in new.values():
         new = {key: name and _unnumbered(name, lightlys) for key, name in new.items()}
-    names = {key: name.replace(".shortcut.", ".downsample.") for key, name in new.items() if name}
+    names = {key: name if foreign else _torchvisions(name) for key, name in new.items() if name}
     stems: dict[str, Stem] = {"solo-learn": "cifar-pad2"}
     return Translation(
         layout=layout.name,
@@ -142,6 +151,23 @@ def translated(state: Mapping[str, Tensor]) -> Translation:
         left_out=[key for key in state if key not in names],
         small_stem="cifar-no-relu" if lightlys else stems.get(layout.name, "cifar"),
     )
+
+
+def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take away what wrappers add: torch.compile anywhere, the others before all keys."""
+    state = {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+    while found := [x for x in _WRAPPERS if state and all(key.startswith(x) for key in state)]:
+        state = {key.removeprefix(found[0]): value for key, value in state.items()}
+    return state
+
+
+def _is_in(state: Iterable[str], mark: str) -> bool:
+    return any(re.match(mark, key) for key in state)
+
+
+def _torchvisions(name: str) -> str:
+    """Rename the shortcuts of lightly's ResNets."""
+    return re.sub(r"^(backbone\.layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
 
 
 def _by_rules(key: str, rules: Rules) -> str | None:

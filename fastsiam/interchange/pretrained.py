@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.backbones import BLOCKS, Backbone, build_backbone, skeleton
+from fastsiam.backbones import BLOCKS, Backbone, build_backbone, classifier_keys, skeleton
+from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.heads import predictor, projector
@@ -24,6 +25,9 @@ from .layouts import Translation, translated
 
 _SHOWN = 3
 """Keys that an error names; of the others it gives the number."""
+
+_MOST_EPOCHS = 1e9
+"""No number of epochs is larger: it is something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,9 @@ class Pretrained:
     images: int | None
     """Training images, of a run of ours."""
     left_out: tuple[str, ...]
-    """Keys of the file that are knowingly not used: classifiers, preprocessing."""
+    """Keys of the file that are knowingly not used: classifiers, preprocessing, averages."""
+    stem_assumed: bool = False
+    """Whether the padding of the 3x3 stem is a guess: neither said nor known of the layout."""
 
     @property
     def run(self) -> Path | None:
@@ -95,6 +101,8 @@ class Pretrained:
         """One line for people."""
         of = {"simsiam": "simsiam (the authors' layout)", "fastsiam": "a run of fastsiam"}
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
+        if self.stem_assumed:
+            stem = f" (stem taken for {self.model.stem})"
         epochs = "" if self.epoch is None else f", {self.epoch:g} epochs"
         left_out = f"; left out: {_listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
@@ -120,7 +128,7 @@ def title(backbone: str) -> str:
     return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
 
 
-def load_pretrained(path: Path, *, backbone: str = "") -> Pretrained:
+def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretrained:
     """Read a trained network; nothing in the file is executed.
 
     A bias before a BN, which our heads lack, is folded into the BN's running mean: outputs in eval
@@ -130,54 +138,72 @@ def load_pretrained(path: Path, *, backbone: str = "") -> Pretrained:
         path: a run's folder, a checkpoint of ours, or a file of another program: of torch.save, or
             ``.safetensors``.
         backbone: the network's name, where its weights' names do not tell: anything but a plain
-            ResNet. Padding and pooling leave no trace in weights: a 3x3 stem is taken for "cifar"
-            (for "cifar-pad2" in solo-learn's layout).
+            ResNet.
+        stem: of our ResNets. Padding and pooling leave no trace in weights: without it, a 3x3 stem
+            is taken for "cifar" (for "cifar-pad2" in solo-learn's layout).
 
     Raises:
         CheckpointError: the file is missing, damaged, hostile, or does not fit to the last weight.
         BackendError: timm is needed, and not installed.
-        ValueError: there is no backbone of that name.
+        ValueError: there is no backbone or no stem of that name.
     """
+    said: dict[str, Any] = {"backbone": backbone, "stem": stem}
+    foreign = not ModelConfig(**{key: name for key, name in said.items() if name}).is_own
     found = checkpoints.last(path) if path.is_dir() else path
-    content = files.read(found) if found.is_file() else None
-    if content is None or (isinstance(content, dict) and "steps_per_epoch" in content):
-        return _of_ours(found, backbone)
+    if not found.is_file():
+        raise CheckpointError(f"no checkpoint at {found}")
+    content = files.read(found)
+    if isinstance(content, dict) and "steps_per_epoch" in content:
+        return _of_ours(checkpoints.parsed(found, content), found, backbone, stem)
     state, beside = _weights(found, content)
-    given = translated(state)
+    given = translated(state, foreign=foreign)
     if len(given.weights) + len(given.left_out) < len(state):
         raise CheckpointError(
             f"{found} holds two encoders by the names that are one to us, backbone and encoder; "
             "save the one that is meant alone"
         )
-    model = _inferred(found, given, backbone)
+    model = _inferred(found, given, backbone, stem)
     encoder = skeleton(model)
-    classifier = f"backbone.{encoder.classifier}."
-    unused = [given.origin[key] for key in given.weights if key.startswith(classifier)]
-    weights = {key: _plain(x) for key, x in given.weights.items() if not key.startswith(classifier)}
+    classifier = {f"backbone.{key}" for key in classifier_keys(model)}
+    unused = [given.origin[key] for key in given.weights if key in classifier]
+    weights = {key: value for key, value in given.weights.items() if key not in classifier}
+    _require_plain(found, weights, given.origin)
     _fold_biases(weights)
-    _check(found, weights, _assembled(encoder, model, _parts(weights)), given.origin)
+    network = _assembled(encoder, model, _parts(weights))
+    _add_counters(weights, network)
+    _check(found, weights, network, given.origin)
+    layout = "timm" if model.backbone.startswith("timm/") else given.layout
     return Pretrained(
         path=found,
-        layout="timm" if model.backbone.startswith("timm/") else given.layout,
+        layout=layout,
         model=model,
-        state=weights,
-        epoch=_epochs(content),
+        state={key: _plain(value) for key, value in weights.items()},
+        epoch=_epochs(content, layout),
         config=None,
         images=None,
         left_out=(*given.left_out, *unused, *beside),
+        stem_assumed=model.stem == "cifar" and not stem,
     )
 
 
-def _of_ours(path: Path, backbone: str) -> Pretrained:
-    checkpoint = checkpoints.load(path)
-    model = checkpoint.config.model
-    if backbone not in ("", model.backbone):
-        raise CheckpointError(f"{path} is of a run with {model.backbone}, not {backbone}")
+def _of_ours(checkpoint: Checkpoint, path: Path, backbone: str, stem: str) -> Pretrained:
+    model, weights = checkpoint.config.model, checkpoint.model
+    for said, own in ((backbone, model.backbone), (stem, model.stem)):
+        if said not in ("", own):
+            raise CheckpointError(f"{path} is of a run with {own}, not {said}")
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
+    ):
+        raise CheckpointError(f"{path} holds no weights by name where a run of ours has them")
+    names = {key: key for key in weights}
+    _require_plain(path, weights, names)
+    network = _assembled(skeleton(model), model, ("backbone", "projector", "predictor"))
+    _check(path, weights, network, names)
     return Pretrained(
         path=path,
         layout="fastsiam",
         model=model,
-        state={key: _plain(value) for key, value in checkpoint.model.items()},
+        state={key: _plain(value) for key, value in weights.items()},
         epoch=checkpoint.epoch,
         config=checkpoint.config,
         images=checkpoint.images,
@@ -186,20 +212,25 @@ def _of_ours(path: Path, backbone: str) -> Pretrained:
 
 
 def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
-    """Find the weights in a file's content; return the keys beside them that are no weights."""
+    """Find the weights in a file's content; return the keys beside them that are not used."""
+    entries, averages = content if isinstance(content, Mapping) else {}, []
     for name in ("state_dict", "model", "model_state_dict"):
-        if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
-            content = content[name]
+        if isinstance(entries.get(name), Mapping):
+            averages = [key for key in ("model_ema", "state_dict_ema") if key in entries]
+            entries = entries[name]
             break
-    entries = content if isinstance(content, Mapping) else {}
-    state = {key: value for key, value in entries.items() if isinstance(value, Tensor)}
+    state = {
+        key: value
+        for key, value in entries.items()
+        if isinstance(value, Tensor) and key != "n_averaged"  # torch's AveragedModel counts
+    }
     if not state or not all(isinstance(key, str) for key in state):
         raise CheckpointError(f"{path} holds no weights by name: no state dict is in it")
-    return state, [str(key) for key in entries if key not in state]
+    return state, [*(str(key) for key in entries if key not in state), *averages]
 
 
-def _inferred(path: Path, given: Translation, backbone: str) -> ModelConfig:
-    """Find out the network from names and shapes."""
+def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> ModelConfig:
+    """Find out the network from names and shapes, as far as it is not said."""
     weights, name = given.weights, backbone or _resnet(given.weights)
     if not name:
         raise CheckpointError(
@@ -209,8 +240,8 @@ def _inferred(path: Path, given: Translation, backbone: str) -> ModelConfig:
     settings: dict[str, Any] = {"backbone": name}
     first = weights.get("backbone.conv1.weight")
     if name in BLOCKS and first is not None and first.dim() == 4:
-        small = first.shape[-1] == 3
-        settings |= {"width": len(first), "stem": given.small_stem if small else "imagenet"}
+        usual = given.small_stem if first.shape[-1] == 3 else "imagenet"
+        settings |= {"width": len(first), "stem": stem or usual}
     project = _linear(weights, "projector")
     if project:
         settings |= {"projector_layers": len(project), "dim": len(project[-1])}
@@ -219,7 +250,10 @@ def _inferred(path: Path, given: Translation, backbone: str) -> ModelConfig:
     if predict := _linear(weights, "predictor"):
         settings |= {"predictor_dim": len(predict[0])}
         settings.setdefault("dim", len(predict[-1]))
-    return ModelConfig(**settings)
+    try:
+        return ModelConfig(**settings)
+    except ValueError as error:
+        raise CheckpointError(f"{path} holds no network: {error}") from error
 
 
 def _resnet(weights: Mapping[str, Tensor]) -> str:
@@ -244,13 +278,34 @@ def _linear(weights: Mapping[str, Tensor], part: str) -> list[Tensor]:
     return [found[number] for number in sorted(found)]
 
 
+def _require_plain(path: Path, weights: Mapping[str, Tensor], origin: Mapping[str, str]) -> None:
+    """Refuse what is no array of real numbers, or claims more of them than the file holds."""
+    for key, value in weights.items():
+        whole = (
+            value.layout == torch.strided
+            and not (value.is_meta or value.is_quantized or value.is_complex() or value.is_nested)
+            and value.untyped_storage().nbytes() >= value.numel() * value.element_size()
+        )
+        if not whole:
+            raise CheckpointError(
+                f"{path} is refused: {origin[key]} is no plain tensor of real numbers in full"
+            )
+
+
+def _add_counters(weights: dict[str, Tensor], network: nn.Module) -> None:
+    """Start the counters of BNs that a file lacks: torch had none before 0.4.1, nor has Caffe."""
+    for key in network.state_dict():
+        if key.endswith(".num_batches_tracked") and key not in weights:
+            weights[key] = torch.tensor(0)
+
+
 def _fold_biases(weights: dict[str, Tensor]) -> None:
     """Take each bias before a BN out of the BN's running mean instead: the same in eval mode."""
     for key in list(weights):
         found = re.match(r"(projector|predictor)\.(\d+)\.bias$", key)
         mean = f"{found[1]}.{int(found[2]) + 1}.running_mean" if found else ""
         if mean in weights and weights[mean].shape == weights[key].shape:
-            weights[mean] = weights[mean] - weights.pop(key)
+            weights[mean] = weights[mean].float() - weights.pop(key).float()
 
 
 def _parts(weights: Iterable[str]) -> tuple[str, ...]:
@@ -298,15 +353,18 @@ def _check(
         )
 
 
-def _epochs(content: Any) -> float | None:
-    """Return the epochs done: of the authors' and OpenMMLab's files, and of Lightning's."""
+def _epochs(content: Any, layout: str) -> float | None:
+    """Return the epochs done, where it is known what the file's number means."""
     if not isinstance(content, Mapping):
         return None
-    meta = content.get("meta")
-    epoch = (meta if isinstance(meta, Mapping) else content).get("epoch")
-    if isinstance(epoch, bool) or not isinstance(epoch, int | float):
-        return None
-    return float(epoch + ("pytorch-lightning_version" in content))  # Lightning counts from 0
+    if isinstance(meta := content.get("meta"), Mapping):  # OpenMMLab's
+        epoch = meta.get("epoch")
+    elif "pytorch-lightning_version" in content:
+        epoch = content.get("epoch")
+        epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
+    else:  # torchvision's and timm's trainers count from 0, others as they please
+        epoch = content.get("epoch") if layout == "simsiam" else None
+    return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < _MOST_EPOCHS else None
 
 
 def _plain(value: Tensor) -> Tensor:
