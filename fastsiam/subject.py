@@ -144,7 +144,7 @@ def open_subject(
         FastSiamError: the images would be smaller than the crop.
     """
     try:
-        pretrained = load_pretrained(path, backbone=config.backbone)
+        pretrained = load_pretrained(path, backbone=config.backbone, stem=config.stem)
     except ValueError as error:
         raise FastSiamError(str(error)) from error
     if config.untrained:

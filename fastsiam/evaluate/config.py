@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fastsiam.config import Pipeline, Precision, require
+from fastsiam.config import Pipeline, Precision, Stem, require
 
 Storage = Literal["fp32", "fp16", "bf16"]
 
@@ -25,6 +25,11 @@ class EvalConfig:
     (
         "Network of a file that is no run's and whose names do not tell: "
         "one of torchvision's, or timm/NAME."
+    )
+    stem: str = ""
+    (
+        "First layers of a ResNet in such a file, as of train, for weights do not tell the "
+        "padding: imagenet, cifar, cifar-pad2, cifar-no-relu."
     )
     untrained: bool = False
     """Evaluate the same network untrained, with fresh weights of the run's seed."""
@@ -52,6 +57,11 @@ class EvalConfig:
             known = ["run", *(x for x in get_args(kind) if x != "synthetic")]
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+        stems = get_args(Stem)
+        require(
+            not self.stem or self.stem in stems,
+            f"stem must be one of {', '.join(stems)}, not {self.stem!r}",
+        )
         require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
         for name in ("crop", "resize"):
             require(getattr(self, name) >= 0, f"{name} must be above 0, not {getattr(self, name)}")
