@@ -836,6 +836,7 @@ def test_a_file_that_cannot_be_opened_says_why(
         load_pretrained(tmp_path / "w.pth")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"is a TorchScript archive: save its state_dict\(\)"):
@@ -856,6 +857,16 @@ def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
     )
     rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, other))
     assert load_pretrained(tmp_path / "w.pth").model.backbone == "resnet18"
+
+
+def test_names_without_end_are_refused(tmp_path: Path) -> None:
+    """Each costs an attempt."""
+    torch.save({"x": "PLACE"}, tmp_path / "plain.pth")
+    text = b"X\x05\x00\x00\x00PLACE"
+    names = b"](" + b"".join(b"cnumpy.made_up\nname%d\n" % i for i in range(201)) + b"e"
+    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, names))
+    with pytest.raises(CheckpointError, match=r"asks for numpy\.made_up\.name200"):
+        load_pretrained(tmp_path / "w.pth")
 
 
 def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
