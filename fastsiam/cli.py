@@ -386,7 +386,7 @@ def export(
         Path,
         typer.Option(
             help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam: not the "
-            "first; detectron2: .pkl). A model card, .md, comes beside it."
+            "first; detectron2: .pkl). A model card, FILE.md, comes beside it."
         ),
     ],
     backbone: Annotated[
@@ -396,6 +396,17 @@ def export(
             "Default: found out; plain ResNets are."
         ),
     ] = "",
+    stem: Annotated[
+        str,
+        typer.Option(
+            help="First layers of a ResNet out of a file: imagenet, cifar, cifar-pad2 or "
+            "cifar-no-relu. Weights do not tell the last three apart: default is cifar, or what "
+            "the file's program has."
+        ),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file and its card if they are there.")
+    ] = False,
 ) -> None:
     """Write the backbone's weights for another library, with a model card.
 
@@ -406,12 +417,12 @@ def export(
     from fastsiam.interchange import export_weights, load_pretrained
 
     try:
-        pretrained = load_pretrained(run, backbone=backbone)
+        pretrained = load_pretrained(run, backbone=backbone, stem=stem)
         print(f"read {pretrained}")
         results = read_records(pretrained.run) if pretrained.run else []
         own = fingerprint(pretrained.network()) if results else ""
         results = [record for record in results if record["network"]["fingerprint"] == own]
-        written = export_weights(pretrained, format=layout, out=out, results=results)
+        written = export_weights(pretrained, format=layout, out=out, results=results, force=force)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     for path in written:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
+import json
 import os
 import pickle
 import re
@@ -22,14 +24,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision.models import resnet
 
+from fastsiam import __version__
 from fastsiam import checkpoint as checkpoints
+from fastsiam.backbones import skeleton
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ModelConfig, Stem, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.config import KnnConfig, LinearConfig
 from fastsiam.evaluation import evaluate_knn, evaluate_linear
+from fastsiam.info import commit
 from fastsiam.interchange import FORMATS, Pretrained, export_weights, load_pretrained
+from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.methods import SimSiam, build_method
 from fastsiam.run import preflight, train_here
 
@@ -109,6 +115,66 @@ class Authors(nn.Module):
         return out
 
 
+class SoloLearn(nn.Module):
+    """Written from solo/methods/base.py and simsiam.py; ``classifier`` watches the training."""
+
+    def __init__(self, backbone: str, encoder: nn.Module, features: int, dim: int) -> None:
+        super().__init__()
+        self.backbone_name = backbone
+        self.add_module(backbone, encoder)
+        self.projector = nn.Sequential(
+            *(nn.Linear(features, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU()),
+            *(nn.Linear(96, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU()),
+            *(nn.Linear(96, dim), nn.BatchNorm1d(dim, affine=False)),
+        )
+        self.predictor = nn.Sequential(
+            *(nn.Linear(dim, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU()),
+            nn.Linear(16, dim),
+        )
+        self.classifier = nn.Linear(features, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.get_submodule(self.backbone_name)(x)
+        out: Tensor = self.predictor(self.projector(features))
+        return out
+
+
+class NonLinearNeck(nn.Module):
+    """Written from mmselfsup's of that name: layers fc0, bn0, fc1, bn1, ..."""
+
+    def __init__(self, *widths: int, last_bn: bool) -> None:
+        super().__init__()
+        self.layers = len(widths) - 1
+        for i, (before, after) in enumerate(itertools.pairwise(widths)):
+            last = i == self.layers - 1
+            self.add_module(f"fc{i}", nn.Linear(before, after, bias=last and not last_bn))
+            if not last or last_bn:
+                self.add_module(f"bn{i}", nn.BatchNorm1d(after, affine=not last))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(self.layers):
+            x = self.get_submodule(f"fc{i}")(x)
+            if hasattr(self, f"bn{i}"):
+                x = self.get_submodule(f"bn{i}")(x)
+            x = x if i == self.layers - 1 else x.relu()
+        return x
+
+
+class MmSelfSup(nn.Module):
+    """Its SimSiam: backbone, neck, and a head that holds the predictor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = torchvision.models.resnet18()
+        self.backbone.fc = nn.Identity()
+        self.neck = NonLinearNeck(512, 512, 512, 64, last_bn=True)
+        self.head = nn.ModuleDict({"predictor": NonLinearNeck(64, 16, 64, last_bn=False)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head["predictor"](self.neck(self.backbone(x)))
+        return out
+
+
 def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in state.items()}
 
@@ -160,6 +226,7 @@ def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None
         (replace(R18, backbone="resnet10", stem="cifar-pad2", dim=16), ".pth.tar"),
         (replace(R18, backbone="resnet10", stem="cifar-no-relu", dim=16), ".bin"),
         (replace(R18, backbone="mobilenet_v3_small", dim=16), ".safetensors"),
+        (replace(R18, backbone="shufflenet_v2_x0_5", dim=16), ".pth"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.backbone}-{value.stem}",
 )
@@ -169,9 +236,10 @@ def test_torchvision_loads_it_by_the_cards_snippet(
     method = saved_run(tmp_path / "run", model)
     read = load_pretrained(tmp_path / "run")
     out = tmp_path / f"weights{ending}"
-    assert export_weights(read, format="torchvision", out=out) == [out, tmp_path / "weights.md"]
+    card = tmp_path / f"weights{ending}.md"
+    assert export_weights(read, format="torchvision", out=out) == [out, card]
     monkeypatch.chdir(tmp_path)
-    theirs = by_snippet(tmp_path / "weights.md")
+    theirs = by_snippet(card)
     assert type(theirs).__module__.startswith("torchvision")
     with torch.no_grad():
         same(theirs(X), method.backbone(X))
@@ -197,7 +265,7 @@ def test_resnet50_goes_to_torchvision_and_timm(
     read = load_pretrained(tmp_path / "run")
     for format in ("torchvision", "timm"):
         export_weights(read, format=format, out=tmp_path / f"{format}.safetensors")
-        theirs = by_snippet(tmp_path / f"{format}.md")
+        theirs = by_snippet(tmp_path / f"{format}.safetensors.md")
         assert type(theirs).__module__.split(".")[0] == format
         with torch.no_grad():
             same(theirs(X), method.backbone(X))
@@ -210,7 +278,7 @@ def test_timm_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     method = saved_run(tmp_path / "run", ModelConfig(backbone=name, dim=16, predictor_dim=4))
     out = tmp_path / "w.safetensors"
     export_weights(load_pretrained(tmp_path / "run"), format="timm", out=out)
-    theirs = by_snippet(tmp_path / "w.md")
+    theirs = by_snippet(tmp_path / "w.safetensors.md")
     with torch.no_grad():
         same(theirs(X), method.backbone(X))
     back = load_pretrained(out, backbone=name)
@@ -223,7 +291,7 @@ def test_the_authors_layout_both_ways(tmp_path: Path, monkeypatch: pytest.Monkey
     method = saved_run(tmp_path / "run", R18)
     read = load_pretrained(tmp_path / "run")
     out = tmp_path / "checkpoint_0007.pth.tar"
-    assert export_weights(read, format="simsiam", out=out)[1].name == "checkpoint_0007.md"
+    assert export_weights(read, format="simsiam", out=out)[1].name == "checkpoint_0007.pth.tar.md"
     content = torch.load(out, weights_only=True)
     assert (content["arch"], content["epoch"]) == ("resnet18", 7)
     assert not content["state_dict"]["module.encoder.fc.6.bias"].any()
@@ -236,7 +304,7 @@ def test_the_authors_layout_both_ways(tmp_path: Path, monkeypatch: pytest.Monkey
     assert set(back.state) == set(read.state)
     assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
     monkeypatch.chdir(tmp_path)
-    assert torch.equal(by_snippet(tmp_path / "checkpoint_0007.md")(X), method.backbone(X))
+    assert torch.equal(by_snippet(tmp_path / "checkpoint_0007.pth.tar.md")(X), method.backbone(X))
 
 
 def test_the_authors_files_are_read(tmp_path: Path) -> None:
@@ -300,7 +368,7 @@ def test_detectron2s_names(tmp_path: Path) -> None:
     assert set(content["model"]) == set(expected) and len(expected) == 53 * 5
     for name, mine in expected.items():
         assert np.array_equal(content["model"][name], state[mine].numpy()), name
-    card = (tmp_path / "r50.md").read_text()
+    card = (tmp_path / "r50.pkl.md").read_text()
     for line in (
         "PIXEL_MEAN: [123.675, 116.280, 103.530]",
         "PIXEL_STD: [58.395, 57.120, 57.375]",
@@ -407,10 +475,7 @@ def test_solo_learns_files_are_read(backbone: str, small: bool, tmp_path: Path) 
     if small:
         encoder.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=2, bias=False)
         encoder.maxpool = nn.Identity()
-    heads = Authors("resnet18", 64, 16)
-    theirs = nn.ModuleDict({backbone: encoder, "projector": heads.encoder.fc})
-    theirs["predictor"], theirs["classifier"] = heads.predictor, nn.Linear(512, 10)
-    whole = trained(nn.Sequential(encoder, heads.encoder.fc, heads.predictor))
+    theirs = trained(SoloLearn(backbone, encoder, 512, 64))
     torch.save(
         {
             "state_dict": theirs.state_dict(),
@@ -425,35 +490,25 @@ def test_solo_learns_files_are_read(backbone: str, small: bool, tmp_path: Path) 
     read = load_pretrained(tmp_path / "simsiam.ckpt")
     stem: Stem = "cifar-pad2" if small else "imagenet"
     expected = ModelConfig(
-        backbone="resnet18", stem=stem, dim=64, projector_dim=512, predictor_dim=16
+        backbone="resnet18", stem=stem, dim=64, projector_dim=96, predictor_dim=16
     )
     assert (read.layout, read.model, read.epoch) == ("solo-learn", expected, 400)
     assert read.left_out == ("classifier.weight", "classifier.bias")
     assert str(read).endswith("; left out: classifier.weight, classifier.bias")
     method = ours(read)
     with torch.no_grad():
-        same(method.predictor(method.projector(method.backbone(X))), whole(X))
+        same(method.predictor(method.projector(method.backbone(X))), theirs(X))
 
 
 @pytest.mark.parametrize("old", [False, True])
 def test_mmselfsups_files_are_read(old: bool, tmp_path: Path) -> None:
     """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
-    theirs = Authors("resnet18", 64, 16)
-    theirs.encoder.fc[6] = nn.Linear(512, 64, bias=False)
-    trained(theirs)
-    state: dict[str, Tensor] = {}
-    for key, value in theirs.state_dict().items():
-        head = re.match(r"(encoder\.fc|predictor)\.(\d)\.(.*)", key)
-        if head:
-            kind = "bn" if int(head[2]) % 3 == 1 else "fc"
-            part = "neck" if head[1] == "encoder.fc" else "head.predictor"
-            state[f"{part}.{kind}{int(head[2]) // 3}.{head[3]}"] = value
-        else:
-            state[key.replace("encoder.", "backbone.")] = value
+    theirs = trained(MmSelfSup())
+    state = theirs.state_dict()
     names = {"neck.fc0.weight", "neck.bn2.running_mean", "head.predictor.fc1.bias"}
     assert names <= set(state) and "neck.fc2.bias" not in state
     state["data_preprocessor.mean"] = torch.zeros(3, 1, 1)
-    twice = {}
+    twice: dict[str, Tensor] = {}
     if old:  # SimSiam's encoder: nn.Sequential(backbone, neck)
         for i, part in enumerate(("backbone.", "neck.")):
             own = {key: x for key, x in state.items() if key.startswith(part)}
@@ -466,7 +521,7 @@ def test_mmselfsups_files_are_read(old: bool, tmp_path: Path) -> None:
     assert read.left_out == ("data_preprocessor.mean", *twice)
     method = ours(read)
     with torch.no_grad():
-        same(method.projector(method.backbone(X)), theirs.encoder(X))
+        same(method.projector(method.backbone(X)), theirs.neck(theirs.backbone(X)))
         same(method.predictor(method.projector(method.backbone(X))), theirs(X))
 
 
@@ -781,6 +836,7 @@ def test_a_file_that_cannot_be_opened_says_why(
         load_pretrained(tmp_path / "w.pth")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
     with pytest.raises(CheckpointError, match=r"is a TorchScript archive: save its state_dict\(\)"):
@@ -801,6 +857,16 @@ def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
     )
     rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, other))
     assert load_pretrained(tmp_path / "w.pth").model.backbone == "resnet18"
+
+
+def test_names_without_end_are_refused(tmp_path: Path) -> None:
+    """Each costs an attempt."""
+    torch.save({"x": "PLACE"}, tmp_path / "plain.pth")
+    text = b"X\x05\x00\x00\x00PLACE"
+    names = b"](" + b"".join(b"cnumpy.made_up\nname%d\n" % i for i in range(201)) + b"e"
+    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, names))
+    with pytest.raises(CheckpointError, match=r"asks for numpy\.made_up\.name200"):
+        load_pretrained(tmp_path / "w.pth")
 
 
 def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
@@ -884,6 +950,80 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_the_users_files_are_not_destroyed(force: bool, tmp_path: Path) -> None:
+    """The source and a run's checkpoints never, other files only if that is asked for."""
+    saved_run(tmp_path / "run", replace(R18, dim=16))
+    read = load_pretrained(tmp_path / "run")
+    (source,) = export_weights(read, format="torchvision", out=tmp_path / "a.pth")[:1]
+    (tmp_path / "link.pth").symlink_to(source)
+    cases = [
+        (load_pretrained(source), source, "is the file that the weights come from"),
+        (load_pretrained(source), tmp_path / "link.pth", "is the file that the weights come from"),
+        (read, tmp_path / "run" / "checkpoints" / "b.pth", "holds a run's checkpoints"),
+    ]
+    for pretrained, out, message in cases:
+        before = sorted(tmp_path.rglob("*")), source.read_bytes()
+        with pytest.raises(CheckpointError, match=message):
+            export_weights(pretrained, format="torchvision", out=out, force=force)
+        assert (sorted(tmp_path.rglob("*")), source.read_bytes()) == before
+    (tmp_path / "b.pth.md").write_text("mine")
+    if force:
+        export_weights(read, format="torchvision", out=tmp_path / "b.pth", force=True)
+    else:
+        with pytest.raises(CheckpointError, match=r"b\.pth\.md is there already"):
+            export_weights(read, format="torchvision", out=tmp_path / "b.pth")
+    assert (tmp_path / "b.pth").exists() == force
+    assert ((tmp_path / "b.pth.md").read_text() == "mine") != force
+
+
+@pytest.mark.parametrize("format", ["torchvision", "simsiam", "detectron2"])
+def test_timms_shared_resnets_go_everywhere(format: str, tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    theirs = replace(R18, backbone="timm/resnet18")
+    method = saved_run(tmp_path / "run", theirs)
+    out = tmp_path / ("w.pkl" if format == "detectron2" else "w.pth")
+    export_weights(load_pretrained(tmp_path / "run"), format=format, out=out)
+    if format != "detectron2":
+        assert torch.equal(load_pretrained(out).network()(X), method.backbone(X))
+    assert "ResNet-18, pre-trained" in Path(f"{out}.md").read_text()
+
+
+def test_shared_resnets_have_the_same_names() -> None:
+    pytest.importorskip("timm")
+    for name in SHARED_RESNETS:
+        torchvisions, timms = (
+            {k: x.shape for k, x in skeleton(ModelConfig(backbone=full)).state_dict().items()}
+            for full in (name, f"timm/{name}")
+        )
+        assert torchvisions == timms, name
+
+
+def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
+    """Of a run on synthetic data from given weights, stopped before its last kNN monitor."""
+    saved_run(tmp_path / "run", replace(R18, dim=16))
+    monitor = {"kind": "knn", "k": 2, "bank": 9, "temperature": 0.1}
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps({**monitor, "epoch": x, "top1": x}) + "\n" for x in (5.0, 7.5, 9.0))
+    )
+    read = load_pretrained(tmp_path / "run")
+    assert read.config is not None
+    config = with_settings(read.config, init="/home/me/secret/r18.pth", pipeline="synthetic")
+    read = replace(read, config=config)
+    export_weights(read, format="torchvision", out=tmp_path / "w.pth")
+    card = (tmp_path / "w.pth.md").read_text()
+    assert "kNN top-1 7.50% after 7.5 epochs" in card and "9 epochs" not in card
+    assert "| init | r18.pth |" in card and "/home" not in card and str(tmp_path) not in card
+    assert "labels" not in card and "| data | synthetic, 1,234 images |" in card
+    (tmp_path / "run" / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+        export_weights(read, format="torchvision", out=tmp_path / "v.pth")
+    headed = untrained(replace(R18, dim=16))
+    export_weights(headed, format="torchvision", out=tmp_path / "u.pth")
+    card = (tmp_path / "u.pth.md").read_text()
+    assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card
+
+
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
 def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
@@ -895,7 +1035,7 @@ def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
         out.with_name(f"w.{ending}.tmp").unlink()
         out.with_name(f"w.{ending}.tmp").mkdir()
     with pytest.raises((CheckpointError, OSError)):
-        export_weights(untrained(replace(R18, dim=16)), format="timm", out=out)
+        export_weights(untrained(replace(R18, dim=16)), format="timm", out=out, force=True)
     assert out.read_text() == "old"
 
 
@@ -920,12 +1060,17 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
     evaluate_knn(run, KnnConfig(workers=0, untrained=True, k="3"), place)  # of other weights
     out = tmp_path / "r18.safetensors"
     done = fastsiam("export", str(run), "--format", "timm", "--out", str(out))
-    assert done.stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {tmp_path / 'r18.md'}"]
-    card = (tmp_path / "r18.md").read_text()
+    assert done.stdout.splitlines()[1:] == [f"wrote {out}", f"wrote {out}.md"]
+    card = (tmp_path / "r18.safetensors.md").read_text()
+    assert str(tmp_path) not in card
     for text in (
         "# ResNet-18, pre-trained with SimSiam",
         "| data | data, 24 images |",
+        "of a run of fastsiam, 1 epochs, from last.pt, in the layout of timm.",
+        "2020; no labels were used.",
+        "| recipe | imagenet |",
         "| epochs | 1 of 1 |",
+        f"Trained by fastsiam {__version__}, commit {commit()}, torch {torch.__version__}. Written",
         "kNN top-1 ",
         "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
         "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
@@ -944,6 +1089,11 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
     assert torch.equal(read.network()(X), network(X))
     converted = str(tmp_path / "converted.pkl")
     fastsiam("export", str(out), "--format", "detectron2", "--out", converted)
+    bad = fastsiam("export", str(run), "--format", "timm", "--out", str(out), code=1)
+    assert bad.stderr == f"error: {out} is there already: choose another, or give --force\n"
+    fastsiam("export", str(run), "--format", "timm", "--out", str(out), "--force")
+    card = (tmp_path / "converted.pkl.md").read_text()
+    assert card.startswith("# ResNet-18, converted by fastsiam\n") and "SimSiam" not in card
     assert "stem.conv1.weight" in pickle.loads(Path(converted).read_bytes())["model"]
 
 
@@ -1006,9 +1156,9 @@ def test_training_starts_from_a_files_weights(
     assert "fresh: projector, predictor" in capsys.readouterr().err
     wide = with_settings(small, out=str(tmp_path / "wide"), width=8, init=str(first))
     padded = with_settings(small, out=str(tmp_path / "wide"), stem="cifar-pad2", init=str(first))
-    for other in (wide, padded):
+    for different in (wide, padded):
         with pytest.raises(CheckpointError, match="give the same --backbone, --stem and --width"):
-            preflight(other, world=1)
+            preflight(different, world=1)
     lost = with_settings(small, out=str(tmp_path / "lost"), init=str(tmp_path / "nowhere.pth"))
     error = fastsiam("train", *flags(lost), code=1).stderr
     assert error.startswith("error: no checkpoint at") and error.count("\n") == 1

@@ -17,6 +17,7 @@ from fastsiam.backbones import (
     build_backbone,
     check_backbone,
     classifier_keys,
+    skeleton,
 )
 from fastsiam.batch_norm import unknown_batch_norm, use_view_batch_norm
 from fastsiam.config import ModelConfig
@@ -239,6 +240,22 @@ def test_timms_networks_keep_their_names(name: str) -> None:
     whole = set(timm.create_model(name).state_dict())
     classifier = classifier_keys(ModelConfig(backbone=f"timm/{name}"))
     assert len(classifier) == 2 and whole - classifier == set(ours.state_dict())
+
+
+FAMILIES = (
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "maxvit_t", "mobilenet_v2"),
+    *("regnet_y_400mf", "resnext50_32x4d", "swin_t", "swin_v2_t", "vgg11_bn", "vit_b_32"),
+    *("timm/test_byobnet", "timm/test_mambaout", "timm/test_nfnet", "timm/test_vit"),
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_plain_weights_can_be_loaded_again(name: str) -> None:
+    """A checkpoint and a file of weights hold no versions of modules, as a state dict does."""
+    if name.startswith("timm/"):
+        pytest.importorskip("timm")
+    backbone = skeleton(ModelConfig(backbone=name))
+    backbone.load_state_dict(dict(backbone.state_dict()), assign=True)
 
 
 def test_zero_init_residual_reaches_torchvisions_blocks() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import torchvision
 import fastsiam
 from fastsiam.backbones import skeleton
 from fastsiam.config import IMAGENET_MEAN, IMAGENET_STD, TrainConfig
+from fastsiam.errors import CheckpointError
 from fastsiam.info import commit
 from fastsiam.metrics import read_metrics
 
@@ -30,27 +33,64 @@ def model_card(
         file: name of their file, beside the card.
         results: evaluations, as in ``RUN/eval/*.json``.
     """
-    config = pretrained.config
-    version = f"fastsiam {fastsiam.__version__}" + (f", commit {c}" if (c := commit()) else "")
+    config, recorded = pretrained.config, _recorded(pretrained)
     parts = [
-        f"# {title(pretrained.model.backbone)}, pre-trained with SimSiam",
-        f"`{file}` holds the weights of {pretrained}, in the layout of {format}. "
-        "SimSiam: Chen and He, [Exploring Simple Siamese Representation Learning]"
-        "(https://arxiv.org/abs/2011.10566), 2020; no labels were used.",
+        *_head(pretrained, format, file),
         f"## Loading\n\n{_loading(pretrained, format, file)}",
         f"## Input\n\n{_input(config)}",
     ]
     if config is not None:
-        parts.append("## Training\n\n" + _training(config, pretrained))
+        recipe = recorded.get("recipe")
+        parts.append("## Training\n\n" + _training(config, pretrained, recipe))
     if accuracy := [*_knn_of(pretrained), *(_result(record) for record in results)]:
         parts.append(
             "## Accuracy\n\nOf the frozen features, but for finetune.\n\n" + "\n\n".join(accuracy)
         )
-    parts.append(
-        f"## Versions\n\n{version}; torch {torch.__version__}, torchvision "
-        f"{torchvision.__version__}. These wrote the file."
-    )
+    parts.append("## Versions\n\n" + _versions(recorded.get("environment")))
     return "\n\n".join(parts) + "\n"
+
+
+def _head(pretrained: Pretrained, format: str, file: str) -> list[str]:
+    """Return title and introduction: they claim no more of the weights than is known."""
+    name, config = title(pretrained.model.backbone), pretrained.config
+    holds = f"`{file}` holds the weights of {pretrained.described(pretrained.path.name)}, "
+    if config is None and not any(key.startswith("predictor.") for key in pretrained.state):
+        return [
+            f"# {name}, converted by fastsiam",
+            f"{holds}converted by fastsiam to the layout of {format}.",
+        ]
+    labels = "; no labels were used" if config is not None and not config.run.init else ""
+    return [
+        f"# {name}, pre-trained with SimSiam",
+        f"{holds}in the layout of {format}. SimSiam: Chen and He, [Exploring Simple Siamese "
+        f"Representation Learning](https://arxiv.org/abs/2011.10566), 2020{labels}.",
+    ]
+
+
+def _recorded(pretrained: Pretrained) -> dict[str, Any]:
+    """Return what the run's folder says of its recipe and machine; empty where there is none."""
+    path = pretrained.run / "config.json" if pretrained.run else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        recorded = json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: move it elsewhere") from error
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def _versions(trained_by: Mapping[str, Any] | None) -> str:
+    own = _version(fastsiam.__version__, commit(), torch.__version__)
+    written = f"Written by {own}, torchvision {torchvision.__version__}."
+    if trained_by is None:
+        return written
+    packages = trained_by["packages"]
+    theirs = _version(trained_by["fastsiam"], trained_by.get("commit", ""), packages["torch"])
+    return f"Trained by {theirs}. {written}"
+
+
+def _version(fastsiam: str, commit: str, torch: str) -> str:
+    return f"fastsiam {fastsiam}{f', commit {commit}' if commit else ''}, torch {torch}"
 
 
 def _loading(pretrained: Pretrained, format: str, file: str) -> str:
@@ -137,11 +177,14 @@ def _input(config: TrainConfig | None) -> str:
     )
 
 
-def _training(config: TrainConfig, pretrained: Pretrained) -> str:
+def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -> str:
     optim, model = config.optim, config.model
     images = "" if pretrained.images is None else f", {pretrained.images:,} images"
+    synthetic = config.data.pipeline == "synthetic"
     rows = {
-        "data": f"{config.data.root.resolve().name}{images}",
+        **({"recipe": recipe} if recipe else {}),
+        **({"init": Path(config.run.init).name} if config.run.init else {}),
+        "data": ("synthetic" if synthetic else config.data.root.resolve().name) + images,
         "epochs": f"{pretrained.epoch:g} of {optim.epochs}",
         "global batch": optim.batch,
         "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
@@ -160,11 +203,11 @@ def _training(config: TrainConfig, pretrained: Pretrained) -> str:
 
 
 def _knn_of(pretrained: Pretrained) -> list[str]:
-    """Return the run's last kNN monitor, if it has one."""
-    run = pretrained.run
-    if run is None or not (run / "metrics.jsonl").is_file():
+    """Return the run's last kNN monitor before these weights, if it has one."""
+    run, epoch = pretrained.run, pretrained.epoch
+    if run is None or epoch is None:
         return []
-    lines = [line for line in read_metrics(run) if line["kind"] == "knn"]
+    lines = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
     return [
         f"kNN top-1 {line['top1']:.2f}% after {line['epoch']:g} epochs (k {line['k']}, "
         f"T {line['temperature']:g}, bank {line['bank']:,})"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fastsiam import checkpoint as checkpoints
 from fastsiam.backbones import BLOCKS
 from fastsiam.errors import CheckpointError
 
@@ -101,6 +102,7 @@ def export_weights(
     format: str,
     out: Path,
     results: Sequence[Mapping[str, Any]] = (),
+    force: bool = False,
 ) -> list[Path]:
     """Write weights as another program reads them, and a model card beside them.
 
@@ -110,15 +112,17 @@ def export_weights(
             loads strictly; ``simsiam``: a checkpoint as the paper's authors write it;
             ``detectron2``: a pickle of numpy arrays.
         out: ``.safetensors`` or torch's ``.pt``, ``.pth``, ``.pth.tar``, ``.bin``; simsiam: one of
-            torch's; detectron2: ``.pkl``. The card has its name and ends in ``.md``.
+            torch's; detectron2: ``.pkl``. The card has its name with ``.md`` behind.
         results: evaluations for the card, as in ``RUN/eval/*.json``.
+        force: overwrite files that are there.
 
     Returns:
         The files written.
 
     Raises:
         ValueError: no such format, or the file's ending is not one of its endings.
-        CheckpointError: the format cannot hold the network, or the files cannot be written.
+        CheckpointError: the format cannot hold the network, or the files cannot be written: they
+            are there already, or their place is that of a run's checkpoints or of the source.
     """
     if format not in _FORMATS:
         raise ValueError(f"unknown format {format!r}; there are {', '.join(FORMATS)}")
@@ -126,13 +130,37 @@ def export_weights(
     ending = next((x for x in sorted(endings, key=len)[::-1] if out.name.endswith(x)), "")
     if not ending:
         raise ValueError(f"{out}: a file of format {format} ends in {', '.join(endings)}")
+    card = out.with_name(f"{out.name}.md")
+    for target in (out, card):
+        _check_target(target, pretrained.path, force=force)
+    if format != "timm":
+        pretrained = _under_its_shared_name(pretrained)
     content = _FORMATS[format].content(pretrained)
-    card = out.with_name(out.name.removesuffix(ending) + ".md")
     text = model_card(pretrained, format=format, file=out.name, results=results)
     writer = {".safetensors": files.write_safetensors, ".pkl": files.write_pickle}
     files.write(out, content, writer.get(ending, files.write_torch))
     files.write(card, text, files.write_text)
     return [out, card]
+
+
+def _check_target(target: Path, source: Path, *, force: bool) -> None:
+    """Refuse to write over what is not ours to destroy."""
+    if target.exists() and source.exists() and target.samefile(source):
+        raise CheckpointError(f"{target} is the file that the weights come from: choose another")
+    folder = target.resolve().parent
+    last = checkpoints.last(folder.parent)
+    if last.parent == folder and last.is_file():
+        raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
+    if target.exists() and not force:
+        raise CheckpointError(f"{target} is there already: choose another, or give --force")
+
+
+def _under_its_shared_name(pretrained: Pretrained) -> Pretrained:
+    """Call a ResNet of timm's that others have too as they do."""
+    name = pretrained.model.backbone.removeprefix("timm/")
+    if name not in SHARED_RESNETS:
+        return pretrained
+    return replace(pretrained, model=replace(pretrained.model, backbone=name))
 
 
 def _backbone(pretrained: Pretrained) -> dict[str, torch.Tensor]:

@@ -99,6 +99,10 @@ class Pretrained:
 
     def __str__(self) -> str:
         """One line for people."""
+        return self.described(self.path)
+
+    def described(self, source: object) -> str:
+        """Return that line with another name for where the weights come from."""
         of = {"simsiam": "simsiam (the authors' layout)", "fastsiam": "a run of fastsiam"}
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
@@ -107,7 +111,7 @@ class Pretrained:
         left_out = f"; left out: {_listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
         layout = of.get(self.layout, self.layout)
-        return f"{name}{stem} of {layout}{epochs}, from {self.path}{left_out}"
+        return f"{name}{stem} of {layout}{epochs}, from {source}{left_out}"
 
 
 class _Projected(Backbone):
