@@ -1104,6 +1104,9 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
     path = str(tmp_path / "w.pth")
     bad = fastsiam("export", path, "--format", "timm", "--out", "x.onnx", code=2)
     assert "a file of format timm ends in" in bad.stderr
+    said = "--format", "timm", "--out", str(tmp_path / "x.pth"), "--stem", "cifar-pad3"
+    assert "stem must be one of" in fastsiam("export", path, *said, code=2).stderr
+    assert not (tmp_path / "x.pth").exists()
 
 
 def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
