@@ -206,6 +206,19 @@ def test_a_run_is_read_whole(tmp_path: Path) -> None:
     assert str(read) == line.replace("resnet10", "ResNet-10")
 
 
+def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, TINY)
+    load, reads = torch.load, []
+
+    def counted(path: Path, **settings: Any) -> Any:
+        reads.append(path)
+        return load(path, **settings)
+
+    monkeypatch.setattr(torch, "load", counted)
+    load_pretrained(tmp_path)
+    assert reads == [checkpoints.last(tmp_path)]
+
+
 def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None:
     saved_run(tmp_path, TINY)
     read = load_pretrained(tmp_path)
