@@ -206,6 +206,19 @@ def test_a_run_is_read_whole(tmp_path: Path) -> None:
     assert str(read) == line.replace("resnet10", "ResNet-10")
 
 
+def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, TINY)
+    load, reads = torch.load, []
+
+    def counted(path: Path, **settings: Any) -> Any:
+        reads.append(path)
+        return load(path, **settings)
+
+    monkeypatch.setattr(torch, "load", counted)
+    load_pretrained(tmp_path)
+    assert reads == [checkpoints.last(tmp_path)]
+
+
 def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None:
     saved_run(tmp_path, TINY)
     read = load_pretrained(tmp_path)
@@ -1104,6 +1117,9 @@ def test_wrong_usage_is_told(tmp_path: Path) -> None:
     path = str(tmp_path / "w.pth")
     bad = fastsiam("export", path, "--format", "timm", "--out", "x.onnx", code=2)
     assert "a file of format timm ends in" in bad.stderr
+    said = "--format", "timm", "--out", str(tmp_path / "x.pth"), "--stem", "cifar-pad3"
+    assert "stem must be one of" in fastsiam("export", path, *said, code=2).stderr
+    assert not (tmp_path / "x.pth").exists()
 
 
 def test_a_foreign_backbone_is_trained_and_exported(small: TrainConfig, tmp_path: Path) -> None:
