@@ -52,7 +52,7 @@ def ranked_classes(k: int, temperature: float) -> list[tuple[list[int], int]]:
     return found
 
 
-def classify(votes: list[tuple[int, float]], *, block: int = 16384, part: int = 403) -> Any:
+def classify(votes: list[tuple[int, float]], *, block: int = 65536, part: int = 403) -> Any:
     bank, bank_labels, queries, labels = knn_problem()
     parts = zip(bank.split(part), bank_labels.split(part), strict=True)
     return knn_accuracy(parts, queries, labels, votes=votes, classes=7, block=block)

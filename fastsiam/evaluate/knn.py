@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fastsiam.distributed import gather_uneven, sum_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
 
-_BLOCK = 16384
+_BLOCK = 65536
 """Rows of the bank that are compared at a time."""
 _BLOCK_BYTES = 2**29
 """Size of so many rows, at most: raw pixels are wide."""
