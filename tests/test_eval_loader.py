@@ -308,7 +308,7 @@ def test_a_pass_that_is_left_does_not_keep_the_program(name: str, images: Path) 
     )
     data = readable(name, images / "train")
     command = [sys.executable, "-c", script, str(data), name]
-    done = subprocess.run(command, timeout=60, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, timeout=300, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (7, "")
 
 
