@@ -104,7 +104,7 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> dict[str, Any]:
             "search included"
         )
         record["speed"] = {"seconds": seconds, "images_per_second": images / seconds}
-        found = [{"features": kind, **result.record()} for result in results]
+        found = [{"features": kind, **result.record(), "top5": result.top5} for result in results]
         if kind == "trained" and epoch is not None:
             found = [{**line, "epoch": epoch} for line in found]
         record[kind] = found[0]

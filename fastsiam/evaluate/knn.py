@@ -46,7 +46,6 @@ class KnnResult:
         """Return the fields of a line in metrics.jsonl."""
         return {
             "top1": self.top1,
-            "top5": self.top5,
             "k": self.k,
             "temperature": self.temperature,
             "bank": self.bank,
