@@ -49,14 +49,9 @@ def pixel_batches(batches: Iterable[EvalBatch]) -> Iterator[tuple[Tensor, Tensor
         yield batch.image.float().flatten(1), batch.label
 
 
-def collected(
-    parts: Iterable[tuple[Tensor, Tensor]], *, storage: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Join batches of features, kept as ``storage``, and their labels."""
-    features, labels = [], []
-    for feature, label in parts:
-        features.append(feature.to(storage))
-        labels.append(label)
+def collected(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Join batches of features, and their labels."""
+    features, labels = zip(*parts, strict=True)
     return torch.cat(features), torch.cat(labels)
 
 
