@@ -14,7 +14,7 @@ from fastsiam.config import (
     TrainConfig,
     require,
 )
-from fastsiam.recipes import RECIPES
+from fastsiam.config.recipes import RECIPES
 
 Stored = Literal["original", "short256", "pixels256"]
 """How the images are stored: as they are; with a shorter side of 256; as pixels of that size."""
@@ -140,7 +140,7 @@ class BenchConfig:
         config = RECIPES[self.recipe]()
         augment, model = config.augment, config.model
         if self.crop:
-            augment = replace(augment, crop=self.crop)
+            augment = augment.changed(crop=self.crop)
         if self.backbone:
             model = replace(model, backbone=self.backbone)
         monitor = replace(config.monitor, eval_resize=max(config.monitor.eval_resize, augment.crop))

@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastsiam.augment import draw_views
-from fastsiam.batch import CropLoader
 from fastsiam.bench.config import Stored
 from fastsiam.bench.contest import Contender, ContenderFailed, Contest, Work
 from fastsiam.bench.images import Images
@@ -25,10 +23,12 @@ from fastsiam.bench.measure import Sample, Timing, children, cpu_seconds, forget
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
-from fastsiam.photometric import photometric as run_photometric
-from fastsiam.photometric import reference
 from fastsiam.pipelines import build_loader, open_store
 from fastsiam.pipelines.store.beton import BetonStore
+from fastsiam.views.batch import CropLoader
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric import photometric as run_photometric
+from fastsiam.views.photometric import reference
 
 _DECODE = "decode"
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
@@ -211,7 +211,7 @@ def build_loading(
 
 def build_plain_crops(*, augment: AugmentConfig, **settings: Any) -> dict[str, Work]:
     """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
-    plain = replace(augment, jitter_p=0.0, gray_p=0.0, blur_p=0.0)
+    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0)
     return {"crops": build_loading(augment=plain, **settings)["views"]}
 
 

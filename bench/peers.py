@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.contest import Work
-from fastsiam.config import AugmentConfig
+from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.store.beton import BetonStore
 
@@ -118,7 +118,7 @@ def build(
     job = Job(
         folder=folder,
         beton=beton,
-        augment=AugmentConfig(crop=crop, blur_p=0.5 if blur else 0.0),
+        augment=AugmentConfig.alike(crop=crop, blur_p=0.5 if blur else 0.0),
         batch=batch,
         workers=workers,
         images=images,
@@ -196,7 +196,7 @@ def _lightly(job: Job) -> Opened:
     from lightly.transforms.simsiam_transform import SimSiamTransform
 
     augment = job.augment
-    views = SimSiamTransform(input_size=augment.crop, gaussian_blur=augment.blur_p)
+    views = SimSiamTransform(input_size=augment.crop, gaussian_blur=augment.views[0].blur_p)
     return Opened(metadata.version("lightly"), _load(job, views))
 
 
@@ -204,7 +204,7 @@ def _torchvision(job: Job) -> Opened:
     from torchvision.io import ImageReadMode, decode_image
     from torchvision.transforms import v2
 
-    a = job.augment
+    a = job.augment.views[0]
     blur = v2.GaussianBlur(_taps(a), (a.blur_sigma_min, a.blur_sigma_max))
     view = v2.Compose(
         [
@@ -216,7 +216,7 @@ def _torchvision(job: Job) -> Opened:
             v2.RandomApply([blur], p=a.blur_p),
             v2.RandomHorizontalFlip(a.flip_p),
             v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(a.mean, a.std),
+            v2.Normalize(job.augment.mean, job.augment.std),
         ]
     )
     read = partial(decode_image, mode=ImageReadMode.RGB)
@@ -249,7 +249,7 @@ def _albumentations(job: Job) -> Opened:
     import albumentations as A
     import cv2
 
-    a = job.augment
+    a = job.augment.views[0]
     view = A.Compose(
         [
             A.RandomResizedCrop((a.crop, a.crop), _scale(a), _ratio(a)),
@@ -257,7 +257,7 @@ def _albumentations(job: Job) -> Opened:
             A.ToGray(p=a.gray_p),
             A.GaussianBlur(0, (a.blur_sigma_min, a.blur_sigma_max), p=a.blur_p),
             A.HorizontalFlip(p=a.flip_p),
-            A.Normalize(a.mean, a.std),
+            A.Normalize(job.augment.mean, job.augment.std),
             A.ToTensorV2(),
         ]
     )
@@ -274,7 +274,7 @@ def _kornia(job: Job) -> Opened:
     import kornia.augmentation as K
     from torchvision.transforms import v2
 
-    a = job.augment
+    a = job.augment.views[0]
     crop = v2.Compose([v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a)), v2.PILToTensor()])
     taps, sigma = _taps(a), (a.blur_sigma_min, a.blur_sigma_max)
     finish = nn.Sequential(
@@ -282,7 +282,7 @@ def _kornia(job: Job) -> Opened:
         K.RandomGrayscale(p=a.gray_p),
         K.RandomGaussianBlur((taps, taps), sigma, p=a.blur_p),
         K.RandomHorizontalFlip(p=a.flip_p),
-        K.Normalize(a.mean, a.std),
+        K.Normalize(job.augment.mean, job.augment.std),
     )
     crops = _load(job, _Twice(crop))
 
@@ -311,7 +311,7 @@ def _dali(job: Job) -> Opened:
     from nvidia import dali
     from nvidia.dali import fn, types
 
-    a, gpu = job.augment, job.device.type == "cuda"
+    a, gpu = job.augment.views[0], job.device.type == "cuda"
     device = "gpu" if gpu else "cpu"
 
     def uniform(around: float, strength: float) -> Any:
@@ -348,8 +348,8 @@ def _dali(job: Job) -> Opened:
             mirror=fn.random.coin_flip(probability=a.flip_p),
             dtype=types.FLOAT,
             output_layout="CHW",
-            mean=[255 * value for value in a.mean],
-            std=[255 * value for value in a.std],
+            mean=[255 * value for value in job.augment.mean],
+            std=[255 * value for value in job.augment.std],
         )
 
     pipeline = dali.Pipeline(
@@ -392,8 +392,8 @@ def _ffcv(job: Job) -> Opened:
     )
 
     assert job.beton is not None, "ffcv reads .beton files only"
-    a, gpu = job.augment, job.device.type == "cuda"
-    mean, std = 255 * np.array(a.mean), 255 * np.array(a.std)
+    a, gpu = job.augment.views[0], job.device.type == "cuda"
+    mean, std = 255 * np.array(job.augment.mean), 255 * np.array(job.augment.std)
 
     def view() -> list[Any]:
         # On a GPU its normalisation would need cupy, which it does not install.
@@ -434,17 +434,17 @@ def _ffcv(job: Job) -> Opened:
     return Opened(metadata.version("ffcv"), epoch)
 
 
-def _scale(augment: AugmentConfig) -> tuple[float, float]:
-    return augment.scale_min, augment.scale_max
+def _scale(view: ViewConfig) -> tuple[float, float]:
+    return view.scale_min, view.scale_max
 
 
-def _ratio(augment: AugmentConfig) -> tuple[float, float]:
-    return augment.ratio_min, augment.ratio_max
+def _ratio(view: ViewConfig) -> tuple[float, float]:
+    return view.ratio_min, view.ratio_max
 
 
-def _taps(augment: AugmentConfig) -> int:
+def _taps(view: ViewConfig) -> int:
     """Return how wide a blur's kernel has to be: three sigma to each side."""
-    return 2 * ceil(3 * augment.blur_sigma_max) + 1
+    return 2 * ceil(3 * view.blur_sigma_max) + 1
 
 
 _BOTH = ("cpu", "cuda")

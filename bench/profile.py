@@ -25,7 +25,7 @@ from fastsiam.bench.training import made_ahead, step_of, train_config
 from fastsiam.config import DataConfig, Pipeline, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
-from fastsiam.step import autocast_type
+from fastsiam.training.step import autocast_type
 
 _MARK = "fastsiam: the clocks meet"
 

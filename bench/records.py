@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.bench.measure import UNSTEADY, Timing
+from fastsiam.environment import environment
 from fastsiam.errors import DataError
-from fastsiam.info import environment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastsiam import page
 from fastsiam.bench.charts import TITLES, charts, grouped, plain_name, png
 from fastsiam.bench.records import Record, caption, differences, read, table
 from fastsiam.bench.suite import finding
 from fastsiam.errors import DataError
+from fastsiam.report import html as page
 
 _OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+(\S+))?\s*-->")
 _CLOSE = "<!-- /bench -->"

@@ -90,7 +90,7 @@ class Session:
         return {
             "recipe": self.config.recipe,
             "crop": augment.crop,
-            "blur": augment.blur_p > 0,
+            "blur": any(view.blur_p > 0 for view in augment.views),
             "device": self.device,
             **more,
         }

@@ -45,7 +45,7 @@ def peers(session: Session) -> list[Record]:
                 workers=session.workers,
                 images=images.count,
                 device=session.device,
-                blur=augment.blur_p > 0,
+                blur=augment.views[0].blur_p > 0,
             )
         timings = contest.run(session.config.repeats)
         contenders = contest.contenders

@@ -84,7 +84,7 @@ def _settings(session: Session, over: Over, value: int, pipeline: Any) -> dict[s
     augment = session.config.augment
     return {
         "data": replace(data, workers=value) if over == "workers" else data,
-        "augment": replace(augment, crop=value) if over == "crop" else augment,
+        "augment": augment.changed(crop=value) if over == "crop" else augment,
         "batch": batch,
         "images": count,
         "device": session.device,

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastsiam import distributed
-from fastsiam.batch import TwoViewBatch
 from fastsiam.bench import roofline
 from fastsiam.bench.contest import Work
 from fastsiam.bench.loading import data_of
@@ -26,10 +25,11 @@ from fastsiam.config import DataConfig, NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
 from fastsiam.methods import build_method
-from fastsiam.optim import peak_lr
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.step import TrainingStep, autocast_type, keep_freed_memory
+from fastsiam.training.optim import peak_lr
+from fastsiam.training.step import TrainingStep, autocast_type, keep_freed_memory
+from fastsiam.views.batch import TwoViewBatch
 
 _SECONDS = 1.0
 """What a repeat takes at least, if steps are short."""

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 import fastsiam
-from fastsiam.atomic import why, written_whole
-from fastsiam.config import TrainConfig, differences
+from fastsiam.config import TrainConfig
+from fastsiam.config.flags import differences
 from fastsiam.errors import CheckpointError
+from fastsiam.files import why, written_whole
 
 FORMAT = 1
 

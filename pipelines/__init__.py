@@ -7,8 +7,8 @@
         for batch in loader.epoch(epoch):
             loss = model(batch.view1, batch.view2)
 
-Every pipeline applies the parameters that ``fastsiam.augment.draw_views`` gives it to the images
-that ``order.Order`` names, so they differ in speed and not in what they show.
+Every pipeline applies the parameters that ``fastsiam.views.draws.draw_views`` gives it to the
+images that ``order.Order`` names, so they differ in speed and not in what they show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .subsets import choose, read_list
 if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
     import torch
 
-    from fastsiam.batch import EvalLoader, Loader
+    from fastsiam.views.batch import EvalLoader, Loader
 
     from .evaluation import Crops
 

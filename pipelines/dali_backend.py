@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from fastsiam.augment import ViewParams, draw_views
-from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.photometric import photometric
 from fastsiam.trace import span
+from fastsiam.views.batch import TwoViewBatch, to_device
+from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.photometric import photometric
 
 from .geometric import Cuts, cut_centres, cut_views
 from .geometric.cpu import crop_images
@@ -84,7 +84,7 @@ class _Batch(Generic[Plan]):
 
 
 class DaliLoader:
-    """Two-view batches by DALI; see ``fastsiam.batch.Loader``.
+    """Two-view batches by DALI; see ``fastsiam.views.batch.Loader``.
 
     Args:
         store: the images.
@@ -141,7 +141,7 @@ class DaliLoader:
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.batch.CropLoader``.
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``.
 
         The crops are ready on the device's current stream. The next step overwrites them: fresh
         memory for every batch would cost a tenth of all.

@@ -14,10 +14,10 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from fastsiam.batch import EvalBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.photometric import normalized
+from fastsiam.views.batch import EvalBatch, to_device
+from fastsiam.views.photometric import normalized
 
 from .store import Store
 from .workers import in_workers, shut_down
@@ -32,7 +32,7 @@ _KEEP_BYTES = 2**30
 
 
 class CentralCrops:
-    """One rank's share of a store as central crops; see ``fastsiam.batch.EvalLoader``.
+    """One rank's share of a store as central crops; see ``fastsiam.views.batch.EvalLoader``.
 
     Args:
         store: the images.

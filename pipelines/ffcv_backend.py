@@ -34,15 +34,15 @@ from numba import types
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.augment import ViewParams, draw_views
-from fastsiam.batch import TwoViewBatch, to_device
-from fastsiam.compiled import compiled
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.photometric import photometric
-from fastsiam.photometric.cpu import Stage, finish
-from fastsiam.threads import now, run_all, take
+from fastsiam.kernels.jit import compiled
+from fastsiam.kernels.threads import now, run_all, take
 from fastsiam.trace import note_stages, span
+from fastsiam.views.batch import TwoViewBatch, to_device
+from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.photometric import photometric
+from fastsiam.views.photometric.cpu import Stage, finish
 
 from .geometric import Cuts, cut_centres, cut_views
 from .geometric.cpu import Scratch, crop, crop_images, in_arrays
@@ -73,7 +73,7 @@ _PIXEL_FORMAT_RGB, _ACCURATE_DCT = 0, 4096  # TJPF_RGB, TJFLAG_ACCURATEDCT: what
 
 
 class FfcvLoader:
-    """Two-view batches by FFCV's loader; see ``fastsiam.batch.Loader``.
+    """Two-view batches by FFCV's loader; see ``fastsiam.views.batch.Loader``.
 
     Args:
         store: a .beton file, of ours or of FFCV's own writer.
@@ -114,7 +114,7 @@ class FfcvLoader:
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.batch.CropLoader``."""
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
         for made in self._batches(number, skip, finished=False):
             yield made.index, made.params, made.crops
 

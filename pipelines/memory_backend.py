@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fastsiam.augment import ViewParams, draw_views
-from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.photometric import photometric
+from fastsiam.views.batch import TwoViewBatch, to_device
+from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.photometric import photometric
 
 from .geometric import crop_views
 from .order import Order
@@ -28,7 +28,7 @@ from .workers import in_workers
 
 
 class MemoryLoader:
-    """Two-view batches from device memory; see ``fastsiam.batch.Loader``."""
+    """Two-view batches from device memory; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class MemoryLoader:
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.batch.CropLoader``."""
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
         if self._pixels is None:
             raise RuntimeError("this loader is closed")
         for step in range(skip, self.steps):

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam import rng
+from fastsiam.views import rng
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam import rng
 from fastsiam.errors import DataError
+from fastsiam.views import rng
 
 from .store import Store
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fastsiam.batch import TwoViewBatch
 from fastsiam.config import AugmentConfig
+from fastsiam.views.batch import TwoViewBatch
 
 from .order import Order
 
@@ -18,7 +18,7 @@ _DISTINCT = 4
 
 
 class SyntheticLoader:
-    """Batches of normal noise, made once; see ``fastsiam.batch.Loader``."""
+    """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
         self,

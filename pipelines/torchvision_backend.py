@@ -19,11 +19,11 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
-from fastsiam.augment import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
-from fastsiam.batch import TwoViewBatch, to_device
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.trace import span
+from fastsiam.views.batch import TwoViewBatch, to_device
+from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
 
 from .order import Order
 from .store import Store
@@ -53,13 +53,14 @@ def apply_view(
         The view before normalisation, RGB, ``config.crop`` pixels square.
     """
     top, left, height, width = params.box[view, row].tolist()
-    side = [config.crop, config.crop]
+    own = config.views[view]
+    side = [own.crop, own.crop]
     with span("crop"):
         image = TF.resized_crop(image, top, left, height, width, side, InterpolationMode.BILINEAR)
     with span("photometric"):
         if params.jitter[view, row]:
             for op in params.order[view, row].tolist():
-                if op == HUE and config.hue == 0:
+                if op == HUE and own.hue == 0:
                     continue
                 image = _JITTER[op](image, float(params.factor[view, row, op]))
         if params.gray[view, row]:
@@ -111,7 +112,7 @@ class _Tasks:
 
 
 class TorchvisionLoader:
-    """Two-view batches by PIL in worker processes; see ``fastsiam.batch.Loader``."""
+    """Two-view batches by PIL in worker processes; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,9 +24,11 @@ from fastsiam.config import (
     NumericsConfig,
     OptimConfig,
     RunConfig,
+    SimSiamConfig,
     StepConfig,
     TrainConfig,
 )
+from fastsiam.config.flags import from_flags, to_flags
 
 ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -108,8 +111,8 @@ def small(images: Path, tmp_path: Path) -> TrainConfig:
     """A run of seconds: 24 images of 16 pixels, batch 8, a network 4 channels wide, float32."""
     return TrainConfig(
         data=DataConfig(data=str(images), pipeline="memory", workers=0),
-        augment=AugmentConfig(crop=16),
-        model=ModelConfig(
+        augment=AugmentConfig.alike(crop=16),
+        model=model_of(
             backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
         ),
         optim=OptimConfig(epochs=4, batch=8, lr=0.5),
@@ -120,30 +123,36 @@ def small(images: Path, tmp_path: Path) -> TrainConfig:
     )
 
 
+def model_of(**settings: Any) -> ModelConfig:
+    """Return a model with SimSiam, by fields of the backbone's settings and of SimSiam's."""
+    own = {f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings}
+    return ModelConfig(method=SimSiamConfig(**own), **settings)
+
+
+def with_method(model: ModelConfig, **settings: Any) -> ModelConfig:
+    """Change single settings of a model's method."""
+    return replace(model, method=replace(model.method, **settings))
+
+
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
-    """Change single fields of a config, whatever their section."""
-    for section in ("data", "augment", "model", "optim", "numerics", "step", "monitor", "run"):
-        part = getattr(config, section)
-        own = {k: v for k, v in settings.items() if k in type(part).__slots__}
-        config = replace(config, **{section: replace(part, **own)})
-        settings = {k: v for k, v in settings.items() if k not in own}
-    assert not settings, settings
-    return config
+    """Change single settings of a config by their flags' names, whatever their section."""
+    known = to_flags(config)
+    assert set(settings) <= set(known), set(settings) - set(known)
+    return from_flags(known | settings)
 
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
     """Return the command line of a config."""
     arguments = ["--recipe", recipe]
-    for section in config.to_dict().values():
-        for name, value in section.items():
-            flag = name.replace("_", "-")
-            match value:
-                case bool():
-                    arguments.append(f"--{flag}" if value else f"--no-{flag}")
-                case tuple():
-                    arguments += [f"--{flag}", *map(str, value)]
-                case _:
-                    arguments += [f"--{flag}", str(value)]
+    for name, value in to_flags(config).items():
+        flag = name.replace("_", "-")
+        match value:
+            case bool():
+                arguments.append(f"--{flag}" if value else f"--no-{flag}")
+            case tuple():
+                arguments += [f"--{flag}", *map(str, value)]
+            case _:
+                arguments += [f"--{flag}", str(value)]
     return arguments
 
 

@@ -13,8 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fastsiam.batch import TwoViewBatch
-from fastsiam.batch_norm import use_view_batch_norm
 from fastsiam.config import (
     AugmentConfig,
     ModelConfig,
@@ -27,16 +25,17 @@ from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.methods import SimSiam, build_method
-from fastsiam.optim import lr_at
-from fastsiam.step import TrainingStep
+from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.training.optim import lr_at
+from fastsiam.training.step import TrainingStep
+from fastsiam.views.batch import TwoViewBatch
+from tests.conftest import model_of, with_settings
 
-from .conftest import with_settings
-
-MODEL = ModelConfig(
+MODEL = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
 )
 CONFIG = TrainConfig(
-    augment=AugmentConfig(crop=16),
+    augment=AugmentConfig.alike(crop=16),
     model=MODEL,
     optim=OptimConfig(batch=16, lr=1.0),
     numerics=NumericsConfig(precision="fp32"),

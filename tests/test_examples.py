@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.pipelines.test_pipelines import NEEDS, readable
+
 from .conftest import ROOT, write_images
-from .test_pipelines import NEEDS, readable
 
 PIPELINES = [pytest.param(n, marks=NEEDS.get(n, [])) for n in ("torchvision", "ffcv", "dali")]
 

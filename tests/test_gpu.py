@@ -14,26 +14,26 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from fastsiam.augment import draw_views
-from fastsiam.batch_norm import use_view_batch_norm
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
+from fastsiam.config.evaluate import FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.distributed import Place
-from fastsiam.evaluate.config import FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.evaluate.knn import knn_accuracy
-from fastsiam.evaluation import evaluate_finetuned, evaluate_knn, evaluate_linear
+from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_knn, evaluate_linear
+from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
-from fastsiam.metrics import FiniteCheck, read_metrics
-from fastsiam.optim import lr_at
-from fastsiam.photometric import photometric
+from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.geometric import crop_views
-from fastsiam.run import train_here
-from fastsiam.step import TrainingStep, autocast_type
+from fastsiam.training.metrics import FiniteCheck, read_metrics
+from fastsiam.training.optim import lr_at
+from fastsiam.training.step import TrainingStep, autocast_type
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric import photometric
+from tests.pipelines.test_pipelines import readable
+from tests.rank_jobs import knn_problem
+from tests.views.test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
 
 from .conftest import with_settings
-from .rank_jobs import knn_problem
-from .test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
-from .test_pipelines import readable
 
 pytestmark = pytest.mark.gpu
 
@@ -175,7 +175,7 @@ def test_the_photometric_kernels_equal_the_reference(
     sigma: float, dtype: torch.dtype, photographs: list[Image.Image]
 ) -> None:
     """To the last bit, at full size."""
-    config = AugmentConfig(hue=0.5, brightness=0.8, blur_sigma_min=0.05, blur_sigma_max=sigma)
+    config = AugmentConfig.alike(hue=0.5, brightness=0.8, blur_sigma_min=0.05, blur_sigma_max=sigma)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(32), size=[(224, 224)] * 32)
     assert_equal_reference(on_the_gpu, crops_of(photographs, 224, 32), params, config, dtype)
 
@@ -194,7 +194,7 @@ def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_cache_hook", lambda **kernel: new.append(kernel["repr"])
     )
-    config, height, width = AugmentConfig(crop=208), 375, 500
+    config, height, width = AugmentConfig.alike(crop=208), 375, 500
     pixels = torch.randint(0, 256, (20 * height * width * 3,), dtype=torch.uint8, device="cuda")
     try:
         for seed in range(8):
@@ -213,7 +213,7 @@ def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.Monkey
 def test_ffcvs_crops_survive_a_gpu_that_is_behind(images: Path) -> None:
     """Buffers rotate on the host while their copies wait, in whole epochs and abandoned ones."""
     data = DataConfig(data=str(readable("ffcv", images / "train")), pipeline="ffcv", workers=2)
-    augment = AugmentConfig(crop=16)
+    augment = AugmentConfig.alike(crop=16)
     host = build_loader(data, augment, batch=4)
     device = build_loader(data, augment, batch=4, device="cuda")
     for epoch in range(6):
@@ -233,7 +233,7 @@ def test_ffcvs_crops_survive_a_gpu_that_is_behind(images: Path) -> None:
 @pytest.mark.ffcv
 def test_ffcv_holds_no_more_gpu_memory_with_every_epoch(images: Path) -> None:
     data = DataConfig(data=str(readable("ffcv", images / "train")), pipeline="ffcv", workers=2)
-    loader = build_loader(data, AugmentConfig(crop=224), batch=8, device="cuda")
+    loader = build_loader(data, AugmentConfig.alike(crop=224), batch=8, device="cuda")
     held = []
     for epoch in range(15):
         for _ in loader.epoch(epoch):

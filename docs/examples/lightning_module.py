@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 from torchvision.models import resnet18
 
-from fastsiam.batch import Loader, TwoViewBatch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_loader
+from fastsiam.views.batch import Loader, TwoViewBatch
 
 
 class Epochs:
@@ -67,7 +67,8 @@ class SimSiam(lightning.LightningModule):
 
 def main(data: str, pipeline: str = "torchvision", epochs: int = 10, crop: int = 224) -> float:
     lightning.seed_everything(0)
-    module = SimSiam(DataConfig(data=data, pipeline=pipeline), AugmentConfig(crop=crop), batch=16)
+    augment = AugmentConfig.alike(crop=crop)
+    module = SimSiam(DataConfig(data=data, pipeline=pipeline), augment, batch=16)
     trainer = lightning.Trainer(
         max_epochs=epochs, logger=False, enable_checkpointing=False, use_distributed_sampler=False
     )

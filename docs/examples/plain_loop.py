@@ -17,7 +17,7 @@ def main(data: str, pipeline: str = "torchvision", epochs: int = 10, crop: int =
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = resnet18(num_classes=128).to(device, memory_format=torch.channels_last)
-    augment = AugmentConfig(crop=crop, scale_min=0.08, brightness=0.8, contrast=0.8)
+    augment = AugmentConfig.alike(crop=crop, scale_min=0.08, brightness=0.8, contrast=0.8)
     source = DataConfig(data=data, pipeline=pipeline)
     loader = build_loader(source, augment, batch=16, seed=0, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fastsiam.batch import EvalBatch
+from fastsiam.views.batch import EvalBatch
 
 
 def feature_batches(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastsiam.batch import EvalBatch
-from fastsiam.batch_norm import use_view_batch_norm
 from fastsiam.config import NumericsConfig, OptimConfig
 from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ranks
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.linear import HeadResult, Heads, count_heads
-from fastsiam.optim import lr_at, with_momenta
+from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.training.optim import lr_at, with_momenta
+from fastsiam.views.batch import EvalBatch
 
 
 class FineTuning:

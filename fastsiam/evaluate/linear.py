@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.optim import Lars, lr_at
+from fastsiam.training.optim import Lars, lr_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fastsiam.atomic import why, written_whole
 from fastsiam.errors import DataError, FastSiamError
+from fastsiam.files import why, written_whole
 
 
 def check_targets(*targets: Path | None) -> None:

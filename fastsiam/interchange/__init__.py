@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .export import FORMATS, export_weights
-from .pretrained import Pretrained, load_pretrained
+from .recognise import Pretrained, load_pretrained
 
 __all__ = ["FORMATS", "Pretrained", "export_weights", "load_pretrained"]

@@ -11,13 +11,14 @@ import torch
 import torchvision
 
 import fastsiam
-from fastsiam.backbones import skeleton
-from fastsiam.config import IMAGENET_MEAN, IMAGENET_STD, TrainConfig
+from fastsiam.config import TrainConfig
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
+from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
-from fastsiam.info import commit
-from fastsiam.metrics import read_metrics
+from fastsiam.model.backbones import skeleton
+from fastsiam.training.metrics import read_metrics
 
-from .pretrained import Pretrained, title
+from .recognise import Pretrained, title
 
 _PADDING = {"cifar": 1, "cifar-pad2": 2, "cifar-no-relu": 1}
 

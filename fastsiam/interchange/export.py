@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.backbones import BLOCKS
 from fastsiam.errors import CheckpointError
+from fastsiam.model.backbones import BLOCKS
 
 from . import files
 from .card import model_card
 from .layouts import to_detectron2
-from .pretrained import Pretrained
+from .recognise import Pretrained
 
 SHARED_RESNETS = (
     *(name for name in BLOCKS if name != "resnet10"),

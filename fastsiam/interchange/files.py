@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.serialization import safe_globals
 
-from fastsiam.atomic import why, written_whole
 from fastsiam.errors import CheckpointError
+from fastsiam.files import why, written_whole
 
 _HARMLESS_PACKAGES = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"

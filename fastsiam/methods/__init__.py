@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastsiam.backbones import build_backbone
 from fastsiam.config import ModelConfig
+from fastsiam.model.backbones import build_backbone
 
 from .simsiam import SimSiam
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastsiam.backbones import Backbone
 from fastsiam.config import ModelConfig
-from fastsiam.heads import predictor, projector
-from fastsiam.losses import negative_cosine
+from fastsiam.model.backbones import Backbone
+from fastsiam.model.heads import predictor, projector
+from fastsiam.model.losses import negative_cosine
 
 
 class SimSiam(nn.Module):

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fastsiam
-from fastsiam import rng
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
+from fastsiam.views import rng
 
 from ..store import Split, Store
 from .sources import Kind, open_sources

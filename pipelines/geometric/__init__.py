@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.augment import ViewParams
 from fastsiam.trace import span
+from fastsiam.views.draws import ViewParams
 
 
 @dataclass(frozen=True, slots=True)

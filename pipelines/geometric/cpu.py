@@ -22,9 +22,9 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.augment import ViewParams
-from fastsiam.compiled import compiled
-from fastsiam.threads import in_threads, take
+from fastsiam.kernels.jit import compiled
+from fastsiam.kernels.threads import in_threads, take
+from fastsiam.views.draws import ViewParams
 
 from . import Cuts, cut_views
 

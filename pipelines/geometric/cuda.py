@@ -34,8 +34,8 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.augment import ViewParams
-from fastsiam.batch import to_device
+from fastsiam.views.batch import to_device
+from fastsiam.views.draws import ViewParams
 
 _BLOCK = 256  # pixels, or weights' rows, of one program
 _COMPILER: dict[str, Any] = {"enable_fp_fusion": False}

@@ -1,0 +1,70 @@
+"""Settings of a conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .checks import require
+from .data import DataConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertConfig:
+    """Conversion of a data set into .beton files."""
+
+    source: str = ""
+    """Where the data are: a folder or a file. Default: $FASTSIAM_DATA, else ./data."""
+    out: str = ""
+    """Folder for train.beton, val.beton and manifest.json. Default: where the source was found."""
+    max_side: int = 0
+    """Shrink images whose longer side has more pixels than this; 0 leaves them."""
+    short_side: int = 0
+    """Shrink images whose shorter side has more pixels than this; 0 leaves them."""
+    quality: int = 95
+    """JPEG quality of the images that have to be encoded; the others keep their bytes."""
+    raw: bool | None = None
+    """Store pixels, not JPEGs: for small images. Default: only those that come as pixels."""
+    limit: int = 0
+    """Take at most so many images of each split, the classes in their proportions; 0 takes all."""
+    seed: int = 0
+    """Decides which images --limit takes."""
+    part: str = ""
+    (
+        "Convert one part of several, such as 2/8, into a file of its own. "
+        "The parts in one folder are one data set; convert folder makes one file of them."
+    )
+    skip_bad: bool = False
+    """Leave out images that cannot be read, and list them in the manifest."""
+    workers: int = -1
+    """Processes; -1 is one for each core."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_side", "short_side", "limit"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
+        require(1 <= self.quality <= 100, f"quality must be 1 to 100, not {self.quality}")
+        require(
+            self.workers == -1 or self.workers >= 1,
+            f"workers must be -1 or at least 1, not {self.workers}",
+        )
+        number, count = self.part_of
+        require(
+            1 <= number <= count <= 99999,
+            f"part must be such as 2/8, the first number from 1 to the second, not {self.part!r}",
+        )
+
+    @property
+    def root(self) -> Path:
+        """Where the data are, with the default filled in."""
+        return DataConfig(data=self.source).root
+
+    @property
+    def part_of(self) -> tuple[int, int]:
+        """Number of the part, from 1, and how many there are; (0, -1) if it makes no sense."""
+        if not self.part:
+            return 1, 1
+        number, _, count = self.part.partition("/")
+        if not (number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
+            return 0, -1
+        return int(number), int(count)

@@ -1,0 +1,64 @@
+"""Settings of the data: where the images are, and by which pipeline they are loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from .checks import require
+
+ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
+"""Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
+Pipeline = Literal[ImagePipeline, "synthetic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Data: where the images are and how they are loaded."""
+
+    data: str = ""
+    (
+        "Converted folder or .beton file, .tar archive, or folder of images or tars, "
+        "with train/ beside val/ or test/ or without. Default: $FASTSIAM_DATA, else ./data."
+    )
+    pipeline: Pipeline = "torchvision"
+    (
+        "How images become batches: PIL in worker processes; FFCV; DALI; "
+        "decoded once and kept on the device; or ready tensors."
+    )
+    workers: int = -1
+    (
+        "Loader processes (torchvision, memory) or threads (ffcv, dali; at least 1) of each rank; "
+        "-1 is one for each core of the rank, 0 loads in the training process."
+    )
+
+    prefetch: int = 2
+    """ffcv, dali: batches that are made ahead of the training step."""
+    os_cache: bool = True
+    (
+        "ffcv: map the file and leave caching to the system; "
+        "otherwise FFCV reads it into memory of its own, in each rank nearly as much as the file."
+    )
+
+    dali_hw_decoder_load: float = 0.65
+    """dali on a GPU: share of the images, 0 to 1, that goes to the GPU's JPEG engine."""
+
+    def __post_init__(self) -> None:
+        known = get_args(Pipeline)
+        require(
+            self.pipeline in known,
+            f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
+        )
+        require(
+            0 <= self.dali_hw_decoder_load <= 1,
+            f"dali-hw-decoder-load is a share, 0 to 1, not {self.dali_hw_decoder_load}",
+        )
+        require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+        require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
+
+    @property
+    def root(self) -> Path:
+        """The data folder, with the default filled in."""
+        return Path(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")

@@ -1,0 +1,270 @@
+"""Settings of the evaluations; fastsiam/cli/options.py makes their command lines out of these."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .checks import require
+from .data import ImagePipeline
+from .model import Stem
+from .train import Precision
+
+Storage = Literal["fp32", "fp16", "bf16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Which images are evaluated on, how the network takes them, and where."""
+
+    data: str = ""
+    """Data as of train, with a validation split where there is one; default: the run's."""
+    pipeline: Literal["run", ImagePipeline] = "run"
+    """How images are loaded, as of train; run is as the run had it, torchvision for other files."""
+    workers: int = -1
+    """Loader processes or threads of each rank; -1 is one for each core of the rank."""
+    backbone: str = ""
+    (
+        "Network of a file that is no run's and whose names do not tell: "
+        "one of torchvision's, or timm/NAME."
+    )
+    stem: str = ""
+    (
+        "First layers of a ResNet in such a file, as of train, for weights do not tell the "
+        "padding: imagenet, cifar, cifar-pad2, cifar-no-relu."
+    )
+    untrained: bool = False
+    """Evaluate the same network untrained, with fresh weights of the run's seed."""
+    crop: int = 0
+    """Side of the central crop, in pixels; default: the run's, for other files 224 (CIFAR: 32)."""
+    resize: int = 0
+    """Shorter side before that crop; default: the run's, for other files 256 (CIFAR: 32)."""
+    mean: tuple[float, float, float] | None = None
+    """Mean of each channel that normalisation subtracts; default: the run's, else ImageNet's."""
+    std: tuple[float, float, float] | None = None
+    """Standard deviation that it divides by; default: the run's, else ImageNet's."""
+    precision: Literal["run", Precision] = "run"
+    """Autocast type of the network; run is as the run had it, auto for other files."""
+    feature_batch: int = 256
+    """Images that go through the network at a time on each rank."""
+    gpus: int = 1
+    """GPUs of this machine, one process each; with --device cpu, CPU processes."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes the GPU if there is one."""
+    json: str = ""
+    """Write the record there too; it also goes into the run's eval folder."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("pipeline", ImagePipeline), ("precision", Precision)):
+            known = ["run", *get_args(kind)]
+            value = getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+        stems = get_args(Stem)
+        require(
+            not self.stem or self.stem in stems,
+            f"stem must be one of {', '.join(stems)}, not {self.stem!r}",
+        )
+        require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+        for name in ("crop", "resize"):
+            require(getattr(self, name) >= 0, f"{name} must be above 0, not {getattr(self, name)}")
+        require(
+            not (self.crop and self.resize) or self.resize >= self.crop,
+            f"resize ({self.resize}) must not be smaller than crop ({self.crop})",
+        )
+        require(self.std is None or min(self.std) > 0, f"std must be above 0, not {self.std}")
+        for name in ("feature_batch", "gpus"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnnConfig(EvalConfig):
+    """The kNN classifier; all combinations of k and temperature in one pass."""
+
+    k: str = ""
+    """Neighbours that vote, one number or several: 10,20,100,200. Default: the run's, else 200."""
+    temperature: str = ""
+    (
+        "T of the votes' weights exp(similarity / T), one or several: .07,.1,.2. "
+        "Default: the run's, else 0.2."
+    )
+    baselines: bool = False
+    """Also the untrained network and the raw pixels, for comparison."""
+    per_class: bool = False
+    """Print the accuracy of every class; the record always has it."""
+
+    def __post_init__(self) -> None:
+        EvalConfig.__post_init__(self)
+        require(all(k >= 1 for k in self.ks), f"k must be at least 1, not {self.k}")
+        require(
+            all(t > 0 for t in self.temperatures),
+            f"temperature must be above 0, not {self.temperature}",
+        )
+
+    @property
+    def ks(self) -> list[int]:
+        """The numbers of neighbours; none means the run's."""
+        return [int(k) for k in numbers(self.k, "k", whole=True)]
+
+    @property
+    def temperatures(self) -> list[float]:
+        """The temperatures; none means the run's."""
+        return numbers(self.temperature, "temperature")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelConfig(EvalConfig):
+    """What evaluations that train with labels share."""
+
+    percent: float = 100.0
+    (
+        "Share of the training images, in percent, that are trained on, the same of every class "
+        "(at least one image): 1 and 10 are what low-shot evaluation takes."
+    )
+    subset: str = ""
+    """File with the names of the training images to use, one a line, such as SimCLR's lists."""
+    scale_min: float = 0.08
+    """Smallest crop of a training image, as a share of its area; it may be flipped, too."""
+    momentum: float = 0.9
+    """Momentum of the steps."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+    eval_every: int = 10
+    """Epochs between validations on the way; the last epoch is what counts. 0 is the last alone."""
+    seed: int = 0
+    """Seed of the subset, of the classifier's first weights, of the images' order and crops."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on where the same evaluation of the same run's network was interrupted."""
+
+    def __post_init__(self) -> None:
+        EvalConfig.__post_init__(self)
+        require(0 < self.percent <= 100, f"percent lies above 0 and up to 100, not {self.percent}")
+        require(not (self.subset and self.percent < 100), "give --subset or --percent, not both")
+        require(
+            0 < self.scale_min <= 1, f"scale-min lies above 0 and up to 1, not {self.scale_min}"
+        )
+        require(0 <= self.momentum < 1, f"momentum lies from 0 to below 1, not {self.momentum}")
+        for name in ("weight_decay", "eval_every", "seed"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearConfig(LabelConfig):
+    """Linear evaluation; the defaults are the paper's and its code's."""
+
+    optimizer: Literal["lars", "sgd"] = "lars"
+    """lars as in the paper, or sgd, which it names as an alternative with --lrs 30 --batch 256."""
+    lrs: str = ""
+    (
+        "Base rates for a batch of 256, scaled by batch / 256; several (.02,.05,.1,.2) train as "
+        "many classifiers at once. Default: 0.1 for lars (the authors' code; the paper's text "
+        "says 0.02), 30 for sgd."
+    )
+    batch: int = 0
+    """Global batch. Default: 4096 for lars, 256 for sgd; at most the training images."""
+    epochs: int = 90
+    """Passes over the training images; the cosine ends here."""
+    lars_trust: float = 0.001
+    """Trust coefficient of lars; there is no clipping."""
+    cached: bool = False
+    (
+        "Compute the features of one central crop of each training image once, and train on these: "
+        "minutes, not hours, but no augmentation."
+    )
+    storage: Storage = "fp32"
+    """How --cached keeps features: fp16 and bf16 take half of the memory."""
+
+    def __post_init__(self) -> None:
+        LabelConfig.__post_init__(self)
+        require(
+            self.optimizer in ("lars", "sgd"),
+            f"optimizer must be lars or sgd, not {self.optimizer!r}",
+        )
+        require(all(lr > 0 for lr in self.rates), f"lrs must be above 0, not {self.lrs}")
+        require(len(set(self.rates)) == len(self.rates), f"lrs has a rate twice: {self.lrs}")
+        require(self.batch >= 0, f"batch must be at least 1, not {self.batch}")
+        require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
+        require(self.lars_trust > 0, f"lars-trust must be above 0, not {self.lars_trust}")
+        require(
+            self.storage in get_args(Storage),
+            f"storage must be one of {', '.join(get_args(Storage))}, not {self.storage!r}",
+        )
+        require(
+            self.cached or self.storage == "fp32", "storage is for --cached: nothing else is kept"
+        )
+
+    @property
+    def rates(self) -> list[float]:
+        """The base rates."""
+        return numbers(self.lrs, "lrs") or [0.1 if self.optimizer == "lars" else 30.0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig(LabelConfig):
+    """Fine-tuning of the whole network; the defaults are SimCLR's (appendix B.5), but the batch."""
+
+    lr: float = 0.05
+    """Rate for a batch of 256, scaled by batch / 256."""
+    batch: int = 256
+    """Global batch (SimCLR: 4096); at most the training images."""
+    epochs: int = 0
+    """Passes over the training images. Default: 60 on up to 1% of them, else 30."""
+
+    def __post_init__(self) -> None:
+        LabelConfig.__post_init__(self)
+        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        require(self.batch >= 2, f"batch must be at least 2 (BN), not {self.batch}")
+        require(self.epochs >= 0, f"epochs must be at least 1, not {self.epochs}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeaturesConfig(EvalConfig):
+    """Features for work of one's own."""
+
+    out: str = "features.npy"
+    """File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet."""
+    split: Literal["train", "val"] = "train"
+    """Which images; a folder without splits is train."""
+    layer: Literal["backbone", "projector"] = "backbone"
+    """Pooled features of the backbone (pool5), or the projections that the loss compares."""
+
+    def __post_init__(self) -> None:
+        EvalConfig.__post_init__(self)
+        require(
+            self.out.endswith((".npy", ".parquet")),
+            f"out must end in .npy or .parquet, not {self.out!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighboursConfig(EvalConfig):
+    """A picture of images and what is nearest to them."""
+
+    out: str = "neighbours.png"
+    """Picture to write."""
+    images: int = 8
+    """Query images, spread over the validation images (the training images, if there are none)."""
+    k: int = 8
+    """Neighbours of each, out of the training images."""
+    seed: int = 0
+    """Chooses the queries."""
+
+    def __post_init__(self) -> None:
+        EvalConfig.__post_init__(self)
+        for name in ("images", "k"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1")
+        require(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
+
+
+def numbers(text: str, name: str, *, whole: bool = False) -> list[float]:
+    """Read numbers separated by commas; ``ValueError`` names the option that they are of."""
+    try:
+        found = [int(part) if whole else float(part) for part in text.split(",") if text]
+    except ValueError:
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        kind = "whole numbers" if whole else "numbers"
+        raise ValueError(f"{name} takes {kind} separated by commas, not {text!r}")
+    return found

@@ -1,0 +1,265 @@
+"""Every setting of a run, as frozen dataclasses: defaults, meaning, validation.
+
+The literal below a field is its documentation; ``fastsiam.cli.options`` makes the command line's
+options and their help out of these classes, so a setting is written once. A value that makes no
+sense raises ``ValueError`` here, before torch is imported or a worker starts: standard library
+only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from .checks import require
+from .data import DataConfig
+from .model import ModelConfig
+from .older import upgraded
+from .plain import from_plain, to_plain
+from .views import AugmentConfig
+
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
+Compile = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """Optimisation, with a cosine schedule per step (section 3 and appendix A of the paper)."""
+
+    epochs: int = 100
+    """Passes over the data; the cosine ends here."""
+    batch: int = 512
+    """Global batch: images (each two views) of one optimizer step over all ranks."""
+    optimizer: Literal["sgd", "lars"] = "sgd"
+    (
+        "sgd as in the paper, or lars (You et al. 2017) for batches of thousands: "
+        "SimCLR takes --lr 0.3 --weight-decay 1e-6 --warmup-epochs 10; with rates like that "
+        "--predictor-lr cosine is safer."
+    )
+    lr: float = 0.05
+    """Base learning rate for a global batch of 256; scaled by batch / 256."""
+    momentum: float = 0.9
+    """Momentum of the steps."""
+    weight_decay: float = 1e-4
+    """Weight decay: sgd's is on every parameter (BN and biases too), lars's not on these."""
+    lars_trust: float = 0.001
+    """lars: share of its weights' norm by which a layer moves, times the rate, before momentum."""
+    warmup_epochs: float = 0.0
+    (
+        "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
+        "The predictor is not warmed up."
+    )
+    accumulate: int = 1
+    (
+        "Parts that each rank's share of the batch is cut into; "
+        "gradients add up, BN sees batch / accumulate."
+    )
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
+        require(
+            self.batch >= 2, f"batch must be at least 2 (BN needs two samples), not {self.batch}"
+        )
+        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        require(
+            0 <= self.momentum < 1, f"momentum must be 0 or more and below 1, not {self.momentum}"
+        )
+        require(
+            self.optimizer in ("sgd", "lars"),
+            f"optimizer must be sgd or lars, not {self.optimizer!r}",
+        )
+        require(self.lars_trust > 0, f"lars-trust must be above 0, not {self.lars_trust}")
+        require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
+        require(
+            0 <= self.warmup_epochs <= self.epochs,
+            f"warmup-epochs must lie between 0 and epochs ({self.epochs}), "
+            f"not {self.warmup_epochs}",
+        )
+        require(
+            self.accumulate >= 1 and self.batch % self.accumulate == 0,
+            f"batch {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsConfig:
+    """Numerics: what decides the last digits of a run."""
+
+    seed: int = 0
+    """Seed of the initial weights, the order of the images and their augmentations."""
+    precision: Precision = "auto"
+    (
+        "Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32; "
+        "auto is bf16 where the hardware has it."
+    )
+    tf32: bool = True
+    """On a GPU, let float32 matrix products and convolutions use TF32."""
+    channels_last: bool = True
+    """Keep images and activations in channels-last memory format."""
+    sync_bn: bool = True
+    """With several ranks, compute BN statistics over the global batch."""
+    sync_bn_ranks: int = 0
+    """Ranks in a row that share BN statistics, such as 8 for those of one machine; 0 is all."""
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}"
+        )
+        require(self.sync_bn_ranks >= 0, f"sync-bn-ranks must be 0 or more: {self.sync_bn_ranks}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig:
+    """Step: how a training step is computed. Nothing here changes training but by rounding."""
+
+    compile: Compile = "auto"
+    (
+        "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
+        "auto does it for runs of 1,000 steps and more."
+    )
+    batch_views: bool = True
+    (
+        "Compiled: take both views through the layers as one batch. "
+        "BN normalises each by its own statistics, with this or without."
+    )
+    cuda_graphs: bool = False
+    (
+        "Compiled, on one GPU: record the kernels of a step and replay them, for models so small "
+        "that starting kernels takes longer than running them."
+    )
+    activation_memory: float = 1.0
+    (
+        "Share of the activations to keep for the backward pass, which computes the others again: "
+        "less memory, more time. Not compiled, below 1 keeps each residual block's input."
+    )
+    keep_memory: bool = True
+    (
+        "On a CPU, keep the memory of freed tensors for the next step: "
+        "the system takes long to hand it out anew. What a run held at its peak stays with it."
+    )
+    bucket_mb: int = 25
+    """Several ranks: MB of gradients to exchange at once, while the backward pass goes on."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.compile in get_args(Compile),
+            f"compile must be auto, on or off, not {self.compile!r}",
+        )
+        require(
+            0 <= self.activation_memory <= 1,
+            f"activation-memory is a share, 0 to 1, not {self.activation_memory}",
+        )
+        require(self.bucket_mb >= 1, f"bucket-mb must be at least 1, not {self.bucket_mb}")
+        require(
+            not (self.cuda_graphs and self.compile == "off"),
+            "cuda-graphs needs the compiled model: leave --compile off out",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """Monitoring: quality and collapse while the run goes on."""
+
+    knn_every: int = 1
+    (
+        "Epochs between kNN evaluations (before the first epoch too); 0 turns them off. "
+        "Needs train/ and val/ or test/."
+    )
+    knn_k: int = 200
+    """Neighbours that vote (the authors' monitor: 200)."""
+    knn_temperature: float = 0.2
+    """Temperature of the votes' weights exp(similarity / T) (the authors' monitor: 0.2)."""
+    eval_resize: int = 256
+    """Shorter side, in pixels, before the central crop that evaluation takes."""
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """What to do when the representation collapses."""
+
+    def __post_init__(self) -> None:
+        require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")
+        require(self.knn_k >= 1, f"knn-k must be at least 1, not {self.knn_k}")
+        require(
+            self.knn_temperature > 0, f"knn-temperature must be above 0, not {self.knn_temperature}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Run: where it runs, what it leaves and when."""
+
+    gpus: int = 1
+    """GPUs of this machine to train on, one process each; with --device cpu, CPU processes."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes the GPU if there is one."""
+    out: str = ""
+    """Run folder. Default: runs/<time>-<recipe>."""
+    init: str = ""
+    (
+        "Weights to start from, not fresh ones: a run, a checkpoint or a file of another program. "
+        "Heads that it lacks or that differ in size start fresh."
+    )
+    resume: str = "auto"
+    (
+        "auto goes on where the run folder's last checkpoint was; "
+        "never starts anew; or a checkpoint's path."
+    )
+    log_every: int = 50
+    """Steps between two lines of metrics."""
+    save_every: int = 1000
+    """Steps between two checkpoints; a killed run repeats at most so many."""
+    max_steps: int = 0
+    """Stop after this many steps, with the schedule of the full run; 0 is no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "log_every", "save_every"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """All settings of a training run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    numerics: NumericsConfig = field(default_factory=NumericsConfig)
+    step: StepConfig = field(default_factory=StepConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.step.cuda_graphs and self.optim.accumulate > 1),
+            "cuda-graphs does not go with accumulate: a replay would overwrite the first part's "
+            "gradients",
+        )
+        require(
+            self.monitor.eval_resize >= self.augment.crop,
+            f"eval-resize ({self.monitor.eval_resize}) must not be smaller than "
+            f"crop ({self.augment.crop})",
+        )
+        smallest, side = self.model.smallest_crop, min(view.crop for view in self.augment.views)
+        require(
+            side >= smallest,
+            f"crop {side} is too small for the {self.model.stem} stem, whose last "
+            f"stage would see one pixel; use {smallest} or more"
+            + (" or --stem cifar" if smallest > 5 else ""),
+        )
+        self.model.method.check_views(len(self.augment.views))
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return plain nested dictionaries, as config.json and checkpoints hold them."""
+        sections: dict[str, dict[str, Any]] = to_plain(self)
+        return sections
+
+    @classmethod
+    def from_dict(cls, sections: dict[str, dict[str, Any]]) -> TrainConfig:
+        """Rebuild from ``to_dict``'s result, today's or that of version 0.1.
+
+        Raises:
+            ValueError: a section or a field is unknown here, or a value makes no sense.
+        """
+        config: TrainConfig = from_plain(cls, upgraded(sections))
+        return config

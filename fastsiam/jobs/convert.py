@@ -1,0 +1,116 @@
+"""What ``fastsiam convert`` does: runs a conversion or a check and tells the user about it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from fastsiam.config import ConvertConfig
+from fastsiam.console import Console, FileProgress, duration
+from fastsiam.errors import DataError, Interrupted
+from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
+    """Convert a data set, show the progress, and print what was written.
+
+    Raises:
+        BadImagesError: after having listed the bad images.
+        DataError: the source cannot be read, or the files not be written.
+        Interrupted: Ctrl-C or SIGTERM.
+    """
+    watcher = FileProgress(Console())
+    began = time.monotonic()
+    try:
+        with _stoppable("the same command goes on from here"):
+            written = convert(kind, config, watcher)
+    except BadImagesError as error:
+        watcher.end()
+        for where, reason in error.bad:
+            print(f"{where}: {reason}", file=sys.stderr)
+        raise
+    finally:
+        watcher.end()
+    for file in written:
+        print(_summary(file))
+    if not written:
+        print(f"part {config.part} has no images: there are so few that part 1 has them all")
+        return written
+    seconds = time.monotonic() - began
+    took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    print(f"in {took}; check it with: fastsiam convert verify {written[0].path.parent}")
+    return written
+
+
+def convert_demo(config: ConvertConfig) -> None:
+    """Make the demo's images and convert them."""
+    from fastsiam.jobs.demo import make_images_once
+
+    if config.source:
+        raise DataError("the demo makes its images itself: leave --source out")
+    out = Path(config.out) if config.out else config.root / "demo"
+    make_images_once(out / "images")
+    convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
+
+
+def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
+    """Check converted files, print what was found, and return whether all is well."""
+    watcher = FileProgress(Console())
+    try:
+        with _stoppable("nothing was changed"):
+            reports = verify(
+                path,
+                decoding=decode,
+                workers=workers,
+                begin=watcher.begin,
+                progress=watcher.progress,
+            )
+    finally:
+        watcher.end()
+    for report in reports:
+        for line in report.bad:
+            print(line, file=sys.stderr)
+        state = f"NOT whole ({_count(len(report.bad), 'fault')})" if report.bad else "whole"
+        print(
+            f"{report.path}: {state}; {_count(report.images, 'image')}, "
+            f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked or 'nothing'}"
+        )
+    return not any(report.bad for report in reports)
+
+
+def _summary(file: Written) -> str:
+    about = file.about
+    stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
+    left_out = f"; bad and left out: {len(about['left_out']):,}" if about["left_out"] else ""
+    classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
+    return (
+        f"{file.path}: {_count(about['images'], 'image')} {classes}, "
+        f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
+    )
+
+
+def _count(number: int, word: str, ending: str = "s") -> str:
+    return f"{number:,} {word}{'' if number == 1 else ending}"
+
+
+@contextlib.contextmanager
+def _stoppable(then: str) -> Iterator[None]:
+    """Turn Ctrl-C and SIGTERM into one line and the usual exit codes."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Interrupted(f"stopped; {then}", exit_code=128 + number)
+
+    before = {number: signal.signal(number, stop) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

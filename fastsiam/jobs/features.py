@@ -1,0 +1,169 @@
+"""Features for users' own work: written to a file, or looked at as nearest neighbours."""
+
+from __future__ import annotations
+
+import csv
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import BackendError, FastSiamError, NoSplitError
+from fastsiam.evaluate.features import collected
+from fastsiam.evaluate.knn import Nearest
+from fastsiam.files import why, written_whole
+from fastsiam.jobs.subject import Subject, open_subject
+from fastsiam.pipelines import build_eval_loader, open_store
+from fastsiam.pipelines.store import Split
+from fastsiam.report.pictures import picture_rows
+from fastsiam.views.batch import EvalLoader
+
+_GROUP_ROWS = 8192
+"""Of a row group of a .parquet file."""
+
+
+def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
+    """Compute the features of every image of a split, in the data set's order, into a file.
+
+    ``.npy``: (images, d) float32, and beside it ``.npy.csv`` with row, name, label and class.
+    ``.parquet``: the columns name, label, class, and feature, a list of d float32.
+    It is written as it is computed, and takes its name when it is whole.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file of another program.
+        config: which images, which layer, and the file.
+        place: this process, alone.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        BackendError: pyarrow is missing, and a .parquet file was asked for.
+    """
+    out = Path(config.out)
+    if out.suffix == ".parquet":
+        _import_pyarrow()
+    subject = open_subject(path, config, place, layer=config.layer)
+    loader = _loader(subject, config.split)
+    subject.introduce()
+    write = _write_parquet if out.suffix == ".parquet" else _write_npy
+    try:
+        return write(subject, loader, out)
+    except OSError as error:
+        raise FastSiamError(f"cannot write {out}: {why(error)}") from error
+
+
+def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
+    table = out.with_name(f"{out.name}.csv")
+    shape = {"shape": (loader.images, subject.features), "descr": "<f4", "fortran_order": False}
+    with (
+        written_whole(out) as temporary,
+        written_whole(table) as temporary_table,
+        temporary.open("wb") as array,
+        temporary_table.open("w", newline="") as file,
+    ):
+        np.lib.format.write_array_header_2_0(array, shape)
+        rows = csv.writer(file)
+        rows.writerow(("row", "name", "label", "class"))
+        names = enumerate(loader.names())
+        for features, labels in subject.extract(loader, "image"):
+            array.write(features.cpu().numpy().astype("<f4").tobytes())
+            for label in labels.tolist():
+                rows.writerow((*next(names), label, _class(loader, label)))
+    return [out, table]
+
+
+def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            ("name", pa.string()),
+            ("label", pa.int64()),
+            ("class", pa.string()),
+            ("feature", pa.list_(pa.float32(), subject.features)),
+        ]
+    )
+    names, parts = iter(loader.names()), subject.extract(loader, "image")
+    with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        while group := list(islice(parts, max(1, _GROUP_ROWS // subject.batch))):
+            features, labels = (torch.cat(x).cpu().numpy() for x in zip(*group, strict=True))
+            columns = [
+                [next(names) for _ in range(len(labels))],
+                labels,
+                [_class(loader, label) for label in labels.tolist()],
+                pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), subject.features),
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    return [out]
+
+
+def _class(loader: EvalLoader, label: int) -> str:
+    return loader.classes[label] if label >= 0 and loader.classes else ""
+
+
+def _import_pyarrow() -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise BackendError(
+            f"a .parquet file needs pyarrow ({error}): pip install 'fastsiam[convert]', "
+            "or write .npy"
+        ) from error
+
+
+def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image.Image:
+    """Draw some images, each with the training images whose features are nearest to its own.
+
+    Queries are validation images; where there are none, training images, without themselves.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file of another program.
+        config: which images and how many.
+        place: this process, alone.
+    """
+    subject = open_subject(path, config, place)
+    bank = open_store(subject.data.root, "train")
+    split: Split = "val"
+    try:
+        store = open_store(subject.data.root, "val")
+    except NoSplitError:
+        store, split = bank, "train"
+    shuffled = torch.randperm(len(store), generator=torch.Generator().manual_seed(config.seed))
+    chosen = shuffled[: config.images].sort().values.numpy()
+    most = config.k + (split == "train")  # a training image is nearest to itself
+    queries, _ = collected(subject.extract(_loader(subject, split, chosen), "query"))
+    nearest = Nearest(queries, most=most)
+    for features, _ in subject.extract(_loader(subject, "train"), "bank: image"):
+        nearest.add(features, torch.arange(nearest.seen, nearest.seen + len(features)))
+    nearest.finish()
+    rows = []
+    for query, tags, cosines in zip(
+        chosen.tolist(), nearest.tag.tolist(), nearest.similarity.tolist(), strict=True
+    ):
+        kind = store.class_name(query)
+        row = [(store.decode(query), kind, True)]
+        for tag, cosine in zip(tags, cosines, strict=True):
+            if len(row) <= config.k and not (split == "train" and tag == query):
+                own = bank.class_name(tag)
+                row.append((bank.decode(tag), f"{cosine:.2f} {own}", own == kind))
+        rows.append(row)
+    return picture_rows(rows)
+
+
+def _loader(subject: Subject, split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:
+    return build_eval_loader(
+        subject.data,
+        split,
+        subject.augment,
+        resize=subject.resize,
+        batch=subject.batch,
+        device=subject.place.device,
+        chosen=chosen,
+    )

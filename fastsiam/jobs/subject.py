@@ -1,0 +1,299 @@
+"""What is evaluated: a trained network, and images as it takes them.
+
+The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``; the
+evaluations that use both are in ``evaluation`` and ``embed``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, TrainConfig
+from fastsiam.config.evaluate import EvalConfig
+from fastsiam.console import Console, duration
+from fastsiam.distributed import Place
+from fastsiam.environment import environment
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate.features import feature_batches, fingerprint
+from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.methods import build_method
+from fastsiam.pipelines import build_eval_loader
+from fastsiam.training.step import autocast_type, keep_freed_memory
+from fastsiam.views.batch import EvalLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A network that is evaluated, and images as it takes them."""
+
+    pretrained: Pretrained
+    network: nn.Module
+    """(N, 3, S, S) to (N, features), on its device, in evaluation mode."""
+    features: int
+    """Dimensions of its output."""
+    untrained: bool
+    """Whether its weights are fresh ones."""
+    data: DataConfig
+    augment: AugmentConfig
+    """For the crop's side and the normalisation."""
+    resize: int
+    """Shorter side in pixels before the central crop."""
+    dtype: torch.dtype
+    """Autocast type of the network."""
+    batch: int
+    """Images that go through it at a time."""
+    place: Place
+    console: Console
+
+    def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
+        """Open this rank's share of the training images (or some) and of the validation images."""
+        return labelled_loaders(
+            self.data,
+            self.augment,
+            resize=self.resize,
+            batch=self.batch,
+            place=self.place,
+            chosen=chosen,
+        )
+
+    def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's features and labels batch by batch, and show how it goes on."""
+        parts = feature_batches(self.network, loader, dtype=self.dtype)
+        return _shown(parts, self.console, what, loader.images, self.place.world)
+
+    def introduce(self, *lines: str) -> None:
+        """Print what is evaluated, with the conventions that figures depend on."""
+        gpu = self.place.device.type == "cuda"
+        kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
+        self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
+        self.console.say(
+            f"images from {self.data.root}, pipeline {self.data.pipeline}: shorter side to "
+            f"{self.resize} pixels, central {self.augment.crop} x {self.augment.crop}; "
+            f"{_short(self.dtype)} on {self.place.world} x {kind}"
+        )
+        for line in lines:
+            self.console.say(line)
+
+    def record(self, kind: str) -> dict[str, Any]:
+        """Begin a record: what is evaluated, how its images are made, and where."""
+        return {
+            "kind": kind,
+            "network": {
+                "backbone": self.pretrained.model.backbone,
+                "stem": self.pretrained.model.stem,
+                "layout": self.pretrained.layout,
+                "file": str(self.pretrained.path),
+                "epoch": self.pretrained.epoch,
+                "untrained": self.untrained,
+                "fingerprint": fingerprint(self.network),
+            },
+            "data": {"root": str(self.data.root)},
+            "images": {
+                "crop": self.augment.crop,
+                "resize": self.resize,
+                "mean": list(self.augment.mean),
+                "std": list(self.augment.std),
+                "pipeline": self.data.pipeline,
+                "precision": _short(self.dtype),
+                "ranks": self.place.world,
+            },
+            "environment": environment(),
+            "date": time.strftime("%Y-%m-%d"),
+        }
+
+    def record_path(self, record: dict[str, Any], *details: str) -> Path | None:
+        """Return where a record goes: into its run's ``eval``; None for the files of others.
+
+        Its name ends in a hash of data and protocol: another evaluation has another name.
+        """
+        if (run := self.pretrained.run) is None:
+            return None
+        mark = f"{zlib.crc32(sameness(record).encode()):08x}"[:6]
+        parts = [record["kind"], *filter(None, details), f"epoch{self.pretrained.epoch:g}", mark]
+        return run / "eval" / f"{'-'.join(parts)}.json"
+
+
+def open_subject(
+    path: Path,
+    config: EvalConfig,
+    place: Place,
+    *,
+    layer: Literal["backbone", "projector"] = "backbone",
+) -> Subject:
+    """Load a network and settle how its images are made.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file of another program.
+        config: what is not as the run had it.
+        place: this rank.
+        layer: whose output is evaluated.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no layout that is known.
+        FastSiamError: the images would be smaller than the crop.
+    """
+    try:
+        pretrained = load_pretrained(path, backbone=config.backbone, stem=config.stem)
+    except ValueError as error:
+        raise FastSiamError(str(error)) from error
+    if config.untrained:
+        pretrained = _untrained(pretrained)
+    own = pretrained.config
+    small = pretrained.model.stem != "imagenet"
+    data = own.data if own else DataConfig()
+    augment = own.augment if own else AugmentConfig.alike(crop=32 if small else 224)
+    resize = own.monitor.eval_resize if own else (32 if small else 256)
+    augment = replace(
+        augment,
+        crop=config.crop or augment.crop,
+        mean=config.mean or augment.mean,
+        std=config.std or augment.std,
+    )
+    resize = config.resize or max(resize, augment.crop)
+    if resize < augment.crop:
+        raise FastSiamError(
+            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
+        )
+    pipeline = data.pipeline if config.pipeline == "run" else config.pipeline
+    data = replace(
+        data,
+        data=config.data or data.data,
+        pipeline="torchvision" if pipeline == "synthetic" else pipeline,
+        workers=config.workers,
+    )
+    network = pretrained.network(layer)
+    if place.device.type == "cpu":
+        keep_freed_memory()
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
+    return Subject(
+        pretrained=pretrained,
+        network=network.to(place.device).to(memory_format=torch.channels_last).eval(),
+        features=network.features,
+        untrained=config.untrained,
+        data=data,
+        augment=augment,
+        resize=resize,
+        dtype=_precision(config, own, place),
+        batch=config.feature_batch,
+        place=place,
+        console=Console(quiet=not place.leads),
+    )
+
+
+def labelled_loaders(
+    data: DataConfig,
+    augment: AugmentConfig,
+    *,
+    resize: int,
+    place: Place,
+    batch: int = 256,
+    chosen: NDArray[np.int64] | None = None,
+) -> tuple[EvalLoader, EvalLoader]:
+    """Open this rank's share of training and validation images that have the same classes.
+
+    Args:
+        data: which images, by which pipeline.
+        augment: for the crop's side and the normalisation.
+        resize: shorter side in pixels before the central crop.
+        place: this rank.
+        batch: images of a batch.
+        chosen: positions of the training images to use; by default all.
+
+    Raises:
+        DataError: a split or its labels are missing, or the classes differ.
+    """
+    val, train = (
+        build_eval_loader(
+            data,
+            split,
+            augment,
+            resize=resize,
+            batch=batch,
+            rank=place.rank,
+            world=place.world,
+            device=place.device,
+            chosen=chosen if split == "train" else None,
+        )
+        for split in cast("tuple[Any, ...]", ("val", "train"))  # the one that may be missing first
+    )
+    if min(train.images, val.images) < place.world:
+        raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
+    if not train.classes:
+        raise DataError(f"{data.root} has no class folders: this evaluation needs labels")
+    if train.classes != val.classes:
+        raise DataError(
+            f"the training and validation images under {data.root} have different class folders"
+        )
+    if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
+        raise DataError(
+            f"{missing:,} of the images under {data.root} have no label: this evaluation needs all"
+        )
+    return train, val
+
+
+def described_data(train: EvalLoader, val: EvalLoader) -> dict[str, Any]:
+    """Return for a record how many images there are, and a checksum of which and their labels."""
+    checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
+    return {
+        "train": train.images,
+        "val": val.images,
+        "classes": len(train.classes),
+        "labels_crc32": f"{checksum:08x}",
+    }
+
+
+def sameness(record: dict[str, Any]) -> str:
+    """Return what makes two records ones of the same evaluation, wherever it was made."""
+    data = {key: value for key, value in record["data"].items() if key != "root"}
+    images = {k: v for k, v in record["images"].items() if k not in ("pipeline", "ranks")}
+    return json.dumps([data, images, record["protocol"]], sort_keys=True)
+
+
+def _untrained(pretrained: Pretrained) -> Pretrained:
+    """Return the network as its run began."""
+    own = pretrained.config
+    torch.manual_seed(own.numerics.seed if own else 0)
+    state = build_method(pretrained.model).state_dict()
+    return replace(pretrained, state=state, epoch=0.0, left_out=())
+
+
+def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+    precision = config.precision
+    if precision == "run":
+        precision = own.numerics.precision if own else "auto"
+    dtype = autocast_type(TrainConfig(numerics=NumericsConfig(precision=precision)), place)
+    # A run on a GPU may have been fp16's, which CPUs do not compute in.
+    return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shown(
+    parts: Iterable[tuple[Tensor, Tensor]], console: Console, what: str, images: int, world: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pass on batches of features, and show how many images are done, over all ranks."""
+    began, done = time.monotonic(), 0
+    with console.progress(images, 0, what):
+        for features, labels in parts:
+            yield features, labels
+            done = min(images, done + len(labels) * world)
+            speed = done / max(time.monotonic() - began, 1e-9)
+            console.advance(
+                done,
+                f"{speed:,.0f} images/s, {duration((images - done) / speed)} left",
+                place=f" of {images:,}",
+            )

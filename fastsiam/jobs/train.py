@@ -1,0 +1,357 @@
+"""A training run, put together.
+
+The data come from ``fastsiam.pipelines``, the loop from ``train``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam import distributed
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import (
+    AugmentConfig,
+    Compile,
+    DataConfig,
+    Precision,
+    TrainConfig,
+)
+from fastsiam.console import Console
+from fastsiam.distributed import Place
+from fastsiam.environment import environment
+from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
+from fastsiam.evaluate.features import feature_batches
+from fastsiam.evaluate.knn import KnnResult
+from fastsiam.files import written_whole
+from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.jobs.evaluate import knn
+from fastsiam.jobs.subject import labelled_loaders
+from fastsiam.methods import SimSiam, build_method
+from fastsiam.model.backbones import check_backbone, skeleton
+from fastsiam.pipelines import build_loader, open_store, open_training_images
+from fastsiam.report.pictures import contact_sheet, denormalize
+from fastsiam.training.loop import train
+from fastsiam.training.optim import peak_lr
+from fastsiam.training.step import autocast_type, keep_freed_memory
+from fastsiam.views.batch import Loader
+from fastsiam.views.draws import draw_views
+
+_WORTH_COMPILING = 1000
+"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
+
+
+def preflight(config: TrainConfig, *, world: int) -> None:
+    """Refuse what cannot work, before a process or a worker starts.
+
+    Raises:
+        ValueError: settings that contradict each other.
+        FastSiamError: devices, data or initial weights that are not there, or do not fit.
+    """
+    distributed.check_devices(config.run)
+    batch, parts = config.optim.batch, world * config.optim.accumulate
+    if batch % parts:
+        raise ValueError(
+            f"batch {batch} cannot be shared equally by "
+            f"{world} ranks x {config.optim.accumulate} parts"
+        )
+    if batch < 2 * parts:
+        raise ValueError(
+            f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2"
+        )
+    if config.numerics.precision == "fp16" and (
+        config.run.device == "cpu" or not torch.cuda.is_available()
+    ):
+        raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
+    if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
+        raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
+    if config.step.cuda_graphs and (
+        world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
+    ):
+        raise DeviceError("--cuda-graphs works on one GPU; leave it out here")
+    if (
+        config.step.activation_memory < 1
+        and not config.model.is_own
+        and config.step.compile != "on"
+    ):
+        raise ValueError(
+            f"activation-memory below 1 with {config.model.backbone} needs --compile on: "
+            "what is not compiled is computed again in our own ResNets only"
+        )
+    check_backbone(config.model, crop=config.augment.crop)
+    if config.run.init and not distributed.is_worker() and not _goes_on(config):
+        _initial_weights(config)
+    if world > 1 and config.data.pipeline != "synthetic":
+        open_training_images(config.data, batch=batch)
+
+
+def run_folder(config: TrainConfig, recipe: str) -> Path:
+    """Return the run's folder, made if it is not there."""
+    folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FastSiamError(f"cannot make the run folder {folder}: {error.strerror}") from error
+    return folder
+
+
+def train_here(config: TrainConfig, recipe: str) -> Path:
+    """Train in this process, as one rank of however many there are; return the run's folder."""
+    place = distributed.start(config.run)
+    config = _with_resolved_precision(config, place)
+    if place.device.type == "cpu" and config.step.keep_memory:
+        keep_freed_memory()
+    run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
+    console = Console(quiet=not place.leads)
+    start = _starting_point(config, run, place)
+    dtype = autocast_type(config, place)
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        seed=config.numerics.seed,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+        dtype=dtype,
+    )
+    try:
+        config = _with_settled_compilation(config, start, loader.steps)
+        if start is not None:
+            start.check_continues(config, loader.images)
+            if place.leads and config.run.resume != "auto":
+                checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
+        if place.leads:
+            _write_config(config, recipe, run)
+            _introduce(console, config, place, loader, dtype, run, start)
+        torch.manual_seed(config.numerics.seed)
+        method = build_method(config.model)
+        if start is None and config.run.init:
+            console.say(_take_weights(method, config))
+        monitor = _monitor(config, place, console, dtype)
+        train(config, method, loader, place, run=run, start=start, knn=monitor, console=console)
+    finally:
+        loader.close()
+    distributed.finish()
+    return run
+
+
+def show_views(
+    sources: Sequence[DataConfig], augment: AugmentConfig, *, images: int, epoch: int, seed: int
+) -> tuple[Image.Image, list[dict[str, Any]]]:
+    """Draw the first images of an epoch beside the views that pipelines make of them.
+
+    Args:
+        sources: the same data, by one pipeline or more.
+        augment: what becomes of the images.
+        images: how many; fewer where the data hold fewer.
+        epoch: whose first images and draws are shown.
+        seed: of the run.
+
+    Returns:
+        The contact sheet; for each image its path, position, label and both views' parameters.
+    """
+    if any(source.pipeline == "synthetic" for source in sources):
+        raise DataError("the synthetic pipeline has no images to show")
+    store = open_store(sources[0].root, "train")
+    images = min(images, len(store))
+    views: list[NDArray[np.uint8]] = []
+    for source in sources:
+        loader = build_loader(source, augment, batch=images, seed=seed)
+        try:
+            batch = next(iter(loader.epoch(epoch)))
+        finally:
+            loader.close()
+        views += [denormalize(view, augment) for view in (batch.view1, batch.view2)]
+    index = batch.index.tolist()
+    pictures = [store.decode(i) for i in index]
+    sheet = contact_sheet(pictures, views, columns=max(1, 8 // len(views)))
+    size = np.array([(picture.height, picture.width) for picture in pictures])
+    params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
+    record = [
+        {
+            "path": store.where(i),
+            "index": i,
+            "label": int(store.labels[i]),
+            "views": [
+                {f.name: getattr(params, f.name)[view, row].tolist() for f in fields(params)}
+                for view in range(2)
+            ],
+        }
+        for row, i in enumerate(index)
+    ]
+    return sheet, record
+
+
+def _goes_on(config: TrainConfig) -> bool:
+    """Tell whether ``--resume`` will find a checkpoint, so that ``--init`` counts no more."""
+    if config.run.resume != "auto":
+        return config.run.resume != "never"
+    return bool(config.run.out) and checkpoints.last(Path(config.run.out)).is_file()
+
+
+def _initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
+    """Read what ``--init`` names; return it, and those of its parts that fit the settings.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the backbone is another one.
+    """
+    name = "" if config.model.is_own else config.model.backbone
+    pretrained = load_pretrained(Path(config.run.init), backbone=name)
+    with torch.device("meta"):
+        expected = SimSiam(config.model, skeleton(config.model)).state_dict()
+    fitting = tuple(
+        part
+        for part in ("backbone", "projector", "predictor")
+        if _shapes(pretrained.state, part) == _shapes(expected, part)
+    )
+    other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
+    if "backbone" not in fitting or other_stem:
+        raise CheckpointError(
+            f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
+            f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
+            "the settings name: give the same --backbone, --stem and --width"
+        )
+    return pretrained, fitting
+
+
+def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
+
+
+def _take_weights(method: SimSiam, config: TrainConfig) -> str:
+    """Start a method from the weights that ``--init`` names; say what was taken.
+
+    Raises:
+        CheckpointError: as ``_initial_weights``.
+    """
+    pretrained, fitting = _initial_weights(config)
+    method.load_state_dict(method.state_dict() | pretrained.part(*fitting))
+    fresh = [part for part in ("projector", "predictor") if part not in fitting]
+    return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
+
+
+def _monitor(
+    config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
+) -> Callable[[nn.Module], KnnResult] | None:
+    """Return the kNN monitor, or say why there is none."""
+    if not config.monitor.knn_every or config.data.pipeline == "synthetic":
+        return None
+    try:
+        bank, queries = labelled_loaders(
+            config.data, config.augment, resize=config.monitor.eval_resize, place=place
+        )
+    except DataError as error:
+        console.say(f"no kNN monitor: {error}")
+        return None
+
+    def evaluate(backbone: nn.Module) -> KnnResult:
+        known, asked = (feature_batches(backbone, x, dtype=dtype) for x in (bank, queries))
+        votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
+        (result,) = knn(known, asked, bank, votes)
+        return result
+
+    return evaluate
+
+
+def _with_resolved_precision(config: TrainConfig, place: Place) -> TrainConfig:
+    """Write down what "auto" means here, so that a run resumed elsewhere is the same or refused."""
+    names: dict[torch.dtype, Precision] = {
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+        torch.float32: "fp32",
+    }
+    precision = names[autocast_type(config, place)]
+    return replace(config, numerics=replace(config.numerics, precision=precision))
+
+
+def _with_settled_compilation(
+    config: TrainConfig, start: Checkpoint | None, steps_per_epoch: int
+) -> TrainConfig:
+    """Write down what "auto" means here: as the run began, or what its schedule's length asks for.
+
+    ``max_steps`` does not count: a run may go on after it.
+    """
+    if config.step.compile != "auto":
+        return config
+    long = config.optim.epochs * steps_per_epoch >= _WORTH_COMPILING
+    choice: Compile = "on" if long else "off"
+    if start is not None and start.config.step.compile != "auto":
+        choice = start.config.step.compile
+    if config.step.cuda_graphs:
+        choice = "on"
+    return replace(config, step=replace(config.step, compile=choice))
+
+
+def _starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
+    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
+    last = checkpoints.last(run)
+    own = checkpoints.load(last) if last.is_file() else None
+    match config.run.resume:
+        case "auto":
+            start = own
+        case "never":
+            if own is not None:
+                raise CheckpointError(
+                    f"--resume never: {run} holds a run already; choose another --out or delete it"
+                )
+            start = None
+        case path:
+            given = checkpoints.load(Path(path))
+            start = own if own is not None and own.step > given.step else given
+    steps = torch.tensor([-1 if start is None else start.step], device=place.device)
+    if distributed.gather(steps).unique().numel() > 1:
+        raise CheckpointError(
+            f"the ranks find different checkpoints under {run}; all machines must share that folder"
+        )
+    return start
+
+
+def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
+    text = json.dumps(
+        {"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2
+    )
+    with written_whole(run / "config.json") as temporary:
+        temporary.write_text(text + "\n")
+
+
+def _introduce(
+    console: Console,
+    config: TrainConfig,
+    place: Place,
+    loader: Loader,
+    dtype: torch.dtype,
+    run: Path,
+    start: Checkpoint | None,
+) -> None:
+    """Print what is about to run, with the conventions that figures depend on."""
+    if place.device.type == "cpu" and config.run.device == "auto":
+        console.say("no GPU here: training on the CPU")
+    kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
+    local = config.optim.batch // place.world // config.optim.accumulate
+    shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
+    bn = local * shared
+    console.say(
+        f"SimSiam {config.model.backbone} on {place.world} x {kind}, "
+        f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
+        f"{loader.images:,} images, {loader.steps:,} steps an epoch, {config.optim.epochs} epochs"
+    )
+    console.say(f"images from {loader.source}")
+    console.say(
+        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), "
+        f"learning rate {peak_lr(config.optim):g} "
+        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+    )
+    if start is not None:
+        console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")

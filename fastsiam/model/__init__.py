@@ -1,0 +1,1 @@
+"""The networks that are trained: backbones, heads, batch normalisation, losses."""

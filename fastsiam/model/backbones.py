@@ -1,0 +1,330 @@
+"""Backbones by name: ResNets out of torchvision's blocks, and torchvision's and timm's networks.
+
+Each maps normalised images to pooled features, without a classifier and without randomness: what a
+run draws at random are its images alone, and that is what makes it resume exactly.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.checkpoint import checkpoint
+from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.ops import StochasticDepth
+
+from fastsiam.config import OWN_BACKBONES, BackboneConfig
+from fastsiam.errors import BackendError
+from fastsiam.model.batch_norm import recomputing, unknown_batch_norm
+
+Network = TypeVar("Network", bound=nn.Module)
+
+BLOCKS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
+    "resnet10": (BasicBlock, (1, 1, 1, 1)),
+    "resnet18": (BasicBlock, (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+    "resnet101": (Bottleneck, (3, 4, 23, 3)),
+    "resnet152": (Bottleneck, (3, 8, 36, 3)),
+}
+"""Our ResNets: kind of block, and how many in each stage."""
+assert tuple(BLOCKS) == OWN_BACKBONES
+
+_STEMS = {
+    "imagenet": (7, 2, 3),
+    "cifar": (3, 1, 1),
+    "cifar-pad2": (3, 1, 2),
+    "cifar-no-relu": (3, 1, 1),
+}
+"""The first convolution: kernel, stride, padding."""
+
+_SIDE = 224
+"""Pixels that torchvision's networks take if they take one size alone."""
+
+
+class Backbone(nn.Module):
+    """An encoder without its classifier: (N, 3, S, S) to (N, ``features``)."""
+
+    features: int
+    """Dimension of the output."""
+    classifier: str = "fc"
+    """Name of the layer that is left out, as torchvision calls it; "" in timm's networks."""
+    recompute: bool = False
+    """Keep only each block's input for the backward pass, which computes the rest again."""
+
+
+class ResNet(Backbone):
+    """A ResNet up to its pooled features ("pool5"): (N, 3, S, S) to (N, ``features``).
+
+    torchvision's ``ResNet`` fixes the width at 64; this one does not, and else builds the same
+    modules under the same names, so torchvision's weights load (all but ``fc``) and ours load
+    there. The "cifar" stem is He et al.'s for 32-pixel images (CVPR 2016, section 4.2): 3x3,
+    stride 1, no pool. "cifar-pad2" pads it by 2, as solo-learn does (solo/methods/base.py), and
+    "cifar-no-relu" has no ReLU after it: lightly's ``ResNetGenerator`` has that one in ``forward``
+    alone, so it is lost where the network's children are put into an ``nn.Sequential``.
+    """
+
+    def __init__(self, name: str, *, stem: str, width: int) -> None:
+        super().__init__()
+        block, depths = BLOCKS[name]
+        kernel, stride, padding = _STEMS[stem]
+        self.conv1 = nn.Conv2d(3, width, kernel, stride, padding, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.Identity() if stem == "cifar-no-relu" else nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1) if stem == "imagenet" else nn.Identity()
+        channels, stages = width, []
+        for stage, depth in enumerate(depths):
+            planes, stride = width * 2**stage, 1 if stage == 0 else 2
+            blocks = []
+            for i in range(depth):
+                blocks.append(_block(block, channels, planes, stride if i == 0 else 1))
+                channels = planes * block.expansion
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.features = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return pooled features (N, ``features``) of normalised images (N, 3, S, S)."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            for block in stage:
+                x = _recomputed(block, x) if self.recompute and self.training else block(x)
+        pooled: Tensor = self.avgpool(x).flatten(1)
+        return pooled
+
+
+class ForeignNetwork(Backbone):
+    """A network of another library's; its state dict has that library's names.
+
+    It is a module within this one, for some (ConvNeXt, DenseNet) have a module called ``features``.
+    """
+
+    def __init__(self, network: nn.Module, *, features: int, classifier: str = "") -> None:
+        super().__init__()
+        self.network = network
+        self.features, self.classifier = features, classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features (N, ``features``) of normalised images (N, 3, S, S)."""
+        features: Tensor = self.network(x)
+        return features
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the network's state under its own names."""
+        return self.network.state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in [name for name in state_dict if name.startswith(prefix)]:
+            state_dict[f"{prefix}network.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def build_backbone(config: BackboneConfig) -> Backbone:
+    """Build the encoder that the config names; nothing is ever downloaded.
+
+    Our ResNets are initialised as torchvision's (He et al., fan-out), the others as their library
+    does. With ``zero_init_residual`` the last BN of each block starts at scale 0 (Goyal et al.
+    2017), in all that have torchvision's residual blocks. Dropout and stochastic depth are off.
+
+    Raises:
+        ValueError: there is no such network, or it has no classifier to leave out.
+        BackendError: timm is not installed.
+    """
+    backbone: Backbone
+    if config.is_own:
+        backbone = ResNet(config.backbone, stem=config.stem, width=config.width)
+        for module in backbone.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    elif config.backbone.startswith("timm/"):
+        backbone = _of_timm(config.backbone.removeprefix("timm/"))
+    else:
+        backbone = _of_torchvision(config.backbone)
+    for module in backbone.modules():
+        if config.zero_init_residual and isinstance(module, Bottleneck):
+            nn.init.zeros_(module.bn3.weight)
+        if config.zero_init_residual and isinstance(module, BasicBlock):
+            nn.init.zeros_(module.bn2.weight)
+        _without_randomness(module)
+    return backbone
+
+
+def check_backbone(config: BackboneConfig, *, crop: int) -> None:
+    """Try the encoder on images of a size, without memory or computing, and refuse what fails.
+
+    Raises:
+        ValueError: no such network, images that it does not take, or no (N, d) features.
+        BackendError: timm is not installed, or the network normalises batches in its own way.
+    """
+    if config.is_own:
+        return
+    backbone, name = skeleton(config), config.backbone
+    if unknown := unknown_batch_norm(backbone):
+        raise BackendError(
+            f"{name} normalises batches by {unknown}, whose views cannot be kept apart; "
+            "choose a network with GroupNorm, LayerNorm or a BatchNorm that keeps running averages"
+        )
+    try:
+        out = _tried(backbone, crop)
+    except Exception as error:  # what a library raises for a wrong size may be anything
+        side = _usual_side(backbone)
+        try:
+            _tried(backbone, side)
+        except Exception:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise ValueError(f"{name} does not work on {crop} pixels: {reason[:200]}") from error
+        raise ValueError(
+            f"{name} takes images of {side} pixels, not {crop}: use --crop {side}"
+        ) from error
+    if not isinstance(out, Tensor) or out.shape != (2, backbone.features):
+        made = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(
+            f"{name} does not make one feature vector an image in training ({made} of 2 images); "
+            "choose another backbone"
+        )
+
+
+def skeleton(config: BackboneConfig) -> Backbone:
+    """Build the encoder on the meta device: names and shapes, without memory.
+
+    Raises:
+        ValueError, BackendError: as ``build_backbone``.
+    """
+    return _on_meta(lambda: build_backbone(config))
+
+
+def _on_meta(build: Callable[[], Network]) -> Network:
+    try:
+        with torch.device("meta"):
+            return build()
+    except (NotImplementedError, RuntimeError):  # some (RegNet) compute with tensors to be built
+        return build().to("meta")
+
+
+def classifier_keys(config: BackboneConfig) -> set[str]:
+    """Return the names of those weights of the library's network that the encoder leaves out.
+
+    Raises:
+        ValueError, BackendError: as ``build_backbone``.
+    """
+    own = skeleton(config)
+    if own.classifier:
+        return {f"{own.classifier}.weight", f"{own.classifier}.bias"}
+    import timm
+
+    name = config.backbone.removeprefix("timm/")
+    whole = _on_meta(lambda: timm.create_model(name, pretrained=False))
+    return set(whole.state_dict()) - set(own.state_dict())
+
+
+def _tried(backbone: Backbone, side: int) -> Any:
+    """Return what comes out in training, on the meta device."""
+    return backbone.train()(torch.empty(2, 3, side, side, device="meta"))
+
+
+def _usual_side(backbone: Backbone) -> int:
+    usual = getattr(backbone.network, "default_cfg", {})  # timm's
+    return int((usual.get("input_size") or (_SIDE,))[-1])
+
+
+def _of_torchvision(name: str) -> ForeignNetwork:
+    known = torchvision.models.list_models(module=torchvision.models)
+    if name not in known:
+        raise ValueError(_unknown(name, [*OWN_BACKBONES, *known, *_timm_names()]))
+    # GoogLeNet and Inception warn that this default will change.
+    options = {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+    network = torchvision.models.get_model(name, weights=None, **options)
+    if isinstance(network, torchvision.models.MNASNet):
+        raise ValueError(
+            f"{name} cannot be loaded again: torchvision's MNASNet wants a version beside its "
+            "weights, which files of plain weights lack; choose another backbone"
+        )
+    linear = [(path, m) for path, m in network.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            f"{name} has no fully-connected classifier to leave out, so no pooled features; "
+            "choose another backbone"
+        )
+    path, last = linear[-1]
+    network.set_submodule(path, nn.Identity())
+    return ForeignNetwork(network, features=last.in_features, classifier=path)
+
+
+def _of_timm(name: str) -> ForeignNetwork:
+    try:
+        import timm
+    except ImportError as error:
+        raise BackendError(
+            f"timm/{name} needs timm: pip install 'fastsiam[timm]' ({error})"
+        ) from error
+    name, _, tag = name.partition(".")
+    if tag:
+        raise ValueError(
+            f"timm/{name}.{tag} names trained weights, but weights start fresh here: "
+            f"use timm/{name}"
+        )
+    if not timm.is_model(name):
+        raise ValueError(_unknown(f"timm/{name}", _timm_names()))
+    network: Any = timm.create_model(name, pretrained=False, num_classes=0)
+    return ForeignNetwork(
+        network, features=getattr(network, "head_hidden_size", network.num_features)
+    )
+
+
+def _timm_names() -> list[str]:
+    try:
+        import timm
+    except ImportError:
+        return []
+    return [f"timm/{name}" for name in timm.list_models()]
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=4)
+    return f"unknown backbone {name!r}; " + (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"there are {', '.join(OWN_BACKBONES)}, torchvision's classification networks "
+        "and timm/NAME"
+    )
+
+
+def _without_randomness(module: nn.Module) -> None:
+    """Set the probabilities of dropout and stochastic depth to 0."""
+    if isinstance(module, _DropoutNd | StochasticDepth):
+        module.p = 0.0
+    for name in ("drop_prob", "drop_rate"):  # timm's, some of which work without a module
+        if isinstance(getattr(module, name, None), float):
+            setattr(module, name, 0.0)
+
+
+def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
+    """Run a block whose BNs are ``ViewBatchNorm`` so that the backward pass runs it again."""
+    out: Tensor = checkpoint(
+        block,
+        x,
+        use_reentrant=False,
+        preserve_rng_state=False,  # nothing in it is random
+        context_fn=lambda: (nullcontext(), recomputing()),
+    )
+    return out
+
+
+def _block(
+    block: type[BasicBlock | Bottleneck], channels: int, planes: int, stride: int
+) -> BasicBlock | Bottleneck:
+    """One residual block; a 1x1 convolution on the shortcut where the shape changes."""
+    out = planes * block.expansion
+    shortcut = None
+    if stride != 1 or channels != out:
+        shortcut = nn.Sequential(
+            nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out)
+        )
+    return block(channels, planes, stride, shortcut)

@@ -1,0 +1,195 @@
+"""One self-contained HTML page about a run: the curves of the paper's Fig. 2, speed, settings."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.flags import differences
+from fastsiam.errors import DataError
+from fastsiam.evaluate.records import read_records
+from fastsiam.report import html as page
+from fastsiam.training.metrics import read_metrics
+
+_CURVES = (
+    ("train", "loss", "Loss", "negative cosine similarity; -1 is the minimum"),
+    (
+        "train",
+        "z_std",
+        "Std of the l2-normalised projections, times sqrt(d)",
+        "1: spread over the sphere; 0: collapsed",
+    ),
+    ("knn", "top1", "kNN top-1 (%)", "frozen pool5 features"),
+    (
+        "train",
+        "rank",
+        "Effective rank of the projections",
+        "dimensions in use; at most the smaller of batch and dim",
+    ),
+    ("train", "images_per_second", "Images per second", "one image is two views; all ranks"),
+    (
+        "train",
+        "data_wait",
+        "Share of time waiting for data",
+        "0: the loader keeps up; 1: nothing but waiting",
+    ),
+)
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Write the page.
+
+    Args:
+        runs: run folders; the first one's settings are shown, all are drawn in each chart.
+        out: where the page goes.
+
+    Raises:
+        DataError: a folder holds no metrics.
+    """
+    metrics = {}
+    for run in runs:
+        lines = read_metrics(run)
+        if not lines:
+            raise DataError(
+                f"{run} is not a run folder, or has no metrics yet "
+                f"(no lines in {run / 'metrics.jsonl'})"
+            )
+        metrics[_name(run, runs)] = lines
+    settings = _settings(runs[0])
+    changes = "".join(_changes(settings, other) for other in runs[1:])
+    figures = "".join(
+        page.figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
+        for kind, field, title, note in _CURVES
+        if (chart := _chart(metrics, kind, field))
+    )
+    body = (
+        f"{_results(metrics)}{_evaluations(runs)}{changes}"
+        f'<h2>Curves</h2><div class="curves">{figures}</div>'
+        f'<h2>Settings</h2><div class="settings">{_sections(settings["config"])}</div>'
+        f"<h2>Machine</h2>{page.table(page.flat(settings['environment']).items())}"
+    )
+    out.write_text(page.whole(f"fastsiam: {', '.join(metrics)}", _facts(settings), body))
+    return out
+
+
+def _name(run: Path, runs: Sequence[Path]) -> str:
+    """The folder's name, or its path where names repeat."""
+    return run.name if len({r.resolve().name for r in runs}) == len(runs) and run.name else str(run)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    """Read what a run was made with."""
+    try:
+        settings: dict[str, Any] = json.loads((run / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the settings of the run, {run / 'config.json'}") from error
+    return settings
+
+
+def _changes(settings: dict[str, Any], run: Path) -> str:
+    """Name the settings in which another run trained something different."""
+    first, other = (TrainConfig.from_dict(s["config"]) for s in (settings, _settings(run)))
+    text = "; ".join(differences(first, other)) or "the same settings"
+    return f"<p>{html.escape(f'{run.name}: {text}')}</p>"
+
+
+def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> bytes:
+    """Draw one field over epochs for every run: an SVG, or nothing if no run has it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 2.9), layout="constrained")
+    axes = figure.add_subplot()
+    for name, lines in metrics.items():
+        points = [(line["epoch"], line[field]) for line in lines if line["kind"] == kind]
+        if points:
+            marker = "o" if kind == "knn" or len(points) == 1 else None
+            axes.plot(
+                *zip(*points, strict=True), label=name, linewidth=1.4, marker=marker, markersize=3.5
+            )
+    if not axes.lines:
+        return b""
+    axes.set_xlabel("epoch")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if field in ("z_std", "data_wait", "images_per_second", "rank"):
+        axes.set_ylim(bottom=0)
+    if field == "data_wait":
+        axes.set_ylim(top=1)
+    if len(metrics) > 1:
+        axes.legend(frameon=False, fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg")
+    return buffer.getvalue()
+
+
+def _facts(settings: dict[str, Any]) -> str:
+    config, environment = settings["config"], settings["environment"]
+    where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
+    return (
+        f"SimSiam, {config['model']['backbone']}, recipe {settings['recipe']}, "
+        f"pipeline {config['data']['pipeline']}, "
+        f"global batch {config['optim']['batch']}, {config['optim']['epochs']} epochs; {where}; "
+        f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
+    )
+
+
+def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
+    """A table of where each run stands at its last line."""
+    rows = []
+    for name, lines in metrics.items():
+        train = [line for line in lines if line["kind"] == "train"]
+        knn = [line for line in lines if line["kind"] == "knn"]
+        cells = [name]
+        if train:
+            last = train[-1]
+            speeds = sorted(line["images_per_second"] for line in train)
+            cells += [
+                f"{last['epoch']:.2f}",
+                f"{last['loss']:.4f}",
+                f"{last['z_std']:.3f}",
+                f"{last['rank']:.1f}",
+                f"{speeds[len(speeds) // 2]:,.0f}",
+            ]
+        else:
+            cells += ["-"] * 5
+        if knn:
+            best = knn[-1]
+            cells.append(
+                f"{knn[0]['top1']:.2f} at epoch {knn[0]['epoch']:g}, "
+                f"{best['top1']:.2f} at epoch {best['epoch']:g} "
+                f"(k {best['k']}, T {best['temperature']:g}, bank {best['bank']:,})"
+            )
+        else:
+            cells.append("not measured")
+        rows.append(cells)
+    heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
+    return page.table(rows, heads)
+
+
+def _evaluations(runs: Sequence[Path]) -> str:
+    """A table of what ``fastsiam eval`` found of each run, protocols included."""
+    rows = []
+    for run in runs:
+        for record in read_records(run):
+            images, data, epoch = record["images"], record["data"], record["network"]["epoch"]
+            seen = (
+                f"{data['root']}: {data['train']:,} / {data['val']:,}; shorter side "
+                f"{images['resize']}, crop {images['crop']}"
+            )
+            epoch = "" if epoch is None else f"{epoch:g}"
+            rows += [
+                (_name(run, runs), epoch, line, seen, record["date"]) for line in record["summary"]
+            ]
+    heads = ("run", "epochs", "result", "images to train on / to validate", "date")
+    return "<h2>Evaluations</h2>" + page.table(rows, heads) if rows else ""
+
+
+def _sections(config: dict[str, dict[str, Any]]) -> str:
+    return "".join(
+        f"<div><h3>{name}</h3>{page.table(values.items())}</div>" for name, values in config.items()
+    )

@@ -1,0 +1,110 @@
+"""What a loader hands to a training loop, and what a loader is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastsiam.views.draws import ViewParams
+
+
+@dataclass(frozen=True, slots=True)
+class TwoViewBatch:
+    """One rank's share of a batch: N images, two views of each, on the training device."""
+
+    view1: Tensor
+    """(N, 3, S, S) float, normalised, channels-last: ready for the model."""
+    view2: Tensor
+    """As view1: the second augmentation of the same images."""
+    index: Tensor
+    """(N,) int64: positions in the data set."""
+    label: Tensor
+    """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
+
+    def chunks(self, count: int) -> list[TwoViewBatch]:
+        """Cut into equal parts, for gradient accumulation."""
+        parts = (t.chunk(count) for t in (self.view1, self.view2, self.index, self.label))
+        return [TwoViewBatch(*part) for part in zip(*parts, strict=True)]
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy a host array to a device without making the host wait for the device."""
+    tensor = torch.from_numpy(np.array(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+class Loader(Protocol):
+    """A pipeline over one data set, for one rank. Its whole state is (epoch, step)."""
+
+    @property
+    def source(self) -> str:
+        """Where the images come from, for people."""
+
+    @property
+    def images(self) -> int:
+        """Images in the data set, or those of it that are chosen."""
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch: whole global batches, the tail is dropped. Equal on all ranks."""
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+        """Yield an epoch's batches from step ``skip`` on: a function of its arguments alone."""
+
+    def close(self) -> None:
+        """End worker processes and free memory; the loader cannot be used afterwards."""
+
+
+@runtime_checkable
+class CropLoader(Loader, Protocol):
+    """A loader whose photometric stage comes after it, where the model runs."""
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+        """Yield what an epoch's batches are made of.
+
+        Yields:
+            The N images' positions in the data set, their parameters, and the crops:
+            (2, N, S, S, 3) uint8 on the device, overwritten when the next are asked for.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EvalBatch:
+    """N images without augmentation, for evaluation."""
+
+    image: Tensor
+    """(N, 3, S, S) float, normalised, channels-last: central crops on the device."""
+    label: Tensor
+    """(N,) int64 on the device, -1 where the data has none."""
+    index: Tensor
+    """(N,) int64 on the device: positions in the data set."""
+
+
+class EvalLoader(Protocol):
+    """Central crops of one rank's share of a data set, in the data set's order, each image once."""
+
+    @property
+    def images(self) -> int:
+        """Images in the data set, or those of it that are chosen, over all ranks."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels."""
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """(``images``,) labels of all ranks' images, -1 where the data has none."""
+
+    def names(self) -> list[str]:
+        """Return the names of this rank's images within the data set, in order."""
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        """Iterate over this rank's images once."""

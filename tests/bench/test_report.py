@@ -1,0 +1,346 @@
+"""The bench report: what it says is what was measured, and it stands alone."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
+
+from fastsiam.bench.charts import charts, stages
+from fastsiam.bench.measure import Sample, Timing
+from fastsiam.bench.records import Record, caption, read, record, table, write
+from fastsiam.bench.report import renew, write_report
+from fastsiam.errors import DataError
+from tests.conftest import ROOT
+
+IMAGES = 100
+
+
+def timing(seconds: float, *, cpu: float = 0.0, spread: float = 0.0) -> Timing:
+    walls = (seconds * (1 - spread), seconds, seconds * (1 + spread))
+    return Timing([Sample(wall, cpu) for wall in walls], IMAGES)
+
+
+def measured(case: str, name: str, seconds: float = 1.0, **more: Any) -> Record:
+    cpu, spread = more.pop("cpu", 0.0), more.pop("spread", 0.0)
+    more = {"config": {"device": "cpu", "batch": 10}} | more
+    return record(case, name, timing(seconds, cpu=cpu, spread=spread), **more)
+
+
+def loading(pipeline: str, what: str, milliseconds: float, stored: str = "original") -> Record:
+    name = f"{pipeline} {what}" + ("" if stored == "original" else f", {stored}")
+    return measured(
+        "loader",
+        name,
+        cpu=IMAGES * milliseconds / 1000,
+        pipeline=pipeline,
+        ceiling=("bare decoding", timing(0.25)),
+        facts={"what": what, "stored": stored},
+    )
+
+
+def decoding(name: str, milliseconds: float, stored: str = "original") -> Record:
+    name = name if stored == "original" else f"{name}, {stored}"
+    cpu = IMAGES * milliseconds / 1000
+    return measured("decode", name, cpu=cpu, facts={"stored": stored})
+
+
+def sweep(over: str, value: float, seconds: float, pipeline: str = "ffcv") -> Record:
+    facts = {"over": over, "value": value}
+    return measured("sweep", f"{pipeline}, {over} {value}", seconds, pipeline=pipeline, facts=facts)
+
+
+def one_of_each() -> list[Record]:
+    base = timing(1.0)
+    return [
+        loading("torchvision", "views", 9.0),
+        loading("ffcv", "crops", 2.0),
+        loading("ffcv", "views", 3.0),
+        decoding("libjpeg-turbo", 1.0),
+        measured("photometric", "fastsiam", 0.1),
+        measured("step", "compiled", 0.5, baseline=("authors' setting", base)),
+        measured("step", "authors' setting", baseline=("authors' setting", base)),
+        measured("train", "dali", pipeline="dali", facts={"data_wait": 0.25}),
+        measured("convert", "cp", 3.0),
+        measured("startup", "ffcv, cold cache", 5.0, facts={"imports": 1.0, "first_batch": 2.0}),
+        measured("peers", "another library", 2.0, facts={"differs": "no hue", "version": "1.2"}),
+        sweep("workers", 1, 1.0),
+        sweep("workers", 4, 0.5),
+        sweep("crop", 224, 1.0),
+    ]
+
+
+CHARTS = {"loader", "stages", "decode", "photometric", "step", "train", "convert", "startup"} | {
+    "peers",
+    "sweep-workers",
+    "sweep-crop",
+}
+
+
+def saved(path: Path, records: list[Record]) -> Path:
+    write(path, records)
+    return path
+
+
+def test_stages_are_differences() -> None:
+    found = stages(
+        [
+            decoding("PIL", 2.0),
+            decoding("libjpeg-turbo", 1.0),
+            decoding("libjpeg-turbo", 0.5, "short256"),
+            *(loading("torchvision", *rest) for rest in (("crops", 5.0), ("views", 9.0))),
+            *(loading("ffcv", *rest) for rest in (("crops", 1.5), ("views", 3.5))),
+            *(loading("ffcv", what, 2.0, "short256") for what in ("crops", "views")),
+            *(loading("ffcv", what, 2.0, "pixels256") for what in ("crops", "views")),
+            loading("dali", "views", 3.0),
+            loading("memory", "crops", 1.0),
+            loading("memory", "views", 2.0),
+            measured("train", "ffcv", cpu=99.0, pipeline="ffcv"),
+        ]
+    )
+    assert found == {
+        "torchvision": pytest.approx({"decode": 2.0, "crop": 3.0, "photometric": 4.0}),
+        "ffcv": pytest.approx({"decode": 1.0, "crop": 0.5, "photometric": 2.0}),
+        "ffcv, short256": pytest.approx({"decode": 0.5, "crop": 1.5, "photometric": 0.0}),
+    }
+
+
+def test_stages_are_not_negative_and_not_another_decoders() -> None:
+    records = [
+        decoding("libjpeg-turbo", 2.0),
+        *(loading("dali", *rest) for rest in (("crops", 1.5), ("views", 1.0))),
+    ]
+    assert stages(records)["dali"] == {"decode": pytest.approx(2.0), "crop": 0, "photometric": 0}
+    assert stages([replace(one, config={"device": "cuda"}) for one in records]) == {}
+    assert stages(records[:2]) == stages(records[1:]) == {}
+
+
+def test_the_page_is_whole_and_alone(tmp_path: Path) -> None:
+    records = one_of_each()
+    written = write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
+    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    pictures = [path for path in written if path.suffix == ".png"]
+    assert {path.stem for path in pictures} == CHARTS
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert not re.search(r'(src|href)\s*=(?!"data:image/png;base64,)', text)
+    assert "<script" not in text and "@import" not in text and "url(" not in text
+    inside = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
+    assert [base64.b64decode(one) for one in inside] == [path.read_bytes() for path in pictures]
+    for one in records:
+        assert f"<td>{html.escape(one.name)}</td>" in text
+        assert html.escape(one.command) in text and one.date in text
+    machine = records[0].environment
+    for fact in (machine["cpu"], machine["commit"], machine["packages"]["torch"], "no hue"):
+        assert fact in text
+    tables = (tmp_path / "out" / "tables.md").read_text()
+    loader = [one for one in records if one.case == "loader"]
+    assert table(loader) in tables and caption(loader) in tables and records[0].command in tables
+
+
+def test_two_files_have_their_own_sections(tmp_path: Path) -> None:
+    files = [
+        saved(tmp_path / place / "run.json", [measured("peers", place), measured("step", "x")])
+        for place in ("here", "there")
+    ]
+    written = {path.name for path in write_report(files, tmp_path / "out")}
+    assert written == {"index.html", "tables.md"} | {
+        f"{place}-run-{case}.png" for place in ("here", "there") for case in ("peers", "step")
+    }
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert all(f"Beside other libraries ({file})" in text for file in files)
+
+
+def test_stages_come_together_from_the_files_of_one_run(tmp_path: Path) -> None:
+    loader = [loading("ffcv", "crops", 2.0), loading("ffcv", "views", 3.0)]
+    decode = [decoding("libjpeg-turbo", 1.0)]
+    other = [replace(one, command="fastsiam bench decode") for one in decode]
+    for records, drawn in ((decode, True), (other, False)):
+        files = [saved(tmp_path / "loader.json", loader), saved(tmp_path / "decode.json", records)]
+        names = {path.name for path in write_report(files, tmp_path / "out")}
+        assert ("loader-stages.png" in names) is drawn
+
+
+def test_pictures_are_the_same_whenever_they_are_made(tmp_path: Path) -> None:
+    file = saved(tmp_path / "run.json", one_of_each())
+    once, again = (write_report([file], tmp_path / out) for out in ("once", "again"))
+    assert [path.read_bytes() for path in once] == [path.read_bytes() for path in again]
+    assert b"tEXtSoftware" not in once[-1].read_bytes()
+
+
+def test_hostile_names_are_only_text(tmp_path: Path) -> None:
+    hostile = '</td><script src="http://x">$\\frac{$ | & \'"\n'
+    for case in ("loader", "startup", "sweep", "peers"):
+        records = [
+            replace(
+                measured(case, f"{hostile} {i}", pipeline=hostile, spread=0.3),
+                facts={"over": "../x y", "value": i, "what": hostile, "stored": hostile},
+                command=f"fastsiam bench {hostile}",
+                ceiling=hostile,
+                share_of_ceiling=0.5,
+                baseline=hostile,
+            )
+            for i in (1, 2)
+        ]
+        one = replace(records[0], name=hostile.strip())
+        written = write_report([saved(tmp_path / "a.json", [one])], tmp_path / case)
+        assert {path.parent for path in written} == {tmp_path / case}
+        text = (tmp_path / case / "index.html").read_text()
+        assert "<script" not in text and 'src="http' not in text
+        assert f"<td>{html.escape(one.name)}</td>" in text
+        write_report([saved(tmp_path / "b.json", records)], tmp_path / case)
+
+
+def test_the_ideal_line_starts_at_the_first_point() -> None:
+    points = [sweep("workers", value, seconds) for value, seconds in ((4, 0.5), (2, 1.0), (8, 0.4))]
+    (figure,) = charts(points).values()
+    dashed = [_points(line) for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert dashed == [[[2, 100], [4, 200], [8, 400]]]
+    assert [[2, 100], [4, 200], [8, 250]] in map(_points, figure.axes[0].lines)
+    (figure,) = charts([sweep("crop", 96, 1.0), sweep("crop", 224, 2.0)]).values()
+    assert not any(line.get_linestyle() == "--" for line in figure.axes[0].lines)
+
+
+def _points(line: Line2D) -> Any:
+    return np.asarray(line.get_xydata()).tolist()
+
+
+def test_bars_have_their_ceiling_their_colours_and_marks() -> None:
+    records = [
+        loading("ffcv", "crops", 1.0),
+        loading("ffcv", "views", 1.0),
+        replace(loading("dali", "views", 1.0), spread=0.4),
+    ]
+    (figure,) = charts(records).values()
+    axes = figure.axes[0]
+    bars = [bar for bar in axes.patches if bar.get_width()]  # type: ignore[attr-defined]
+    assert [bar.get_width() for bar in bars] == [100.0] * 3  # type: ignore[attr-defined]
+    assert [bar.get_hatch() for bar in bars] == [None, None, "////"]
+    crops, views, dali = (to_hex(bar.get_facecolor()) for bar in bars)
+    assert len({crops, views, dali}) == 3 and views == "#0072b2"
+    texts = [text.get_text() for text in axes.texts]
+    assert "bare decoding 400" in texts and texts.count("100 (25%)") == 3
+    assert {round(x) for part in axes.collections for x, _ in _ends(part)} >= {400}
+
+
+def _ends(part: Any) -> list[tuple[float, float]]:
+    return [tuple(point) for path in part.get_paths() for point in path.vertices]
+
+
+def test_what_has_no_images_has_no_bar() -> None:
+    assert charts([replace(measured("machine", "copies"), images=0)]) == {}
+
+
+def test_conditions_name_the_records_that_they_hold_for(tmp_path: Path) -> None:
+    records = [measured("step", name, config={"batch": b}) for name, b in (("x", 8), ("y", 16))]
+    out = tmp_path / "out"
+    write_report([saved(tmp_path / "run.json", records)], out)
+    text = (out / "index.html").read_text()
+    assert "<td>settings (x)</td><td>batch 8</td>" in text
+    assert "<td>settings (y)</td><td>batch 16</td>" in text
+    assert "<td>date</td>" in text and "in the clock" not in text
+
+
+def test_peers_stand_in_the_order_of_their_speeds() -> None:
+    speeds = {"slow": 4.0, "fast": 1.0, "middle": 2.0}
+    (figure,) = charts([measured("peers", name, s) for name, s in speeds.items()]).values()
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["fast", "middle", "slow"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path, end: str) -> None:
+    records = [measured("step", "new"), measured("peers", "others")]
+    saved(tmp_path / "results" / "a.json", records)
+    saved(tmp_path / "b.json", records[1:])
+    around = ["# Title  ", "é `<!-- bench: x -->` \x0c", "between\t", "end, without a line's end"]
+    first, second = "<!-- bench: results/a.json step -->", "<!-- bench: b.json -->"
+    readme = tmp_path / "README.md"
+
+    def text(step: list[str], peers: list[str]) -> bytes:
+        lines = [*around[:2], first, *step, "<!-- /bench -->", around[2]]
+        lines += [second, *peers, "<!-- /bench -->", around[3]]
+        return end.join(lines).encode()
+
+    readme.write_bytes(text(["| old |"], []))
+    made = [
+        ["", f"{caption([one])}; `{one.command}`", "", *table([one]).split("\n"), ""]
+        for one in records
+    ]
+    for _ in range(2):
+        assert renew(readme, tmp_path) == ["results/a.json step", "b.json"]
+        assert readme.read_bytes() == text(*made)
+
+
+GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- bench: missing.json step -->\n<!-- /bench -->\n", "cannot read .*missing.json"),
+        ("<!-- bench: a.json loader -->\n<!-- /bench -->\n", "no case 'loader', only step, peers"),
+        ("<!-- bench: a.json -->\n<!-- /bench -->\n", "say which case of .*: step, peers"),
+        ("<!-- bench: a.json step -->\nold\n", "line 4: no <!-- /bench --> follows"),
+        (f"<!-- bench: a.json step -->\n{GOOD}", "line 4: no <!-- /bench --> follows"),
+        ("<!-- /bench -->\n", "line 4: <!-- /bench --> closes nothing"),
+        ("<!-- bench: a.json step more -->\n<!-- /bench -->\n", "a marker is"),
+        ("<!-- bench: README.md -->\n<!-- /bench -->\n", "holds no records"),
+        ("<!-- bench: empty.json -->\n<!-- /bench -->\n", "holds no records"),
+    ],
+)
+def test_errors_are_one_line_and_change_nothing(tmp_path: Path, text: str, message: str) -> None:
+    saved(tmp_path / "a.json", [measured("step", "x"), measured("peers", "y")])
+    (tmp_path / "empty.json").write_text("[]")
+    readme = tmp_path / "README.md"
+    readme.write_text(GOOD + text)
+    with pytest.raises(DataError, match=message) as error:
+        renew(readme, tmp_path)
+    assert "\n" not in str(error.value) and readme.read_text() == GOOD + text
+
+
+def test_what_cannot_be_read_or_written_is_said_in_one_line(tmp_path: Path) -> None:
+    file = saved(tmp_path / "run.json", [measured("step", "x")])
+    with pytest.raises(DataError, match=r"cannot read .*missing"):
+        write_report([tmp_path / "missing.json"], tmp_path / "out")
+    with pytest.raises(DataError, match="cannot write the report"):
+        write_report([file], file)
+    with pytest.raises(DataError, match="cannot read"):
+        renew(tmp_path / "missing.md", tmp_path)
+    (tmp_path / "latin.md").write_bytes("é".encode("latin-1"))
+    with pytest.raises(DataError, match="UTF-8"):
+        renew(tmp_path / "latin.md", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_published_tables_are_those_of_the_records(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.md"
+    copy.write_bytes((ROOT / name).read_bytes())
+    assert len(renew(copy, (ROOT / name).parent)) > 4
+    assert copy.read_bytes() == (ROOT / name).read_bytes()
+
+
+def test_records_were_made_by_commands() -> None:
+    for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+        assert all(one.command.startswith("fastsiam bench ") for one in read(path)), path
+
+
+def test_the_finding_can_stand_in_a_readme(tmp_path: Path) -> None:
+    fed = Timing([Sample(1.0, 1.0)], 8)
+    loaded = record("loader", "torchvision views", fed, config={}, pipeline="torchvision")
+    trained = [
+        record("train", name, fed, config={}, pipeline=name, ceiling=("ready tensors", fed))
+        for name in ("synthetic", "torchvision")
+    ]
+    write(tmp_path / "all.json", [loaded, *trained])
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- bench: all.json finding -->\n<!-- /bench -->\n")
+    assert renew(readme, tmp_path) == ["all.json finding"]
+    assert "the model is the bound, and training reaches 100%" in readme.read_text()

@@ -1,0 +1,330 @@
+"""The command line: every option from the config and only there, errors in one line, fast help."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from fastsiam.cli.options import command_from, field_docs
+from fastsiam.config import AugmentConfig, OptimConfig, Pipeline, TrainConfig
+from fastsiam.config.recipes import RECIPES, cifar10, imagenet
+from fastsiam.jobs.train import train_here
+from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
+
+
+def parse(*arguments: str) -> tuple[str, TrainConfig]:
+    """Give arguments to a command made by ``command_from``; return what it got."""
+    got: list[tuple[str, TrainConfig]] = []
+    app = typer.Typer()
+    app.command()(command_from(lambda recipe, config: got.append((recipe, config))))
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return got[0]
+
+
+OPTIONS = [
+    f for section in fields(TrainConfig) for f in fields(getattr(TrainConfig(), section.name))
+]
+
+
+def test_every_field_is_an_option_with_its_help() -> None:
+    text = re.sub(r"[│╭╮╰╯─\s]+", "", fastsiam("train", "--help").stdout)
+    for section in fields(TrainConfig):
+        docs = field_docs(type(getattr(TrainConfig(), section.name)))
+        for f in fields(getattr(TrainConfig(), section.name)):
+            assert f"--{f.name.replace('_', '-')}" in text
+            assert docs[f.name].endswith(".") and "\n" not in docs[f.name]
+            assert docs[f.name].replace(" ", "")[:40] in text, f.name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_field_makes_the_round_trip(name: str) -> None:
+    expected = RECIPES[name]()
+    assert parse("--recipe", name) == (name, expected)
+    assert parse(*flags(expected, recipe="imagenet")) == ("imagenet", expected)
+
+
+def test_flag_beats_recipe_beats_default_in_any_order() -> None:
+    assert parse()[1] == imagenet()
+    for arguments in (
+        ["--recipe", "cifar10", "--lr", "0.5"],
+        ["--lr", "0.5", "--recipe", "cifar10"],
+    ):
+        expected = replace(cifar10(), optim=replace(cifar10().optim, lr=0.5))
+        assert parse(*arguments) == ("cifar10", expected)
+    assert parse("--recipe", "cifar10")[1] == cifar10()  # nothing leaked from the call before
+
+
+def test_recipes_are_the_papers() -> None:
+    paper = imagenet()
+    assert paper.optim == OptimConfig(
+        epochs=100, batch=512, lr=0.05, momentum=0.9, weight_decay=1e-4
+    )
+    assert (paper.model.backbone, paper.model.dim, paper.model.predictor_dim) == (
+        "resnet50",
+        2048,
+        512,
+    )
+    assert paper.augment == AugmentConfig.alike(
+        crop=224, scale_min=0.2, jitter_p=0.8, gray_p=0.2, blur_p=0.5
+    )
+    small = cifar10()
+    assert (small.optim.epochs, small.optim.batch, small.optim.lr, small.optim.weight_decay) == (
+        800,
+        512,
+        0.03,
+        5e-4,
+    )
+    assert (small.model.backbone, small.model.stem, small.model.projector_layers) == (
+        "resnet18",
+        "cifar",
+        2,
+    )
+    assert small.augment.blur_p == 0 and small.augment.crop == 32
+    for config in (paper, small):
+        assert (config.monitor.knn_k, config.monitor.knn_temperature) == (200, 0.2)
+        assert config.optim.predictor_lr == "constant" and config.optim.warmup_epochs == 0
+
+
+def test_help_shows_the_recipes_defaults() -> None:
+    def default(text: str, option: str) -> str:
+        body = re.sub(r"[│\s]+", " ", text)
+        return re.search(rf"--{option} .*?\[default: ([^\]]+)\]", body).group(1)  # type: ignore[union-attr]
+
+    plain, small = (
+        fastsiam("train", "--help").stdout,
+        fastsiam("train", "--recipe", "cifar10", "--help").stdout,
+    )
+    assert (default(plain, "epochs"), default(small, "epochs")) == ("100", "800")
+    assert (default(plain, "backbone"), default(small, "backbone")) == ("resnet50", "resnet18")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["eval", "knn", "--help"], ["--version"]]
+)
+def test_help_does_not_import_torch(arguments: list[str]) -> None:
+    script = (
+        "import sys; from fastsiam.cli import main\n"
+        "try: main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, *arguments], check=True, capture_output=True, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "simclr"], "unknown recipe 'simclr'; there are imagenet, cifar10, demo"),
+        (["--lr", "0"], "lr must be above 0, not 0.0"),
+        (["--epochs", "0"], "epochs must be at least 1"),
+        (["--pipeline", "magic"], "'magic' is not one of"),
+        (["--gpus", "3", "--device", "cpu"], "batch 512 cannot be shared equally by 3 ranks"),
+        (["--batch", "10", "--accumulate", "3"], "batch 10 cannot be cut into 3 equal parts"),
+        (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
+        (["--flip-p", "1.5"], "flip-p is a probability"),
+        (["--no-such-flag"], "No such option"),
+        (["--crop", "16"], "crop 16 is too small for the imagenet stem"),
+    ],
+)
+def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
+    done = fastsiam("train", *arguments, code=2)
+    assert message in re.sub(r"[│\s]+", " ", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def bad_world(kind: str, folder: Path) -> list[str]:
+    """Make something that cannot work and return the arguments that run into it."""
+    data = folder / "data"
+    match kind:
+        case "empty":
+            data.mkdir()
+        case "one":
+            write_images(data, classes=1, each=1)
+        case "few":
+            write_images(data, classes=2, each=3)
+        case "truncated" | "no image":
+            write_images(data, classes=2, each=8)
+            bad = data / "class1" / "004.jpg"
+            bad.write_bytes(bad.read_bytes()[:300] if kind == "truncated" else b"not a jpeg")
+        case "bad out":
+            write_images(data)
+            (folder / "file").write_text("")
+            return ["--data", str(data), "--out", str(folder / "file" / "run")]
+        case "gpus":
+            write_images(data)
+            return ["--data", str(data), "--gpus", "80"]
+        case "fp16":
+            write_images(data)
+            return ["--data", str(data), "--precision", "fp16", "--device", "cpu"]
+    return ["--data", str(data), "--out", str(folder / "run")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "missing",
+            r"no data at .*data: name a folder of images, a .* with --data or \$FASTSIAM_DATA",
+        ),
+        ("empty", r"data holds no images"),
+        ("one", r"holds 1 image, fewer than one batch of 8"),
+        (
+            "few",
+            r"holds 6 images, fewer than one batch of 8: add images or choose a smaller --batch",
+        ),
+        ("truncated", r"cannot decode .*class1/004\.jpg: .*; repair or remove the file"),
+        ("no image", r"cannot decode .*class1/004\.jpg: it is not an image;"),
+        ("bad out", r"cannot make the run folder .*: Not a directory"),
+        ("gpus", r"--gpus 80: torch sees .* here; ask for at most"),
+        ("fp16", r"--precision fp16 needs a GPU"),
+    ],
+)
+def test_the_users_world_in_one_line(kind: str, message: str, tmp_path: Path) -> None:
+    small = "--backbone resnet10 --stem cifar --width 4 --dim 16 --predictor-dim 4 --crop 16"
+    done = fastsiam(
+        "train",
+        *small.split(),
+        "--batch",
+        "8",
+        "--epochs",
+        "2",
+        "--workers",
+        "1",
+        *bad_world(kind, tmp_path),
+        code=1,
+    )
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and re.search(message, lines[0]), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_image_on_two_ranks_is_one_line_too(
+    small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    bad = images / "train" / "class1" / "004.jpg"
+    bad.write_bytes(bad.read_bytes()[:300])
+    config = with_settings(small, pipeline="torchvision", knn_every=0, gpus=2)
+    done = fastsiam("train", *flags(config), "--out", str(tmp_path / "run"), code=1)
+    assert len(re.findall(r"cannot decode .*004\.jpg", done.stderr)) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> None:
+    run = train_here(small, "imagenet")
+    out = tmp_path / "knn.json"
+    done = fastsiam(
+        "eval",
+        "knn",
+        str(run),
+        "--baselines",
+        "--k",
+        "7",
+        "--temperature",
+        "0.1",
+        "--json",
+        str(out),
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "raw pixels",
+        "untrained network",
+        "after 4 epochs",
+    ]
+    assert all("(k 7, T 0.1, bank 24)" in line for line in lines)
+    record = json.loads(out.read_text())
+    assert record["trained"]["k"] == 7 and f"{record['trained']['top1']:.2f}%" in lines[2]
+    again = fastsiam(
+        "eval", "knn", str(run / "checkpoints" / "last.pt"), "--k", "7", "--temperature", "0.1"
+    )
+    assert again.stdout.splitlines() == lines[2:]
+
+
+def test_eval_knn_without_a_run(tmp_path: Path) -> None:
+    assert "no checkpoint at" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
+
+
+@pytest.mark.parametrize("pipeline", ["torchvision", "memory", "torchvision,memory"])
+def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_path: Path) -> None:
+    out, record = tmp_path / "views.png", tmp_path / "views.json"
+    arguments = [
+        "--data",
+        str(images),
+        "--pipeline",
+        pipeline,
+        "--recipe",
+        "cifar10",
+        "--images",
+        "5",
+    ]
+    fastsiam("views", *arguments, "--out", str(out), "--json", str(record))
+    with Image.open(out) as sheet:
+        assert sheet.width > 900 and sheet.height > 150
+        assert len(sheet.getcolors(10**6) or []) > 500
+    drawn = json.loads(record.read_text())
+    assert len(drawn) == 5 and all(len(image["views"]) == 2 for image in drawn)
+    assert drawn[0]["views"][0]["box"] != drawn[0]["views"][1]["box"]
+    assert Path(drawn[0]["path"]).exists()
+
+
+def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
+    done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
+    assert "must be one of torchvision, ffcv, dali" in done.stderr
+
+
+def test_info_lists_versions_and_pipelines(tmp_path: Path) -> None:
+    import torch
+
+    done = fastsiam("info", "--json", str(tmp_path / "info.json"))
+    assert torch.__version__ in done.stdout and "--pipeline memory" in done.stdout
+    record = json.loads((tmp_path / "info.json").read_text())
+    assert record["pipelines"].keys() == set(get_args(Pipeline))
+    assert record["cores"] >= 1
+
+
+def test_data_root_comes_from_the_environment(images: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fastsiam",
+        "views",
+        "--recipe",
+        "cifar10",
+        "--images",
+        "1",
+        "--out",
+        str(tmp_path / "v.png"),
+    ]
+    environment = {**os.environ, "FASTSIAM_DATA": str(images), "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, check=True, env=environment, cwd=tmp_path, capture_output=True)
+    assert (tmp_path / "v.png").exists()
+
+
+def test_cli_py_runs_from_the_checkout() -> None:
+    done = subprocess.run(
+        [sys.executable, "cli.py", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("fastsiam ")
+
+
+def test_config_survives_json() -> None:
+    for recipe in RECIPES.values():
+        config: Any = json.loads(json.dumps(recipe().to_dict()))
+        assert TrainConfig.from_dict(config) == recipe()
+    with pytest.raises(ValueError, match=r"unknown setting optim\.speed"):
+        TrainConfig.from_dict({"optim": {"speed": 9}})

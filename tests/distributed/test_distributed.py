@@ -1,0 +1,148 @@
+"""Ranks: two of them with half a batch each equal one with the whole batch; errors and signals."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastsiam.config import RunConfig
+from fastsiam.distributed import check_devices
+from fastsiam.errors import DeviceError
+from tests import rank_jobs
+
+Ranks = Callable[[str, int], list[Any]]
+
+
+@pytest.mark.parametrize(("job", "world"), [("steps", 2), ("steps", 4), ("compiled_steps", 2)])
+def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
+    """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
+    model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
+    alone = rank_jobs.steps(0, 1, **model)
+    together = ranks(job, world)
+    torch.testing.assert_close(
+        torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
+    )
+    for result in together:
+        for got, expected in zip(result["gradient"], alone["gradient"], strict=True):
+            torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-3)
+        for name, value in alone["state"].items():
+            torch.testing.assert_close(result["state"][name], value, atol=1e-4, rtol=1e-3, msg=name)
+            torch.testing.assert_close(
+                result["state"][name], together[0]["state"][name], atol=0, rtol=0
+            )
+
+
+def test_without_joint_statistics_the_result_differs() -> None:
+    """The test above would notice a SyncBN that does nothing: BN over half batches is far off."""
+    whole, halves = rank_jobs.steps(0, 1), rank_jobs.steps(0, 1, accumulate=2)
+    assert (whole["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
+
+
+def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
+    """Two views on two ranks: the same as torch's BN of each whole view in turn."""
+    plain, joint, target = rank_jobs.bn_problem()
+    joint.requires_grad_()
+    out = torch.cat([plain(view) for view in joint.chunk(2)])
+    (out * target).sum().backward()
+    parts = ranks("sync_bn", 2)
+
+    def whole(name: str) -> Tensor:
+        views = zip(*(part[name].chunk(2) for part in parts), strict=True)
+        return torch.cat([torch.cat(view) for view in views])
+
+    assert joint.grad is not None
+    torch.testing.assert_close(whole("out"), out.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole("input_gradient"), joint.grad, atol=1e-5, rtol=1e-4)
+    for name, parameter in (("weight", plain.weight), ("bias", plain.bias)):
+        total = sum(part[f"{name}_gradient"] for part in parts)
+        torch.testing.assert_close(total, parameter.grad, atol=1e-4, rtol=1e-4)
+    plain.eval()
+    for part in parts:
+        torch.testing.assert_close(part["mean"], plain.running_mean)
+        torch.testing.assert_close(part["var"], plain.running_var)
+        assert part["count"] == plain.num_batches_tracked == 2
+        torch.testing.assert_close(part["evaluated"], plain(joint).detach())
+
+
+def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
+    assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
+
+
+def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:
+    """Each part weighs the same, and BN sees a part: by hand, on the first step."""
+    halves = rank_jobs.steps(0, 1, accumulate=2)
+    method = rank_jobs.make_method()
+    total = sum(
+        method(part.view1, part.view2)[0] / 2 for part in rank_jobs.global_batch().chunks(2)
+    )
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(total, list(method.parameters()))]
+    )
+    torch.testing.assert_close(halves["gradient"][0], expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(halves["loss"][0], total.detach())
+
+
+def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
+    first, second = ranks("one_without_compiler", 2)
+    assert not first["compiled"] and not second["compiled"]
+    assert first["line"] == second["line"] and "on rank 1); training goes on" in first["line"]
+    assert "no-such-compiler" in first["line"]
+    alone = rank_jobs.steps(0, 1)["loss"][0]
+    torch.testing.assert_close((first["loss"] + second["loss"]) / 2, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
+    """By hand: a part of a step is that part of each rank's share."""
+    together = ranks("compiled_parts", 2)
+    shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
+    method = rank_jobs.make_method()
+    total = sum(
+        method(*(torch.cat([getattr(share[part], view) for share in shares]) for view in views))[0]
+        for part in range(2)
+        for views in [("view1", "view2")]
+    )
+    expected = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(total / 2, list(method.parameters()))]
+    )
+    for result in together:
+        torch.testing.assert_close(result["gradient"][0], expected, atol=2e-5, rtol=1e-3)
+
+
+def test_uneven_tensors_join_in_order(ranks: Ranks) -> None:
+    expected = torch.tensor([[1.0, 1.0]] * 3 + [[2.0, 2.0]] * 6)
+    assert all(torch.equal(result, expected) for result in ranks("uneven", 3))
+
+
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks: Ranks) -> None:
+    verdicts = ranks("stop", 3)
+    assert verdicts[0] == verdicts[1] == verdicts[2]
+    assert verdicts[0][-1] == signal.SIGTERM and 4 <= len(verdicts[0]) <= 6
+
+
+@pytest.mark.parametrize(
+    ("config", "there", "message"),
+    [
+        (RunConfig(gpus=8), 0, r"--gpus 8: torch sees no GPU here; .* --device cpu"),
+        (RunConfig(gpus=8), 1, r"--gpus 8: torch sees 1 GPU here; ask for at most 1"),
+        (RunConfig(device="cuda"), 0, r"--device cuda: torch sees no GPU"),
+    ],
+)
+def test_missing_gpus_are_refused(
+    config: RunConfig, there: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with pytest.raises(DeviceError, match=message):
+        check_devices(config)
+
+
+def test_what_is_there_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    check_devices(RunConfig())
+    check_devices(RunConfig(gpus=4, device="cpu"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    check_devices(RunConfig(gpus=8))

@@ -1,0 +1,230 @@
+"""kNN: equal to brute force in float64, blind to chunks and ranks, and harmless to the backbone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fastsiam.evaluate.knn
+from fastsiam.bench.images import Silent
+from fastsiam.config import ConvertConfig, ModelConfig, TrainConfig
+from fastsiam.config.evaluate import KnnConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError
+from fastsiam.evaluate.features import collected, feature_batches, pixel_batches
+from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
+from fastsiam.jobs.evaluate import evaluate_knn
+from fastsiam.jobs.train import train_here
+from fastsiam.methods import build_method
+from fastsiam.pipelines.convert import convert
+from fastsiam.training.metrics import read_metrics
+from fastsiam.views.batch import EvalBatch
+from tests import rank_jobs
+from tests.conftest import with_settings, write_images
+from tests.rank_jobs import knn_problem
+
+HERE = Place(0, 1, torch.device("cpu"))
+
+
+def ranked_classes(k: int, temperature: float) -> list[tuple[list[int], int]]:
+    """By brute force in float64: each query's classes with votes, best first, and its own class."""
+    bank, bank_labels, queries, labels = (t.numpy() for t in knn_problem())
+    bank, queries = (
+        x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+        for x in (bank, queries)
+    )
+    found = []
+    for query, label in zip(queries, labels.tolist(), strict=True):
+        similarity = bank @ query
+        votes = np.zeros(7)
+        for i in np.argsort(-similarity, kind="stable")[:k]:
+            votes[bank_labels[i]] += np.exp(similarity[i] / temperature)
+        found.append(([int(c) for c in np.argsort(-votes) if votes[c] > 0], label))
+    return found
+
+
+def classify(votes: list[tuple[int, float]], *, block: int = 65536, part: int = 403) -> Any:
+    bank, bank_labels, queries, labels = knn_problem()
+    parts = zip(bank.split(part), bank_labels.split(part), strict=True)
+    return knn_accuracy(parts, queries, labels, votes=votes, classes=7, block=block)
+
+
+VOTES = [(1, 0.2), (20, 0.2), (20, 0.07), (200, 0.1), (403, 0.2)]
+
+
+def test_several_protocols_in_one_pass_equal_brute_force_in_float64() -> None:
+    for result, (k, temperature) in zip(classify(VOTES), VOTES, strict=True):
+        expected = ranked_classes(k, temperature)
+        top1 = [ranked[0] == label for ranked, label in expected]
+        assert result.top1 == pytest.approx(100 * np.mean(top1), abs=1e-9)
+        top5 = np.mean([label in ranked[:5] for ranked, label in expected])
+        assert result.top5 == pytest.approx(100 * top5, abs=1e-9)
+        for kind, accuracy in enumerate(result.per_class):
+            own = [right for right, (_, label) in zip(top1, expected, strict=True) if label == kind]
+            assert accuracy == pytest.approx(100 * np.mean(own), abs=1e-9)
+        assert 30 < result.top1 < 95  # neither chance nor certainty
+        assert (result.k, result.temperature, result.bank) == (k, temperature, 403)
+    assert classify([(1, 0.2)])[0].top5 == classify([(1, 0.2)])[0].top1  # one class has votes
+
+
+@pytest.mark.parametrize(("block", "part"), [(1, 403), (7, 1), (64, 50), (100, 403), (1000, 11)])
+def test_blocks_and_parts_of_the_bank_do_not_matter(block: int, part: int) -> None:
+    assert classify(VOTES, block=block, part=part) == classify(VOTES)
+
+
+def test_queries_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = classify(VOTES)
+    monkeypatch.setattr(fastsiam.evaluate.knn, "_CHUNK_BYTES", 4 * 403 * 10)
+    assert classify(VOTES) == whole
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_do_not_matter(world: int, ranks: Callable[[str, int], list[Any]]) -> None:
+    alone = [result.record() for result in classify(rank_jobs.VOTES)]
+    assert ranks("knn", world) == [alone] * world
+
+
+def test_more_neighbours_than_the_bank_holds() -> None:
+    (result,) = classify([(10_000, 0.2)])
+    assert result.k == 403 and "k 403, T 0.2, bank 403" in str(result)
+
+
+def test_memory_does_not_grow_with_the_bank() -> None:
+    """What is held after each block: as many neighbours as asked for, and nothing of the bank."""
+    nearest = Nearest(torch.randn(10, 4), most=3, block=100)
+    for start in range(0, 1000, 50):
+        nearest.add(torch.randn(50, 4), torch.arange(start, start + 50))
+        assert nearest.similarity.shape[1] <= 3 and len(nearest._waiting) <= 1
+    assert nearest.finish().seen == 1000 and nearest.tag.shape == (10, 3)
+
+
+def test_the_scale_of_features_and_a_small_temperature() -> None:
+    bank, bank_labels, queries, labels = knn_problem()
+    scaled = [(bank * 300, bank_labels)]
+    args = {"votes": [(20, 0.2), (20, 0.001)], "classes": 7}
+    results = knn_accuracy(scaled, queries / 70, labels, **args)  # type: ignore[arg-type]
+    assert results == classify(args["votes"])  # type: ignore[arg-type]
+    assert results[1].top1 == classify([(1, 0.2)])[0].top1  # the nearest has all the weight
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)])
+def test_features_stored_in_half_precision_rank_within_the_tolerance(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    """Every neighbour's cosine is at least the true k-th one, less the tolerance."""
+    generator = torch.Generator().manual_seed(0)
+    bank, queries = (
+        torch.randn(5000, 64, generator=generator),
+        torch.randn(50, 64, generator=generator),
+    )
+    exact = (normalized(queries).double() @ normalized(bank).double().T).sort(descending=True)
+    nearest = Nearest(queries.to(dtype), most=20, block=999)
+    nearest.add(bank.to(dtype), torch.arange(len(bank)))
+    nearest.finish()
+    cosines = (normalized(queries).double() @ normalized(bank).double().T).gather(1, nearest.tag)
+    assert (cosines >= exact.values[:, 19:20] - 2 * tolerance).all()
+    assert (nearest.similarity - cosines).abs().max() < tolerance
+    assert (nearest.tag != exact.indices[:, :20]).any()  # it is not exact: the test can tell
+
+
+def test_wide_rows_are_compared_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raw pixels of large images: the bank that waits is bounded by bytes, not by rows."""
+    monkeypatch.setattr(fastsiam.evaluate.knn, "_BLOCK_BYTES", 4 * 24 * 10)
+    assert classify(VOTES, part=4) == classify(VOTES)
+    assert Nearest(torch.zeros(1, 24), most=1)._block == 10
+
+
+def test_float32_ranks_exactly() -> None:
+    bank, _, queries, _ = knn_problem()
+    nearest = Nearest(queries, most=20, block=64)
+    nearest.add(bank, torch.arange(len(bank)))
+    exact = (normalized(queries).double() @ normalized(bank).double().T).sort(descending=True)
+    assert torch.equal(nearest.finish().tag, exact.indices[:, :20])
+
+
+def test_evaluation_leaves_the_backbone_as_it_was() -> None:
+    backbone = build_method(ModelConfig(backbone="resnet10", width=4)).backbone.train()
+    before = copy.deepcopy(backbone.state_dict())
+    batches = [
+        EvalBatch(torch.randn(4, 3, 32, 32) + 5, torch.arange(4), torch.arange(4)) for _ in range(3)
+    ]
+    features, labels = collected(feature_batches(backbone, batches, dtype=torch.bfloat16))
+    assert (
+        features.shape == (12, 32)
+        and features.dtype == torch.float32
+        and labels.tolist() == [0, 1, 2, 3] * 3
+    )
+    assert backbone.training and all(module.training for module in backbone.modules())
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+    one_by_one = torch.cat([collected(feature_batches(backbone, [b]))[0] for b in batches])
+    assert torch.equal(one_by_one, collected(feature_batches(backbone, batches))[0])
+
+
+def test_pixel_features_are_the_pixels() -> None:
+    batch = EvalBatch(torch.randn(4, 3, 8, 8), torch.arange(4), torch.arange(4))
+    ((features, _),) = pixel_batches([batch])
+    assert torch.equal(features, batch.image.reshape(4, -1))
+
+
+def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
+    run = train_here(with_settings(small, epochs=1), "imagenet")
+    config = KnnConfig(baselines=True, workers=0, device="cpu", k="5,3", temperature="0.2,0.07")
+    record = evaluate_knn(run, config, HERE)
+    assert [(r["features"], r["k"], r["temperature"]) for r in record["results"]] == [
+        (kind, k, t)
+        for kind in ("pixels", "untrained", "trained")
+        for k in (5, 3)
+        for t in (0.2, 0.07)
+    ]
+    counts = {"root": small.data.data, "train": 24, "val": 12, "classes": 3}
+    assert counts.items() <= record["data"].items()
+    knn = [line["top1"] for line in read_metrics(run) if line["kind"] == "knn"]
+    assert record["untrained"]["top1"] == knn[0] and record["trained"]["top1"] == knn[-1]
+    assert set(record["per_class"]) == {"class0", "class1", "class2"}
+    assert np.mean(list(record["per_class"].values())) == pytest.approx(record["trained"]["top1"])
+    (path,) = (run / "eval").glob("knn-epoch1-*.json")
+    kept = json.loads(path.read_text())
+    assert kept == json.loads(json.dumps(record))
+    assert kept["network"]["fingerprint"].startswith("sha256:")
+    alone = evaluate_knn(run, replace(config, baselines=False, untrained=True), HERE)
+    assert alone["results"][0]["top1"] == knn[0] and len(list((run / "eval").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [pytest.param("ffcv", marks=pytest.mark.ffcv), pytest.param("dali", marks=pytest.mark.dali)],
+)
+def test_every_pipeline_gives_the_same_record(
+    pipeline: Any, small: TrainConfig, tmp_path: Path
+) -> None:
+    run = train_here(with_settings(small, max_steps=1), "imagenet")
+    convert("folder", ConvertConfig(source=small.data.data, out=str(tmp_path / "made")), Silent())
+    config = KnnConfig(data=str(tmp_path / "made"), workers=1, k="1,5")
+    expected, record = (
+        evaluate_knn(run, replace(config, pipeline=name), HERE)
+        for name in ("torchvision", pipeline)
+    )
+    assert record["results"] == expected["results"]
+    assert record["images"]["pipeline"] == pipeline
+
+
+def test_unlabelled_and_mismatched_data_are_refused(small: TrainConfig, tmp_path: Path) -> None:
+    run = train_here(with_settings(small, max_steps=1), "imagenet")
+    write_images(tmp_path / "other" / "train", classes=3)
+    write_images(tmp_path / "other" / "val", classes=2)
+    with pytest.raises(DataError, match="different class folders"):
+        evaluate_knn(run, KnnConfig(data=str(tmp_path / "other"), workers=0), HERE)
+    for split in ("train", "val"):
+        (tmp_path / "flat" / split).mkdir(parents=True)
+        for path in (tmp_path / "other" / "train" / "class0").iterdir():
+            (tmp_path / "flat" / split / path.name).symlink_to(path)
+    with pytest.raises(DataError, match="flat has no class folders: this evaluation needs labels"):
+        evaluate_knn(run, KnnConfig(data=str(tmp_path / "flat"), workers=0), HERE)

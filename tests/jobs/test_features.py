@@ -1,0 +1,138 @@
+"""Features in files, and pictures of nearest neighbours."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import FastSiamError
+from fastsiam.evaluate.features import collected
+from fastsiam.jobs.features import draw_neighbours, write_features
+from fastsiam.jobs.subject import open_subject
+from fastsiam.jobs.train import train_here
+from tests.conftest import fastsiam, with_settings, write_images
+
+HERE = Place(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def run(small: TrainConfig) -> Path:
+    return train_here(with_settings(small, max_steps=3), "imagenet")
+
+
+def expected(run: Path) -> torch.Tensor:
+    """Features of the training images, by hand."""
+    subject = open_subject(run, EvalConfig(workers=0), HERE)
+    train, _ = subject.loaders()
+    with torch.no_grad():
+        return torch.cat([subject.network(batch.image) for batch in train])
+
+
+def test_npy_with_names(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.npy"
+    config = FeaturesConfig(out=str(out), workers=0, feature_batch=7)
+    assert write_features(run, config, HERE) == [out, tmp_path / "f.npy.csv"]
+    array = np.load(out)
+    assert array.dtype == np.float32 and array.shape == (24, 32)
+    np.testing.assert_allclose(array, expected(run).numpy(), rtol=1e-5, atol=1e-6)
+    rows = list(csv.DictReader((tmp_path / "f.npy.csv").open()))
+    assert [row["row"] for row in rows] == [str(i) for i in range(24)]
+    assert rows[9] == {"row": "9", "name": "class1/001.jpg", "label": "1", "class": "class1"}
+
+
+def test_parquet(run: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "f.parquet"
+    write_features(run, FeaturesConfig(out=str(out), workers=0, feature_batch=7), HERE)
+    table = pq.read_table(out)
+    assert table.column_names == ["name", "label", "class", "feature"]
+    array = np.array(table["feature"].to_pylist(), np.float32)
+    np.testing.assert_allclose(array, expected(run).numpy(), rtol=1e-5, atol=1e-6)
+    assert table["name"][9].as_py() == "class1/001.jpg" and table["label"][9].as_py() == 1
+
+
+def test_projections_and_unlabelled_images_of_another_folder(run: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "own", classes=1, each=5)
+    config = FeaturesConfig(
+        out=str(tmp_path / "z.npy"), data=str(folder / "class0"), layer="projector", workers=0
+    )
+    write_features(run, config, HERE)
+    assert np.load(tmp_path / "z.npy").shape == (5, 16)
+    rows = list(csv.DictReader((tmp_path / "z.npy.csv").open()))
+    assert {(row["label"], row["class"]) for row in rows} == {("-1", "")}
+
+
+def test_a_broken_image_leaves_no_file(run: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "own", classes=1, each=5)
+    (folder / "class0" / "003.jpg").write_bytes(b"no image")
+    config = FeaturesConfig(
+        out=str(tmp_path / "f.npy"), data=str(folder), workers=0, feature_batch=2
+    )
+    with pytest.raises(FastSiamError, match=r"cannot decode .*003\.jpg"):
+        write_features(run, config, HERE)
+    assert not list(tmp_path.glob("f.*"))
+
+
+def test_neighbours(run: Path, tmp_path: Path) -> None:
+    """One row for each query: itself and its k nearest."""
+    config = NeighboursConfig(images=3, k=4, workers=0)
+    sheet = draw_neighbours(run, config, HERE)
+    assert sheet.size == (5 * 120 + 12, 3 * 134)
+    assert sheet.tobytes() == draw_neighbours(run, config, HERE).tobytes()
+    other = draw_neighbours(run, NeighboursConfig(images=3, k=4, workers=0, seed=1), HERE)
+    assert sheet.tobytes() != other.tobytes()
+
+
+def test_a_training_image_is_not_its_own_neighbour(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without validation images the training images ask; the nearest others are by hand."""
+    rows = []
+
+    def note(found: list[list[tuple[Image.Image, str, bool]]]) -> Image.Image:
+        rows.extend(found)
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr("fastsiam.jobs.features.picture_rows", note)
+    folder = write_images(tmp_path / "own", classes=3, each=4)
+    config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
+    draw_neighbours(run, config, HERE)
+    subject = open_subject(run, config, HERE)
+    from fastsiam.pipelines import build_eval_loader
+
+    loader = build_eval_loader(subject.data, "train", subject.augment, resize=16)
+    features, labels = collected(subject.extract(loader, "image"))
+    cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
+    cosine.fill_diagonal_(-2)
+    for query, row in enumerate(rows):
+        best = cosine[query].topk(3)
+        texts = [
+            f"{value:.2f} class{labels[i]}"
+            for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        assert [text for _, text, _ in row] == [f"class{labels[query]}", *texts]
+        assert [good for _, _, good in row[1:]] == (labels[best.indices] == labels[query]).tolist()
+
+
+def test_the_command_line(run: Path, tmp_path: Path) -> None:
+    flags = ["--device", "cpu", "--workers", "0"]
+    out = tmp_path / "f.npy"
+    done = fastsiam("features", str(run), "--out", str(out), "--split", "val", *flags)
+    assert done.stdout.split() == ["wrote", str(out), "wrote", f"{out}.csv"]
+    assert np.load(out).shape == (12, 32)
+    picture = tmp_path / "n.png"
+    fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)
+    assert Image.open(picture).size == (9 * 120 + 12, 2 * 134)
+    bad = fastsiam("features", str(run), "--out", "features.txt", code=2).stderr
+    assert "out must end in .npy or .parquet" in bad
+    bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr
+    assert "no picture's ending" in bad

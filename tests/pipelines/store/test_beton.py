@@ -1,0 +1,368 @@
+"""The file format: FFCV reads ours, we read FFCV's, and no damage passes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines.convert import convert, verify
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
+from fastsiam.pipelines.store.beton import (
+    FIELD,
+    HEADER,
+    IMAGE,
+    METADATA,
+    RECORD,
+    VERSION,
+    Annex,
+    head,
+)
+from tests.conftest import ROOT, write_images
+from tests.sources import encoded, picture
+
+
+class Quiet:
+    """Takes what a conversion tells and keeps the messages."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def begin(self, name: str, images: int, size: int) -> None:
+        pass
+
+    def progress(self, images: int, size: int) -> None:
+        pass
+
+
+def converted(tmp_path: Path, **options: object) -> Path:
+    """Convert twelve small JPEGs, two of another size, and return the file."""
+    images = write_images(tmp_path / "images" / "train", classes=3, each=4)
+    for number in range(2):
+        picture(number, width=70, height=50).save(images / "class1" / f"big{number}.jpg")
+    config = ConvertConfig(source=str(tmp_path / "images"), out=str(tmp_path / "out"), **options)  # type: ignore[arg-type]
+    return convert("folder", config, Quiet())[0].path
+
+
+def checked(path: Path, *, decode: bool = True) -> list[str]:
+    """Return what verify finds bad."""
+    try:
+        reports = verify(
+            path, decoding=decode, workers=1, begin=lambda *_: None, progress=lambda *_: None
+        )
+    except DataError as error:
+        return [str(error)]
+    return [line for report in reports for line in report.bad]
+
+
+def test_types_are_ffcvs() -> None:
+    assert (HEADER.itemsize, FIELD.itemsize, RECORD.itemsize) == (24, 1041, 24)
+    assert (IMAGE.itemsize, METADATA.itemsize) == (13, 24)
+
+
+@pytest.mark.ffcv
+def test_types_are_those_of_the_installed_ffcv() -> None:
+    from ffcv import types
+    from ffcv.fields import IntField, RGBImageField
+
+    assert types.HeaderType.fields == HEADER.fields
+    assert types.CURRENT_VERSION == VERSION
+    theirs = types.get_metadata_type([RGBImageField(), IntField()])
+    assert theirs.itemsize == METADATA.itemsize
+    assert theirs.fields["f1"][1] == METADATA.fields["label"][1]  # type: ignore[index]
+    assert types.ALLOC_TABLE_TYPE == RECORD
+    assert {k: v[1] for k, v in types.FieldDescType.fields.items()} == {
+        k: v[1]
+        for k, v in FIELD.fields.items()  # type: ignore[union-attr]
+    }
+
+
+def test_a_file_equals_its_folder(tmp_path: Path) -> None:
+    store, folder = BetonStore(converted(tmp_path)), FolderStore(tmp_path / "images" / "train")
+    assert store.classes == folder.classes and store.ours
+    np.testing.assert_array_equal(store.labels, folder.labels)
+    for i in range(len(folder)):
+        assert bytes(store.read(i)) == folder.read(i)
+        assert store.name(i) == folder.name(i)
+        assert store.decode(i).size == (store.width[i], store.height[i])
+    assert store.where(1) == f"image 1 of {store.root} (class0/001.jpg)"
+    assert pickle.loads(pickle.dumps(store)).name(3) == folder.name(3)
+
+
+def test_records_are_views_of_the_mapped_file(tmp_path: Path) -> None:
+    store = BetonStore(converted(tmp_path))
+    data = store.read(2)
+    assert isinstance(data, memoryview) and data.obj is store.read(3).obj  # type: ignore[union-attr]
+
+
+def test_pixels(tmp_path: Path) -> None:
+    store = BetonStore(converted(tmp_path, raw=True))
+    folder = FolderStore(tmp_path / "images" / "train")
+    for i in range(len(store)):
+        assert store.raw_size(i) == folder.decode(i).size[::-1]
+        np.testing.assert_array_equal(np.asarray(store.decode(i)), np.asarray(folder.decode(i)))
+
+
+@pytest.mark.ffcv
+@pytest.mark.parametrize("os_cache", [True, False])
+@pytest.mark.parametrize("raw", [None, True])
+def test_ffcv_reads_our_files(os_cache: bool, raw: bool | None, tmp_path: Path) -> None:
+    """With its plain decoders and nothing of ours."""
+    path = converted(tmp_path, raw=raw)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.read_with_ffcv", str(path), str(int(os_cache))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    got = json.loads(done.stdout.splitlines()[-1])
+    store = BetonStore(path)
+    assert got["labels"] == store.labels.tolist()
+    assert got["crops"] == [len(store), 16, 16, 3]
+    for mean, i in zip(got["means"], range(len(store)), strict=True):
+        image = store.decode(i)
+        side, left = image.height, (image.width - image.height) // 2
+        square = image.crop((left, 0, left + side, side)).resize((16, 16))
+        # Its fast DCT and area filter differ a little; another image's mean differs a lot.
+        assert abs(mean - np.asarray(square).mean()) < 1.5
+
+
+@pytest.mark.ffcv
+def test_we_read_files_of_ffcvs_own_writer(tmp_path: Path) -> None:
+    pixels = [np.asarray(picture(i, width=20 + i)) for i in range(7)]
+    np.savez(tmp_path / "pixels.npz", *pixels)
+    script = "import sys; from tests.read_with_ffcv import write; write(*sys.argv[1:])"
+    for mode in ("raw", "jpg"):
+        path = tmp_path / f"{mode}.beton"
+        subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "pixels.npz"), str(path), mode],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
+        store = BetonStore(path)
+        assert not store.ours and store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
+        assert store.classes == ("0", "1", "2") and store.name(3) == "image 3"
+        for i, wanted in enumerate(pixels):
+            difference = np.asarray(store.decode(i)).astype(int) - wanted
+            assert np.abs(difference).mean() < (1e-9 if mode == "raw" else 8)
+        assert checked(path) == []
+
+
+def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
+    """Floats, more labels, the image not first, and the table in another order."""
+    data = [encoded(picture(i)) for i in range(3)]
+    row = np.dtype([("f0", "<f8"), ("f1", "<i8"), ("f2", IMAGE), ("f3", "<i8")], align=True)
+    at = HEADER.itemsize + 4 * FIELD.itemsize + 3 * row.itemsize
+    rows, table, body = np.zeros(3, row), np.zeros(3, RECORD), b""
+    for i in (2, 0, 1):
+        rows[i] = (0.5, i + 4, (0, 40, 30, at + len(body)), 9)
+        table[i] = (i, at + len(body), len(data[i]))
+        body += data[i]
+    fields = np.zeros(4, FIELD)
+    for i, kind in enumerate((0, 1, 2, 1)):
+        fields[i] = (kind, f"field{i}".encode(), b"")
+    header = np.array([(VERSION, 4, 2**21, 3, at + len(body))], HEADER)
+    parts = (header.tobytes(), fields.tobytes(), rows.tobytes(), body, table[[1, 2, 0]].tobytes())
+    path = tmp_path / "foreign.beton"
+    path.write_bytes(b"".join(parts))
+    store = BetonStore(path)
+    assert store.labels.tolist() == [4, 5, 6]
+    assert [bytes(store.read(i)) for i in range(3)] == data
+    fields[3]["name"] = b"label"
+    path.write_bytes(b"".join([parts[0], fields.tobytes(), *parts[2:]]))
+    assert BetonStore(path).labels.tolist() == [9, 9, 9]  # by its name, not its place
+    fields[3]["type_id"] = 255
+    path.write_bytes(b"".join([parts[0], fields.tobytes(), *parts[2:]]))
+    with pytest.raises(DataError, match="a field of a type of its own"):
+        BetonStore(path)
+    fields["type_id"] = 1
+    path.write_bytes(b"".join([parts[0], fields.tobytes(), *parts[2:]]))
+    with pytest.raises(DataError, match="no image field"):
+        BetonStore(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: b"", "is empty"),
+        (lambda data: data[:20], "it has 20 bytes"),
+        (lambda data: b"PK\x03\x04" + data[4:], "it says format"),
+        (lambda data: data[:3000], "not where it should be|not whole"),
+        (lambda data: data[:-1], "not whole"),
+        (lambda data: data[:-24], "lacks images"),
+        (lambda data: data + bytes(24), "checksum"),
+        (lambda data: data[:24] + bytes(len(data) - 24), "no image field|not whole"),
+    ],
+)
+def test_damage_is_named_in_one_line(
+    change: Callable[[bytes], bytes], reason: str, tmp_path: Path
+) -> None:
+    path = converted(tmp_path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=reason) as caught:
+        BetonStore(path)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
+    """In header, fields, metadata, annex and table: refused at the opening."""
+    path = converted(tmp_path)
+    store = BetonStore(path)
+    whole = path.read_bytes()
+    before = int(store.start.min())
+    after = int((store.start + store.bytes).max())
+    generator = np.random.default_rng(0)
+    meaningful = HEADER.itemsize + 2 * FIELD.itemsize + len(store) * METADATA.itemsize
+    places = [*range(HEADER.itemsize), *range(24 + 17, 24 + 17 + 40)]
+    places += generator.integers(HEADER.itemsize, meaningful, 150).tolist()
+    places += generator.integers(after + 8, len(whole), 150).tolist()
+    assert meaningful <= before
+    missed = []
+    for place in places:
+        data = bytearray(whole)
+        data[place] ^= 1 << int(generator.integers(0, 8))
+        path.write_bytes(data)
+        if not checked(path.parent, decode=False):
+            missed.append(place)
+    # Only the few bytes that fill the annex up to a multiple of 8 mean nothing.
+    assert all(whole[place] == 0 for place in missed) and len(missed) < 8
+
+
+def test_a_damaged_mark_does_not_make_it_a_file_of_ffcvs(tmp_path: Path) -> None:
+    path = converted(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"fastsiam")] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="the arguments of its image field are not ours"):
+        BetonStore(path)
+
+
+def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
+    path = converted(tmp_path)
+    store = BetonStore(path)
+    generator = np.random.default_rng(1)
+    whole = path.read_bytes()
+    for _ in range(60):
+        index = int(generator.integers(0, len(store)))
+        place = int(store.start[index] + generator.integers(0, store.bytes[index]))
+        data = bytearray(whole)
+        data[place] ^= 1 << int(generator.integers(0, 8))
+        path.write_bytes(data)
+        bad = checked(path, decode=False)
+        assert len(bad) == 1 and store.where(index) in bad[0]
+
+
+def test_random_damage_never_crashes(tmp_path: Path) -> None:
+    """Cuts and flips of a file of ours and of one without checksums: refused, or read safely."""
+    path = converted(tmp_path)
+    whole = path.read_bytes()
+    marked = whole.index(b"fastsiam")
+    bare = whole[:marked] + bytes(1024) + whole[marked + 1024 :]  # as FFCV would have written it
+    path.write_bytes(bare)
+    assert not BetonStore(path).ours
+    generator = np.random.default_rng(2)
+    read = 0
+    for trial in range(400):
+        data = bytearray(bare if trial % 2 else whole)
+        for _ in range(int(generator.integers(1, 6))):
+            low = generator.choice([24, 2200, 2500, len(data)])
+            data[int(generator.integers(0, low))] = int(generator.integers(0, 256))
+        if trial % 3 == 0:
+            del data[int(generator.integers(0, len(data))) :]
+        path.write_bytes(data)
+        try:
+            store = BetonStore(path)
+        except DataError as error:
+            assert "\n" not in str(error)
+            continue
+        for i in range(len(store)):
+            read += len(bytes(store.read(i)))
+            store.where(i)
+    assert read
+
+
+def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
+    """1,281,167 records of a sparse file: opened with little more memory than the metadata."""
+    count, record = 1_281_167, encoded(picture(0, width=20, height=15), quality=30)
+    start = 2**25
+    metadata = np.zeros(count, METADATA)
+    metadata["image"]["width"], metadata["image"]["height"] = 20, 15
+    metadata["image"]["data_ptr"] = start + np.arange(count, dtype=np.uint64) * 110_000
+    metadata["label"] = np.arange(count) // 1282
+    table = np.zeros(count, RECORD)
+    table["sample_id"], table["size"] = np.arange(count), len(record)
+    table["ptr"] = metadata["image"]["data_ptr"]
+    import zlib
+
+    about = {"tables_crc32": zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))}
+    names = b"\0".join(b"n%08d/image_%07d.JPEG" % (i // 1282, i) for i in range(count))
+    classes = tuple(f"n{i:08d}" for i in range(1000))
+    annex = Annex(about, classes, np.full(count, zlib.crc32(record), np.uint32), names).pack()
+    end = start + count * 110_000
+    table_start = end + len(annex) + -len(annex) % 8
+    path = tmp_path / "train.beton"
+    with path.open("wb") as file:
+        file.write(
+            head(images=count, page_size=2**23, table=table_start, annex=annex, annex_start=end)
+        )
+        file.write(metadata.tobytes())
+        for i in (0, count - 1):
+            file.seek(start + i * 110_000)
+            file.write(record)
+        file.seek(end)
+        file.write(annex)
+        file.seek(table_start)
+        file.write(table.tobytes())
+    assert path.stat().st_size > 140e9
+    script = (
+        "from pathlib import Path\n"
+        "from fastsiam.pipelines.store import BetonStore\n"
+        "def peak():\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return next(int(line.split()[1]) for line in lines if line.startswith('VmHWM'))\n"
+        "before = peak()\n"
+        f"store = BetonStore(Path({str(path)!r}))\n"
+        "print(peak() - before)\n"
+        "assert len(store) == 1_281_167 and store.decode(1_281_166).size == (20, 15)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kilobytes = int(done.stdout)
+    assert kilobytes * 1024 < 6 * (metadata.nbytes + table.nbytes)
+
+
+def test_open_store_prefers_what_was_converted(tmp_path: Path) -> None:
+    path = converted(tmp_path)
+    for place in (path, path.parent):
+        assert isinstance(open_store(place, "train"), BetonStore)
+    with pytest.raises(DataError, match="no val"):
+        open_store(path, "val")
+    (tmp_path / "images" / "train.beton").write_bytes(path.read_bytes())
+    assert isinstance(open_store(tmp_path / "images", "train"), BetonStore)
+    assert isinstance(open_store(tmp_path / "images", "train", sources=True), FolderStore)
+
+
+def test_an_image_that_no_longer_decodes_is_named(tmp_path: Path) -> None:
+    path = converted(tmp_path)
+    store = BetonStore(path)
+    data = bytearray(path.read_bytes())
+    data[store.start[4] : store.start[4] + 30] = bytes(30)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"cannot decode image 4 of .*train\.beton \(class1/000"):
+        BetonStore(path).decode(4)

@@ -1,0 +1,99 @@
+"""What is read of an image's header equals what Pillow says, on every kind there is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastsiam.pipelines.store.probe import Flags, ends, probe
+from tests.sources import encoded, jpeg, picture, rotated_jpeg
+
+
+@pytest.mark.parametrize(
+    ("data", "flags"),
+    [
+        (jpeg(0), 0),
+        (jpeg(0, progressive=True), Flags.PROGRESSIVE),
+        (jpeg(0, subsampling=0), 0),
+        (jpeg(0, icc_profile=b"wide gamut" * 9000), 0),
+        (encoded(picture(0).convert("L")), Flags.GRAY),
+        (encoded(picture(0).convert("CMYK")), Flags.CMYK),
+        (jpeg(0, keep_rgb=True), Flags.UNUSUAL),
+        (rotated_jpeg(0), Flags.ROTATED),
+        (encoded(picture(0), "PNG"), Flags.NOT_JPEG),
+        (encoded(picture(0).convert("RGBA"), "WEBP"), Flags.NOT_JPEG),
+    ],
+)
+def test_sizes_and_oddities(data: bytes, flags: int) -> None:
+    found = probe(memoryview(data))
+    with Image.open(io.BytesIO(data)) as image:
+        assert (found.width, found.height) == image.size
+    assert found.flags == flags
+
+
+def test_every_real_header_equals_pillows(real_images: Path) -> None:
+    kinds = {"L": Flags.GRAY, "CMYK": Flags.CMYK, "RGB": 0}
+    for path in sorted(real_images.rglob("*.JPEG")):
+        data = path.read_bytes()
+        found = probe(data)
+        with Image.open(path) as image:
+            assert (found.width, found.height) == image.size
+            assert found.flags & (Flags.GRAY | Flags.CMYK) == kinds[image.mode]
+            assert bool(found.flags & Flags.PROGRESSIVE) == ("progressive" in image.info)
+            assert bool(found.flags & Flags.ROTATED) == (image.getexif().get(0x112, 1) > 1)
+        assert ends(data, found.scan)
+
+
+def test_where_the_end_is() -> None:
+    data = jpeg(1)
+    scan = probe(data).scan
+    assert ends(data, scan) and ends(data + b"padding", scan)
+    assert not ends(data[:-2], scan) and not ends(data[: len(data) // 2], scan)
+
+
+def test_a_thumbnail_does_not_end_an_image() -> None:
+    """The picture within the EXIF data has an end marker of its own."""
+    body = jpeg(0)
+    segment = b"Exif\x00\x00" + jpeg(1)
+    data = body[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + body[2:]
+    assert ends(data, probe(data).scan)
+    assert not ends(data[:-200], probe(data).scan)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "it is empty"),
+        (b"this is no image", "it is not an image"),
+        (jpeg(0)[:100], "truncated within its header"),
+        (b"\xff\xd8" + b"\x00" * 50, "header is damaged"),
+        (
+            jpeg(0).replace(b"\xff\xc0\x00\x11\x08\x00\x1e", b"\xff\xc0\x00\x11\x08\x00\x00"),
+            "no size",
+        ),
+    ],
+)
+def test_bad_headers_say_why(data: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        probe(data)
+
+
+def test_no_bytes_make_it_fail_otherwise() -> None:
+    """Flipped and cut headers are read or refused, and nothing else."""
+    generator = np.random.default_rng(0)
+    whole = rotated_jpeg(3)
+    for _ in range(2000):
+        data = bytearray(whole[: generator.integers(0, len(whole))])
+        for place in generator.integers(0, max(len(data), 1), 3):
+            if place < len(data):
+                data[place] = generator.integers(0, 256)
+        try:
+            found = probe(bytes(data))
+        except ValueError as error:
+            assert str(error)
+        else:
+            assert found.width > 0 and found.height > 0

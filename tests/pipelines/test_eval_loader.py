@@ -1,0 +1,364 @@
+"""Central crops: whatever makes them on the CPU, they are PIL's to the last bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import functional as TF
+
+from fastsiam import pipelines
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
+from fastsiam.errors import DataError
+from fastsiam.jobs.convert import convert_data
+from fastsiam.pipelines import Store, build_eval_loader, evaluation, open_store
+from fastsiam.pipelines.geometric import cut_centres
+from fastsiam.pipelines.geometric.cpu import crop_images
+from fastsiam.pipelines.store.beton import BetonStore
+from fastsiam.views.batch import EvalBatch, EvalLoader
+from fastsiam.views.photometric.reference import normalize
+from tests.conftest import ROOT
+from tests.pipelines.test_pipelines import NEEDS, readable
+from tests.sources import encoded, picture, rotated_jpeg
+
+PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
+FAST = [pytest.param(name, marks=marks) for name, marks in NEEDS.items()]
+
+
+def build(
+    name: str, root: Path, *, resize: int = 20, side: int = 16, split: Any = "train", **own: Any
+) -> EvalLoader:
+    own = {"batch": 8, **own}
+    data = DataConfig(data=str(root), pipeline=name, workers=own.pop("workers", 2))  # type: ignore[arg-type]
+    return build_eval_loader(data, split, AugmentConfig.alike(crop=side), resize=resize, **own)
+
+
+def pils(images: list[Image.Image], resize: int, side: int) -> NDArray[np.uint8]:
+    """Make central crops as torchvision's Resize and CenterCrop do."""
+    return np.stack(
+        [np.asarray(TF.center_crop(TF.resize(image, [resize]), [side, side])) for image in images]
+    )
+
+
+def expected(store: Store, resize: int, side: int) -> Tensor:
+    crops = torch.from_numpy(pils([store.decode(i) for i in range(len(store))], resize, side))
+    return normalize(crops.permute(0, 3, 1, 2).float(), AugmentConfig())
+
+
+def shown(loader: EvalLoader) -> Tensor:
+    return torch.cat([batch.image for batch in loader])
+
+
+def equal(one: EvalBatch, other: EvalBatch) -> bool:
+    return all(torch.equal(getattr(one, f), getattr(other, f)) for f in EvalBatch.__slots__)
+
+
+def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
+    """Shrunk, enlarged, narrower than the crop, long and thin: noise, black and white too."""
+    random = np.random.default_rng(0)
+    for largest in (3, 20, 150, 700) * 25:
+        side, resize = random.integers(1, 48, 2).tolist()
+        size = random.integers(1, largest, (6, 2))
+        size = size[size.max(1) * resize < 6000 * size.min(1)]  # PIL makes all of it
+        images = [random.integers(0, 256, (*own, 3), dtype=np.uint8) for own in size.tolist()]
+        images[:1] = [(image > 128) * np.uint8(255) for image in images[:1]]
+        crops = torch.full((1, len(images), side, side, 3), 7, dtype=torch.uint8)
+        crop_images(images, cut_centres(size, resize=resize, side=side), crops)
+        theirs = pils([Image.fromarray(image) for image in images], resize, side)
+        np.testing.assert_array_equal(crops[0].numpy(), theirs)
+
+
+@pytest.mark.parametrize("size", [(3, 500), (500, 3), (1, 2000), (2000, 1)])
+def test_what_lies_outside_a_long_thin_images_crop_is_not_made(size: tuple[int, int]) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    crops = torch.empty((1, 1, 32, 32, 3), dtype=torch.uint8)
+    crop_images([image], cut_centres(np.array([size]), resize=40, side=32), crops)
+    np.testing.assert_array_equal(crops[0], pils([Image.fromarray(image)], 40, 32))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_batches_have_the_promised_form(name: str, dtype: torch.dtype | None, images: Path) -> None:
+    loader = build(name, readable(name, images / "train"), batch=9, dtype=dtype)
+    batches = list(loader)
+    assert [len(batch.image) for batch in batches] == [9, 9, 6]
+    for batch in batches:
+        assert batch.image.shape[1:] == (3, 16, 16)
+        assert batch.image.dtype == (dtype or torch.float32)
+        assert batch.image.is_contiguous(memory_format=torch.channels_last)
+        assert batch.index.dtype == batch.label.dtype == torch.int64
+        assert torch.equal(batch.label, batch.index // 8)
+    assert torch.cat([batch.index for batch in batches]).tolist() == list(range(24))
+    assert loader.images == 24 and loader.classes == ("class0", "class1", "class2")
+    assert loader.names()[9] == "class1/001.jpg" and len(loader.names()) == 24
+
+
+KINDS: dict[str, Callable[[], bytes]] = {
+    "landscape.jpg": lambda: encoded(picture(1, width=190, height=97)),
+    "portrait.jpg": lambda: encoded(picture(2, width=83, height=201)),
+    "cmyk.jpg": lambda: encoded(picture(3, width=60, height=50).convert("CMYK")),
+    "gray.jpg": lambda: encoded(picture(4, width=61, height=50).convert("L")),
+    "progressive.jpg": lambda: encoded(picture(5, width=60, height=51), progressive=True),
+    "coded-as-rgb.jpg": lambda: encoded(picture(6, width=60, height=50), keep_rgb=True),
+    "rotated.jpg": lambda: rotated_jpeg(7),
+    "picture.png": lambda: encoded(picture(8, width=60, height=50), "PNG"),
+    "alpha.png": lambda: encoded(picture(9, width=60, height=50).convert("RGBA"), "PNG"),
+    "pixel.jpg": lambda: encoded(picture(10, width=1, height=1)),
+    "wide.jpg": lambda: encoded(picture(11, width=500, height=3)),
+    "tall.jpg": lambda: encoded(picture(12, width=3, height=500)),
+    "as-it-is.jpg": lambda: encoded(picture(13, width=16, height=16)),
+}
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("odd") / "images"
+    folder.mkdir()
+    for name, make in KINDS.items():
+        (folder / name).write_bytes(make())
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", "converted", "pixels"])
+@pytest.mark.parametrize(("resize", "side"), [(20, 16), (16, 16), (12, 17), (64, 16)])
+@pytest.mark.parametrize("name", FAST)
+def test_odd_images_equal_pils(name: str, resize: int, side: int, kind: str, odd: Path) -> None:
+    """From files too, which ffcv leaves to PIL."""
+    root = odd.with_name(kind) if kind != "folder" else odd
+    if not root.exists():
+        raw = True if kind == "pixels" else None
+        convert_data("folder", ConvertConfig(source=str(odd), out=str(root), raw=raw))
+    ours = shown(build(name, root, resize=resize, side=side))
+    assert torch.equal(ours, expected(open_store(root, "train"), resize, side))
+
+
+@pytest.fixture(scope="module")
+def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("photographs")
+    convert_data("folder", ConvertConfig(source=str(real_images), out=str(out), limit=60))
+    return out
+
+
+@pytest.mark.parametrize(("resize", "side"), [(256, 224), (224, 224), (72, 96)])
+@pytest.mark.parametrize("name", FAST)
+def test_photographs_equal_pils(name: str, resize: int, side: int, photographs: Path) -> None:
+    ours = shown(build(name, photographs, resize=resize, side=side, batch=32))
+    assert torch.equal(ours, expected(open_store(photographs, "train"), resize, side))
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize(("resize", "side"), [(256, 224), (400, 224), (72, 96)])
+def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Path) -> None:
+    """The GPU's graph, on the CPU: within a level, but beside the edges of what it shrank."""
+    from fastsiam.pipelines.dali_backend import central_crops
+
+    store = open_store(photographs, "train")
+    batches = np.split(np.arange(len(store)), [32])
+    crops = central_crops(
+        store,
+        batches,
+        resize=resize,
+        side=side,
+        workers=2,
+        prefetch=2,
+        hw_decoder_load=0.5,
+        device=torch.device("cpu"),
+        dali_resizes=True,
+    )
+    ours = np.concatenate([part.numpy() for part in (own.clone() for own in crops)])
+    theirs = pils([store.decode(i) for i in range(len(store))], resize, side)
+    gap = np.abs(ours.astype(np.int64) - theirs)
+    assert gap.mean() < 0.2 and gap.mean((1, 2, 3)).max() < 0.3
+    assert gap.max() == 1 if resize > side else (gap > 2).mean() < 0.005
+
+
+@pytest.mark.ffcv
+def test_an_image_that_libjpeg_warns_of_is_left_to_pil(images: Path) -> None:
+    path = readable("ffcv", images / "train") / "train.beton"
+    store = BetonStore(path)
+    with path.open("r+b") as file:
+        file.seek(int(store.start[7]) + int(store.bytes[7]) - 40)
+        file.write(bytes.fromhex("ffd0ffd3ffd1"))  # restart markers that nobody expects
+    assert torch.equal(shown(build("ffcv", path)), expected(BetonStore(path), 20, 16))
+
+
+@pytest.mark.parametrize("keep", [0, 2**30])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_pass_is_the_same(
+    name: str, keep: int, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after some that were broken off; and what is kept is not made again."""
+    monkeypatch.setattr(evaluation, "_KEEP_BYTES", keep)
+    root = readable(name, images / "train")
+    loader = build(name, root)
+    for taken in (1, 2):
+        assert len(list(islice(loader, taken))) == taken
+    first = list(loader)
+    assert len(first) == 3
+    if keep:
+        for path in root.rglob("*.*"):
+            path.unlink()
+    for _ in range(2):
+        assert all(equal(a, b) for a, b in zip(loader, first, strict=True))
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_breaking_off_ends_the_threads(name: str, images: Path) -> None:
+    def threads() -> int:  # one that is joined is still listed for a moment
+        counts = [0]
+        while len(set(counts[-10:])) > 1 or len(counts) < 10:
+            time.sleep(0.02)
+            counts.append(len(list(Path("/proc/self/task").iterdir())))
+        return counts[-1]
+
+    loader = build(name, readable(name, images / "train"), batch=2, workers=3)
+    next(iter(loader))  # what the library keeps for ever
+    before = threads()
+    batches = iter(loader)
+    next(batches)
+    assert threads() >= before + 3
+    del batches
+    assert threads() <= before
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_broken_image_is_named(name: str, images: Path) -> None:
+    """After the batches before it, on every pass, in one line."""
+    root = readable(name, images / "train")
+    if name == "ffcv":
+        file = root / "train.beton"
+        store = BetonStore(file)
+        with file.open("r+b") as beton:
+            beton.seek(int(store.start[11]) + 200)
+            beton.write(bytes(int(store.bytes[11]) - 200))
+    else:
+        path = root / "class1" / "003.jpg"
+        path.write_bytes(path.read_bytes()[:200])
+    loader = build(name, root)
+    for _ in range(2):
+        batches = iter(loader)
+        assert next(batches).index.tolist() == list(range(8))
+        with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg") as caught:
+            next(batches)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_ranks_share_the_chosen_images(name: str, world: int, images: Path) -> None:
+    root = readable(name, images / "train")
+    chosen = np.array([0, 1, 5, 11, 12, 20, 23])
+    everything = next(iter(build(name, root, batch=24)))
+    loaders = [build(name, root, batch=2, rank=r, world=world, chosen=chosen) for r in range(world)]
+    batches = [batch for loader in loaders for batch in loader]
+    index = torch.cat([batch.index for batch in batches])
+    assert index.tolist() == chosen.tolist()
+    assert torch.equal(torch.cat([b.image for b in batches]), everything.image[index])
+    assert torch.equal(torch.cat([b.label for b in batches]), everything.label[index])
+    assert all(loader.images == 7 for loader in loaders)
+    store = open_store(root, "train")
+    assert [n for own in loaders for n in own.names()] == [store.name(i) for i in chosen.tolist()]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_rank_without_images(name: str, images: Path) -> None:
+    root = readable(name, images / "train")
+    loader = build(name, root, rank=3, world=4, chosen=np.array([4, 6]))
+    assert list(loader) == [] and loader.names() == [] and loader.images == 2
+
+
+@pytest.mark.parametrize("chosen", [[1, 1], [2, 1], [-1, 3], [3, 24]])
+def test_positions_that_there_are_not(chosen: list[int], images: Path) -> None:
+    with pytest.raises(ValueError, match="ascending positions among 24 images"):
+        build("torchvision", images / "train", chosen=np.array(chosen))
+
+
+@pytest.mark.parametrize("name", list(NEEDS))
+def test_without_the_package_pil_makes_the_crops(
+    name: str, images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pipelines, "find_spec", lambda module: None)
+    root = readable("ffcv", images / "train")
+    assert torch.equal(shown(build(name, root)), expected(open_store(root, "train"), 20, 16))
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        f"{name} is not installed here"
+    ]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_pass_that_is_left_does_not_keep_the_program(name: str, images: Path) -> None:
+    script = (
+        "import sys; from fastsiam.config import *\n"
+        "from fastsiam.pipelines import build_eval_loader\n"
+        "data = DataConfig(data=sys.argv[1], pipeline=sys.argv[2], workers=2)\n"
+        "augment = AugmentConfig.alike(crop=16)\n"
+        "loader = build_eval_loader(data, 'train', augment, resize=20, batch=4)\n"
+        "batches = iter(loader); next(batches); sys.exit(7)"
+    )
+    data = readable(name, images / "train")
+    command = [sys.executable, "-c", script, str(data), name]
+    done = subprocess.run(command, timeout=300, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def levels(one: Tensor, other: Tensor) -> Tensor:
+    return (one.cpu() - other).abs() * torch.tensor(AugmentConfig().std).view(3, 1, 1) * 255
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PIPELINES)
+def test_images_on_the_gpu(name: str, photographs: Path) -> None:
+    """Those of the CPU to the last level; nvJPEG's transform and colours round otherwise."""
+    settings = {"resize": 256, "side": 224, "batch": 32}
+    host = build(name, photographs, **settings)
+    device = build(name, photographs, device="cuda", **settings)
+    for _ in range(2):  # made, and kept
+        for a, b in zip(device, host, strict=True):
+            assert all(getattr(a, field).is_cuda for field in EvalBatch.__slots__)
+            assert a.image.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(a.index.cpu(), b.index) and torch.equal(a.label.cpu(), b.label)
+            gap = levels(a.image, b.image)
+            if name == "dali":
+                assert gap.mean() < 1 and gap.mean((1, 2, 3)).max() < 3
+            else:
+                assert gap.max() < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.dali
+@pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
+def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs: Path) -> None:
+    """Raw pixels, which nothing decodes: within a level where no edge is near."""
+    pixels = photographs.with_name("pixels")
+    if not pixels.exists():
+        source = ConvertConfig(source=str(photographs), out=str(pixels), raw=True, limit=16)
+        convert_data("folder", source)
+    ours = shown(build("dali", pixels, resize=resize, side=side, device="cuda"))
+    gap = levels(ours, expected(open_store(pixels, "train"), resize, side))
+    assert gap.max() < 1.01 if resize > side else (gap > 2).float().mean() < 0.005
+
+
+@pytest.mark.gpu
+@pytest.mark.ffcv
+def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pinned memory must not be used again before it was copied."""
+    monkeypatch.setattr(evaluation, "_KEEP_BYTES", 0)
+    root = readable("ffcv", images / "train")
+    host, device = build("ffcv", root, batch=2), build("ffcv", root, batch=2, device="cuda")
+    for _ in range(3):
+        found = []
+        for batch in device:
+            torch.cuda._sleep(50_000_000)
+            found.append(batch.image)
+        assert torch.allclose(torch.cat(found).cpu(), shown(host), atol=1e-5)

@@ -1,0 +1,188 @@
+"""What is FFCV's own: files of its writer, its page cache, its thread, its types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines import build_loader
+from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
+from tests.conftest import ROOT, write_images
+from tests.pipelines.test_pipelines import SMALL, build, equal, readable
+from tests.sources import encoded, picture
+
+pytestmark = pytest.mark.ffcv
+
+
+@pytest.fixture(scope="module")
+def own_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of FFCV's writer, half of its images JPEGs and half pixels, sizes differ."""
+    folder = tmp_path_factory.mktemp("own")
+    generator = np.random.default_rng(0)
+    images = [
+        generator.integers(0, 256, (20 + i, 40 - i, 3), dtype=np.uint8).repeat(2, 0).repeat(2, 1)
+        for i in range(24)
+    ]
+    np.savez(folder / "pixels.npz", *images)
+    path = folder / "train.beton"
+    script = "import sys; from tests.read_with_ffcv import write; write(*sys.argv[1:])"
+    arguments = [str(folder / "pixels.npz"), str(path), "proportion"]
+    subprocess.run([sys.executable, "-c", script, *arguments], cwd=ROOT, check=True, timeout=120)
+    return path
+
+
+def loader_of(path: Path, **settings: Any) -> Any:
+    data = DataConfig(data=str(path), pipeline="ffcv", workers=2, **settings)
+    return build_loader(data, SMALL, batch=8)
+
+
+@pytest.mark.parametrize("os_cache", [True, False])
+def test_a_file_of_ffcvs_writer_equals_torchvision(own_file: Path, os_cache: bool) -> None:
+    assert set(BetonStore(own_file).modes.tolist()) == {JPEG, RAW}
+    ours = loader_of(own_file, os_cache=os_cache)
+    theirs = build("torchvision", own_file)
+    for epoch in range(2):
+        for a, b in zip(ours.epoch(epoch), theirs.epoch(epoch), strict=True):
+            assert torch.equal(a.index, b.index) and torch.equal(a.label, b.label)
+            assert (a.view1 - b.view1).abs().max() < 1e-5
+            assert (a.view2 - b.view2).abs().max() < 1e-5
+    ours.close()
+
+
+def test_the_page_cache_gives_the_same_for_ranks_and_skips(images: Path) -> None:
+    path = readable("ffcv", images / "train")
+    whole = list(loader_of(path).epoch(1))
+    paged = loader_of(path, os_cache=False)
+    for skip in range(3):
+        tail = list(paged.epoch(1, skip=skip))
+        assert all(equal(a, b) for a, b in zip(tail, whole[skip:], strict=True))
+    paged.close()
+    data = DataConfig(data=str(path), pipeline="ffcv", workers=1, os_cache=False)
+    ranks = [build_loader(data, SMALL, batch=8, rank=r, world=2) for r in range(2)]
+    for batch, *parts in zip(whole, *(rank.epoch(1) for rank in ranks), strict=True):
+        assert torch.equal(torch.cat([part.view1 for part in parts]), batch.view1)
+    for rank in ranks:
+        rank.close()
+
+
+def test_an_image_that_libjpeg_warns_of_is_decoded_by_pil(images: Path) -> None:
+    """Wrong bytes in the middle: PIL shows what it can, and so do we."""
+    path = readable("ffcv", images / "train") / "train.beton"
+    store = BetonStore(path)
+    place = int(store.start[7]) + int(store.bytes[7]) - 40
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(bytes.fromhex("ffd0ffd3ffd1"))  # restart markers that nobody expects
+    ours, theirs = loader_of(path), build("torchvision", path)
+    for a, b in zip(ours.epoch(0), theirs.epoch(0), strict=True):
+        assert (a.view1 - b.view1).abs().max() < 1e-5
+    ours.close()
+
+
+def test_a_file_that_lies_about_a_size(images: Path) -> None:
+    path = readable("ffcv", images / "train") / "train.beton"
+    other = encoded(picture(1, width=12, height=10))
+    store = BetonStore(path)
+    assert len(other) < store.bytes[5]
+    with path.open("r+b") as file:
+        file.seek(int(store.start[5]))
+        file.write(other)
+    loader = loader_of(path)
+    with pytest.raises(DataError, match=r"image 5 of .* not as large as the file says"):
+        list(loader.epoch(0))
+    loader.close()
+
+
+def test_an_error_in_ffcvs_thread_comes_out(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFCV alone prints it and leaves the main thread waiting for ever."""
+    from fastsiam.pipelines import ffcv_backend
+
+    loader = loader_of(readable("ffcv", images / "train"))
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("in the thread")
+
+    monkeypatch.setattr(ffcv_backend, "_two_views", fail)
+    with pytest.raises(ZeroDivisionError, match="in the thread"):
+        next(loader.epoch(0))
+    monkeypatch.undo()
+    assert len(list(loader.epoch(0))) == 3
+    loader.close()
+
+
+def test_a_thread_that_died_is_an_error(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastsiam.pipelines import ffcv_backend
+
+    loader = loader_of(readable("ffcv", images / "train"))
+    monkeypatch.setattr(ffcv_backend._Epoch, "run", lambda self: None)
+    began = time.monotonic()
+    with pytest.raises(DataError, match="died"):
+        next(loader.epoch(0))
+    assert time.monotonic() - began < 60
+    loader.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_cache_that_cannot_read_is_an_error(images: Path) -> None:
+    """FFCV's readers die, and its loader thread waits for their pages for ever."""
+    path = readable("ffcv", images / "train") / "train.beton"
+    loader = loader_of(path, os_cache=False)
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(DataError, match="is the file still there"):
+        list(loader.epoch(0))
+    loader.close()
+
+
+def test_what_it_cannot_read_is_said(images: Path) -> None:
+    data = DataConfig(data=str(images / "train"), pipeline="ffcv")
+    with pytest.raises(DataError, match=r"fastsiam convert folder --source .*train") as caught:
+        build_loader(data, SMALL, batch=8)
+    assert "\n" not in str(caught.value)
+
+
+def test_others_keep_their_threads_and_numba_its_types(images: Path) -> None:
+    import numba
+    from numba import uint8
+
+    before, kind = (torch.get_num_threads(), numba.get_num_threads()), uint8[::1]
+    loader = loader_of(readable("ffcv", images / "train"))
+    list(loader.epoch(0))
+    loader.close()
+    assert (torch.get_num_threads(), numba.get_num_threads()) == before
+    assert kind.mutable and uint8[::1] == kind
+
+
+def test_importing_it_leaves_torch_its_threads() -> None:
+    """FFCV sets them to one when it is imported."""
+    script = (
+        "import torch, numba; torch.set_num_threads(3); before = numba.get_num_threads()\n"
+        "import fastsiam.pipelines.ffcv_backend\n"
+        "assert torch.get_num_threads() == 3 and numba.get_num_threads() == before"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=120)
+
+
+def test_memory_of_twenty_epochs(tmp_path: Path) -> None:
+    write_images(tmp_path / "train", classes=2, each=60, side=64)
+    data = DataConfig(data=str(readable("ffcv", tmp_path / "train")), pipeline="ffcv", workers=2)
+    loader = build_loader(data, AugmentConfig.alike(crop=64), batch=40)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for number in range(20):
+        for batch in loader.epoch(number):
+            size = batch.view1.nbytes
+        if number == 4:
+            after_five = resident()
+    assert resident() - after_five < 4 * size  # fifteen epochs more: 90 such views
+    loader.close()

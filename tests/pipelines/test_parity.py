@@ -1,0 +1,128 @@
+"""All pipelines show the same: images, labels, boxes and, within stated tolerances, pixels.
+
+The torchvision pipeline is the measure, because it is what users have. The tolerance is 0 levels of
+255 in all of them. (On a GPU, DALI decodes and resizes by itself; tests/test_dali.py holds that
+graph within 0.2 levels in the mean.)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional as TF
+
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
+from fastsiam.jobs.convert import convert_data
+from fastsiam.pipelines import Order, build_loader, open_store
+from fastsiam.views.batch import TwoViewBatch
+from fastsiam.views.draws import draw_views
+from tests.pipelines.test_pipelines import NEEDS
+from tests.sources import picture, rotated_jpeg
+
+EXACT = 1e-3  # float32's rounding in the normalisation, in levels
+
+PAIRS = [
+    pytest.param(name, kind, marks=NEEDS.get(name, []))
+    for name in get_args(Pipeline)
+    if name not in {"torchvision", "synthetic"}
+    for kind in ("folder", "converted", "pixels")
+    if (name, kind) != ("ffcv", "folder")  # it reads converted files
+]
+VIEWS = AugmentConfig.alike(crop=96)
+CROPS = VIEWS.changed(jitter_p=0, gray_p=0, blur_p=0)
+LINEAR = CROPS.changed(scale_min=0.08)
+"""What linear evaluation trains on: RandomResizedCrop and a flip, of which it takes the first."""
+
+
+@pytest.fixture(scope="module")
+def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of all kinds, each in a class folder of its own."""
+    root = tmp_path_factory.mktemp("kinds") / "images"
+
+    def place(name: str) -> Path:
+        (root / name).mkdir(parents=True)
+        return root / name / ("image.png" if name.startswith("png") else "image.jpg")
+
+    photographs = sorted(real_images.glob("*/*.JPEG"))[:16]
+    for number, photograph in enumerate(photographs):
+        place(f"photograph{number:02d}").write_bytes(photograph.read_bytes())
+    whole = Image.open(photographs[0]).convert("RGB")
+    whole.resize((200, 333)).save(place("portrait"), quality=92)
+    whole.resize((1200, 130)).save(place("landscape"), quality=92)
+    whole.resize((90, 700)).save(place("narrow"), quality=92)
+    whole.resize((7, 5)).save(place("tiny"), quality=95)
+    whole.resize((1, 1)).save(place("one-pixel"), quality=95)
+    whole.convert("L").save(place("gray"))
+    whole.save(place("progressive"), progressive=True)
+    whole.save(place("full-chroma"), subsampling="4:4:4")
+    whole.save(place("half-chroma"), subsampling="4:2:2")
+    whole.convert("CMYK").save(place("cmyk"))
+    place("rotated").write_bytes(rotated_jpeg(5))
+    whole.resize((150, 120)).save(place("png"))
+    picture(3).convert("RGBA").save(place("png-alpha"))
+    picture(4).convert("P").save(place("png-palette"))
+    return root
+
+
+def source(kind: str, all_kinds: Path) -> Path:
+    """Return the same images as files, as JPEGs in one file, or as pixels in one."""
+    out = all_kinds.with_name(kind)
+    if kind != "folder" and not out.exists():
+        raw = True if kind == "pixels" else None
+        convert_data("folder", ConvertConfig(source=str(all_kinds), out=str(out), raw=raw))
+    return all_kinds if kind == "folder" else out
+
+
+def batches(name: str, root: Path, augment: AugmentConfig, epoch: int) -> list[TwoViewBatch]:
+    data = DataConfig(data=str(root), pipeline=name, workers=2)  # type: ignore[arg-type]
+    loader = build_loader(data, augment, batch=10, seed=3)
+    try:
+        return list(loader.epoch(epoch))
+    finally:
+        loader.close()
+
+
+def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    return (ours - theirs).abs() * 255 * torch.tensor(VIEWS.std).view(3, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "kind"), PAIRS)
+def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
+    root = source(kind, all_kinds)
+    for augment in (CROPS, VIEWS):
+        expected = batches("torchvision", root, augment, epoch=1)
+        found = batches(name, root, augment, epoch=1)
+        assert len(found) == len(expected) == 3
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours.index, theirs.index)
+            assert torch.equal(ours.label, theirs.label)
+            assert levels(ours.view1, theirs.view1).max() <= EXACT
+            assert levels(ours.view2, theirs.view2).max() <= EXACT
+
+
+def torchvisions(root: Path, epoch: int) -> list[torch.Tensor]:
+    """Return the first views of an epoch, by torchvision's own operations."""
+    store = open_store(root, "train")
+    order, views = Order(images=len(store), batch=10, seed=3), []
+    for step in range(order.steps):
+        index = order.indices(epoch, step)
+        images = [store.decode(i) for i in index.tolist()]
+        size = [(image.height, image.width) for image in images]
+        params = draw_views(LINEAR, seed=3, epoch=epoch, index=index, size=size)
+        for row, image in enumerate(images):
+            crop = TF.resized_crop(image, *params.box[0, row].tolist(), [LINEAR.crop] * 2)
+            crop = TF.to_tensor(TF.hflip(crop) if params.flip[0, row] else crop)
+            views.append(TF.normalize(crop, list(LINEAR.mean), list(LINEAR.std)))
+    return views
+
+
+@pytest.mark.parametrize(("name", "kind"), [pytest.param("torchvision", "folder"), *PAIRS])
+def test_the_view_of_linear_evaluation(name: str, kind: str, all_kinds: Path) -> None:
+    root = source(kind, all_kinds)
+    for epoch in range(2):
+        ours = torch.cat([batch.view1 for batch in batches(name, root, LINEAR, epoch)])
+        assert levels(ours, torch.stack(torchvisions(root, epoch))).max() <= EXACT

@@ -1,0 +1,106 @@
+"""Shares of every class, and lists of names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastsiam.errors import DataError
+from fastsiam.pipelines import choose, open_store, read_list
+from tests.conftest import write_images
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [1300, 1201, 732, 4]))
+
+
+@pytest.mark.parametrize(
+    ("percent", "counts"),
+    [(1, [13, 12, 7, 1]), (10, [130, 120, 73, 1]), (100, [1300, 1201, 732, 4])],
+)
+def test_every_class_gives_its_share(percent: float, counts: list[int]) -> None:
+    chosen = choose(LABELS, percent=percent, seed=0)
+    assert chosen.dtype == np.int64 and (np.diff(chosen) > 0).all()
+    assert np.bincount(LABELS[chosen]).tolist() == counts
+
+
+def test_the_seed_decides_and_nothing_else() -> None:
+    one, again, other = (choose(LABELS, percent=10, seed=seed) for seed in (0, 0, 1))
+    assert one.tolist() == again.tolist() != other.tolist()
+    # A draw that is noted here is a draw for ever: published numbers depend on it.
+    assert choose(np.repeat([0, 1], 10), percent=30, seed=5).tolist() == [
+        0, 5, 6, 15, 17, 19
+    ]  # fmt: skip
+
+
+def test_a_larger_share_holds_the_smaller() -> None:
+    small, large = (choose(LABELS, percent=percent, seed=3) for percent in (1, 10))
+    assert set(small.tolist()) < set(large.tolist())
+
+
+def test_every_image_has_the_same_chance() -> None:
+    labels = np.repeat([0, 1], 20)
+    drawn = np.concatenate([choose(labels, percent=25, seed=seed) for seed in range(800)])
+    count = np.bincount(drawn, minlength=40)
+    assert count.sum() == 800 * 10 and np.abs(count - 200).max() < 5 * np.sqrt(200 * 0.75)
+
+
+def test_classes_that_no_image_has() -> None:
+    assert choose(np.array([7, 3, 7, 7]), percent=1, seed=0).tolist()[0] in (0, 1)
+    assert len(choose(np.array([7, 3, 7, 7]), percent=1, seed=0)) == 2
+    assert len(choose(np.array([], np.int64), percent=1, seed=0)) == 0
+
+
+def test_no_labels() -> None:
+    with pytest.raises(DataError, match="2 of 3 images have none"):
+        choose(np.array([-1, 0, -1]), percent=1, seed=0)
+
+
+@pytest.mark.parametrize("percent", [0, -1, 101, float("nan")])
+def test_what_is_no_share(percent: float) -> None:
+    with pytest.raises(ValueError, match="percent must be above 0"):
+        choose(LABELS, percent=percent, seed=0)
+
+
+def listed(folder: Path, *lines: str) -> list[int]:
+    path = folder / "list.txt"
+    path.write_text("\n".join(lines))
+    return list(read_list(open_store(folder / "images", "train"), path))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three classes of 8 images, and in each of two one image with a name of its own."""
+    write_images(tmp_path / "images")
+    for kind, name in (("class0", "n01_5.JPEG"), ("class2", "n02_5.JPEG")):
+        path = tmp_path / "images" / kind / "003.jpg"
+        path.rename(path.with_name(name))
+    return tmp_path
+
+
+def test_a_list_of_names(folder: Path) -> None:
+    """Whole names, files' names, blank lines, the ends of lines of Windows, one twice."""
+    store = open_store(folder / "images", "train")
+    lines = ["n02_5.JPEG", "", "class1/002.jpg\r", "  class0/n01_5.JPEG ", "n01_5.JPEG", ""]
+    names = [store.name(i) for i in listed(folder, *lines)]
+    assert names == ["class0/n01_5.JPEG", "class1/002.jpg", "class2/n02_5.JPEG"]
+
+
+def test_names_that_are_not_there(folder: Path) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"^4 of the 5 images .*list\.txt names are not there in .*: a, b, c, \.\.\.$",
+    ):
+        listed(folder, "a", "b", "n01_5.JPEG", "c", "class1/n01_5.JPEG")
+
+
+def test_names_that_several_images_have(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"^1 of the 2 .* there more than once in .*: 002\.jpg$"):
+        listed(folder, "002.jpg", "n01_5.JPEG")
+
+
+def test_lists_that_say_nothing(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"list\.txt names no image"):
+        listed(folder, "", " ")
+    with pytest.raises(DataError, match=r"cannot read the list .*none\.txt: No such file"):
+        read_list(open_store(folder / "images", "train"), folder / "none.txt")

@@ -1,0 +1,57 @@
+"""The report: one page that needs nothing else, with every curve and setting."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.evaluate import KnnConfig, LinearConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError
+from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
+from fastsiam.jobs.train import train_here
+from fastsiam.report.run import write_report
+from fastsiam.training.metrics import read_metrics
+from tests.conftest import with_settings
+
+
+def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None:
+    run = train_here(small, "imagenet")
+    other = train_here(
+        with_settings(small, stop_gradient=False, out=str(tmp_path / "other")), "imagenet"
+    )
+    page = write_report([run, other], tmp_path / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page) and "<script" not in page
+    charts = re.findall(r'<img alt="([^"]+)" src="data:image/svg\+xml;base64,', page)
+    assert len(charts) == 6 and any("kNN" in chart for chart in charts)
+    last = [line for line in read_metrics(run) if line["kind"] == "train"][-1]
+    assert f"<td>{last['loss']:.4f}</td>" in page
+    for setting in ("stop_gradient", "weight_decay", "knn_temperature", "pipeline"):
+        assert f"<td>{setting}</td>" in page
+    assert "<p>other: stop-gradient: True -&gt; False</p>" in page
+    assert "<td>other</td>" in page and "<td>run</td>" in page
+
+
+def test_evaluations_are_shown(small: TrainConfig) -> None:
+    run = train_here(with_settings(small, epochs=1), "imagenet")
+    place = Place(0, 1, torch.device("cpu"))
+    knn = evaluate_knn(run, KnnConfig(workers=0), place)
+    linear = evaluate_linear(
+        run, LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1,1"), place
+    )
+    page = write_report([run], run / "report.html").read_text()
+    assert "<h2>Evaluations</h2>" in page
+    for line in knn["summary"] + linear["summary"]:
+        assert f"<td>{line}</td>" in page
+    (run / "eval" / "knn.json").write_text("{}")
+    with pytest.raises(DataError, match=r"knn\.json is no record of an evaluation"):
+        write_report([run], run / "report.html")
+
+
+def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a run folder"):
+        write_report([tmp_path], tmp_path / "report.html")

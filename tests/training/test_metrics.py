@@ -1,0 +1,116 @@
+"""Collapse measures against float64, the guard's verdicts, and the metrics' files."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.errors import TrainingError
+from fastsiam.training.metrics import (
+    Clock,
+    CollapseGuard,
+    FiniteCheck,
+    MetricsLog,
+    effective_rank,
+    read_metrics,
+    z_std,
+)
+
+
+def test_measures_equal_float64_numpy() -> None:
+    z = torch.randn(60, 32) @ torch.randn(32, 32)
+    x = z.double().numpy()
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    assert z_std(z).item() == pytest.approx(x.std(0).mean() * 32**0.5, rel=1e-5)
+    s = np.linalg.svd(x, compute_uv=False)
+    s /= s.sum()
+    assert effective_rank(z).item() == pytest.approx(np.exp(-(s * np.log(s)).sum()), rel=1e-4)
+    assert effective_rank(z[:20]).item() == pytest.approx(
+        math.exp(
+            -sum(
+                v * math.log(v)
+                for v in (lambda t: t / t.sum())(np.linalg.svd(x[:20], compute_uv=False))
+            )
+        ),
+        rel=1e-4,
+    )
+
+
+def test_measures_at_their_ends() -> None:
+    spread = torch.randn(4096, 256)
+    assert z_std(spread).item() == pytest.approx(1, abs=0.01)
+    point = torch.ones(64, 16)
+    assert z_std(point).item() == pytest.approx(0, abs=1e-6)
+    assert effective_rank(point).item() == pytest.approx(1, abs=1e-3)
+    assert effective_rank(point * 0).item() == 1
+    assert effective_rank(torch.eye(16)).item() == pytest.approx(16, rel=1e-4)
+
+
+def test_rank_sees_the_collapse_that_std_does_not() -> None:
+    """3 of 64 dimensions in use: the std is that of a healthy run."""
+    z = torch.randn(512, 3) @ torch.randn(3, 64)
+    assert z_std(z) > 0.85
+    assert effective_rank(z) < 3.1
+    guard = CollapseGuard("warn", batch=64)
+    assert guard.check(5, z_std(z).item(), effective_rank(z).item())
+
+
+def test_guard_warns_once_an_episode_or_stops() -> None:
+    guard = CollapseGuard("warn", batch=64)
+    assert guard.check(10, 0.98, 60) is None
+    warning = guard.check(20, 0.3, 2.0)
+    assert warning and "step 20" in warning and "learning rate" in warning
+    assert guard.check(30, 0.2, 1.5) is None
+    assert guard.check(40, 0.9, 50) is None
+    assert guard.check(50, 0.1, 1.1)
+    with pytest.raises(TrainingError, match="collapses at step 7"):
+        CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
+    assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
+
+
+def test_finite_check_names_the_first_bad_step() -> None:
+    check = FiniteCheck(torch.device("cpu"))
+    for step, loss in [(1, -0.5), (2, -0.6), (3, math.inf), (4, -0.5), (5, math.nan)]:
+        assert check.verdict() == (None if step <= 3 else 3)
+        check.note(step, torch.tensor(loss))
+    assert check.verdict() == 3
+
+
+def test_clock_tells_waiting_from_working() -> None:
+    def slow() -> object:
+        for i in range(5):
+            time.sleep(0.02)
+            yield i
+
+    clock = Clock(seconds=100.0)
+    for _ in clock.over(slow()):  # type: ignore[arg-type]
+        time.sleep(0.02)
+    time.sleep(0.2)  # a pause: not training
+    reading = clock.read(8)
+    assert 0.3 < reading["data_wait"] < 0.7
+    assert 100.19 < reading["seconds"] < 100.4
+    assert reading["images_per_second"] == pytest.approx(40 / (reading["seconds"] - 100), rel=0.01)
+
+
+def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, step=0, steps_per_epoch=2)
+    for step in range(1, 6):
+        if step % 2:
+            log.write("knn", {"epoch": (step - 1) / 2, "top1": 10.0})
+        log.write("train", {"step": step, "epoch": step / 2, "loss": -0.1 * step})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # killed while writing
+    MetricsLog(tmp_path, step=4, steps_per_epoch=2, evaluates_again=True).close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == read_metrics(tmp_path)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
+    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
+    MetricsLog(tmp_path, step=2, steps_per_epoch=2).close()
+    assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]

@@ -1,0 +1,247 @@
+"""The GPU's kernels without a GPU: run by Triton's interpreter, and compiled for one.
+
+Tolerance: none. The photometric kernels equal the reference, and the crops PIL's (Pillow 13's: see
+``fastsiam.pipelines.geometric.cuda``), to the last bit. tests/test_gpu.py has the same comparisons
+for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from itertools import permutations
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastsiam.config import AugmentConfig
+from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
+from fastsiam.views.photometric import reference
+
+pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
+
+from fastsiam.pipelines.geometric import cuda as geometric_cuda
+from fastsiam.views.photometric import cuda as photometric_cuda
+
+Run = Callable[..., Any]
+"""Calls a function on its arguments, the first a CPU tensor, where its kernels can run."""
+
+OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> Iterator[Run]:
+    """Call a function in a process in which Triton interprets kernels, on the CPU.
+
+    Triton decides when it is imported and then changes its own functions, hence the process.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            pool.submit(int).result()
+        yield lambda function, *a, **k: pool.submit(function, *a, **k).result()
+
+
+@pytest.fixture(scope="module")
+def photographs(real_images: Path) -> list[Image.Image]:
+    return [Image.open(file).convert("RGB") for file in sorted(real_images.glob("*/*.JPEG"))[:24]]
+
+
+def crops_of(photographs: list[Image.Image], side: int, count: int) -> Tensor:
+    """Return (2, count, side, side, 3): photographs, and in the place of the last one noise."""
+    small = np.stack([np.asarray(photo.resize((side, side))) for photo in photographs[: 2 * count]])
+    small[[count - 1, -1]] = np.random.default_rng(0).integers(0, 256, (2, side, side, 3))
+    return torch.from_numpy(small).view(2, count, side, side, 3)
+
+
+def draw(config: AugmentConfig, count: int, **changes: Any) -> ViewParams:
+    size = [(config.crop, config.crop)] * count
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(count), size=size)
+    return replace(params, **changes)
+
+
+def assert_equal_reference(
+    run: Run,
+    crops: Tensor,
+    params: ViewParams,
+    config: AugmentConfig,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    views = run(photometric_cuda.photometric, crops, params, config, dtype=dtype)
+    expected = reference.photometric(crops, params, config, dtype=dtype)
+    for ours, theirs in zip(views, expected, strict=True):
+        assert ours.dtype == dtype
+        assert ours.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(ours, theirs)
+    return expected
+
+
+@pytest.mark.parametrize("op", [BRIGHTNESS, CONTRAST, SATURATION, HUE])
+def test_one_jitter_operation(op: int, interpreted: Run, photographs: list[Image.Image]) -> None:
+    """At 33 pixels a view is more than one program's share."""
+    config, count = OFF.changed(crop=33), 6
+    crops = crops_of(photographs, 33, count)
+    low, high = (-0.5, 0.5) if op == HUE else (0.0, 2.0)
+    factor = np.random.default_rng(op).uniform(low, high, (2, count, 4)).astype(np.float32)
+    order = np.full((2, count, 4), -1, np.int8)
+    order[..., 2] = op
+    params = draw(
+        config, count, order=order, factor=factor, jitter=np.ones((2, count), dtype=np.bool_)
+    )
+    changed = assert_equal_reference(interpreted, crops, params, config)
+    same = reference.photometric(crops, draw(config, count), config)
+    assert all((a - b).abs().mean() > 0.1 for a, b in zip(changed, same, strict=True))
+
+
+def test_every_order_of_the_jitter(interpreted: Run, photographs: list[Image.Image]) -> None:
+    config = AugmentConfig.alike(crop=19, jitter_p=1, gray_p=0, blur_p=0)
+    order = np.array(list(permutations(range(4))), np.int8).reshape(2, 12, 4)
+    params = draw(config, 12, order=order)
+    assert_equal_reference(interpreted, crops_of(photographs, 19, 12), params, config)
+
+
+@pytest.mark.parametrize("config", [OFF, OFF.changed(gray_p=1)], ids=["nothing", "gray"])
+def test_no_jitter(config: AugmentConfig, interpreted: Run, photographs: list[Image.Image]) -> None:
+    config = config.changed(crop=17)
+    assert_equal_reference(interpreted, crops_of(photographs, 17, 4), draw(config, 4), config)
+
+
+@pytest.mark.parametrize("side", [1, 5, 17, 40])
+def test_blur(side: int, interpreted: Run, photographs: list[Image.Image]) -> None:
+    """Sigmas from a box of less than three pixels to one that is wider than the view."""
+    config = OFF.changed(crop=side, blur_p=1)
+    sigma = np.geomspace(0.05, 6, 8).astype(np.float32).reshape(2, 4)
+    params = draw(config, 4, blur=sigma)
+    blurred = assert_equal_reference(interpreted, crops_of(photographs, side, 4), params, config)
+    if side > 1:
+        sharp = reference.photometric(crops_of(photographs, side, 4), draw(OFF, 4), config)
+        assert (blurred[1] - sharp[1]).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_whole_stage(
+    dtype: torch.dtype, interpreted: Run, photographs: list[Image.Image]
+) -> None:
+    """Every type of result, from crops that are not contiguous."""
+    config = AugmentConfig.alike(crop=20)
+    crops = crops_of(photographs, 20, 12).flip(3).permute(0, 1, 3, 2, 4)
+    assert not crops.is_contiguous()
+    before, params = crops.clone(), draw(config, 12)
+    assert params.blur.any() and params.gray.any() and not params.jitter.all()
+    assert_equal_reference(interpreted, crops, params, config, dtype)
+    assert torch.equal(crops, before)
+
+
+def test_without_hue_there_is_no_trip_through_hsv(
+    interpreted: Run, photographs: list[Image.Image]
+) -> None:
+    config = AugmentConfig.alike(crop=16, hue=0, jitter_p=1)
+    assert_equal_reference(interpreted, crops_of(photographs, 16, 6), draw(config, 6), config)
+
+
+def crop_with_pil(image: Image.Image, params: ViewParams, view: int, row: int, side: int) -> Any:
+    top, left, height, width = params.box[view, row].tolist()
+    crop = image.crop((left, top, left + width, top + height))
+    crop = crop.resize((side, side), Image.Resampling.BILINEAR)
+    if params.flip[view, row]:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return np.asarray(crop)
+
+
+def assert_equal_pil(
+    run: Run, images: list[Image.Image], side: int, **augment: float
+) -> ViewParams:
+    """Compare crops of the images, taken in reverse; return the parameters."""
+    pixels = torch.from_numpy(np.concatenate([np.asarray(image).ravel() for image in images]))
+    size = np.array([(image.height, image.width) for image in images])
+    start = np.cumsum(3 * size.prod(1)) - 3 * size.prod(1)
+    chosen = np.arange(len(images))[::-1]
+    config = AugmentConfig.alike(crop=side, **augment)  # type: ignore[arg-type]
+    params = draw_views(config, seed=3, epoch=0, index=chosen, size=size[chosen])
+    crops = run(geometric_cuda.crop_views, pixels, start[chosen], size[chosen], params, side)
+    assert crops.shape == (2, len(images), side, side, 3) and crops.dtype == torch.uint8
+    for view in range(2):
+        for row, i in enumerate(chosen):
+            expected = crop_with_pil(images[i], params, view, row, side)
+            difference = np.abs(crops[view, row].numpy().astype(int) - expected).max()
+            assert difference <= (0 if int(PIL.__version__.split(".")[0]) >= 13 else 1), (view, i)
+    return params
+
+
+@pytest.mark.parametrize("side", [1, 5, 17, 24])
+def test_crops_of_any_size(side: int, interpreted: Run) -> None:
+    """Noise, from one pixel to several times the result's side, every shape; both orders."""
+    random = np.random.default_rng(side)
+    sizes = random.integers(1, 3 * side + 16, (10, 2)).tolist()
+    sizes += [(1, 1), (1, 30), (30, 1), (side, side), (2 * side + 40, 3)]
+    noise = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    images = [Image.fromarray(pixels) for pixels in noise]
+    params = assert_equal_pil(
+        interpreted, images, side, scale_min=0.05, ratio_min=0.1, ratio_max=10
+    )
+    excess = params.box[..., 2:] - side
+    vertical_first = (excess[..., 0] > 0) & (excess[..., 0] > 2 * excess[..., 1])
+    assert vertical_first.any() and not vertical_first.all()
+    assert params.flip.any() and not params.flip.all()
+
+
+def test_crops_of_photographs(interpreted: Run, photographs: list[Image.Image]) -> None:
+    small = [photo.resize((photo.width // 6, photo.height // 6)) for photo in photographs[:6]]
+    assert_equal_pil(interpreted, small, 32)
+
+
+def compile_for_a_gpu() -> tuple[list[int], str]:
+    """Make the launches of four batches, but only compile; for a process of its own.
+
+    Returns:
+        How many kernels there were after each batch, and their PTX code.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class Hopper:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    run, kernels = JITFunction.run, {}
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        kernels[id(kernel)] = kernel
+
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only
+    config, counts = AugmentConfig.alike(crop=224), []
+    for seed in range(4):
+        n, pixels = 5 + seed, 375 * 500 * 3
+        size = np.array([(375, 500)] * n)
+        params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
+        source = torch.zeros(n * pixels, dtype=torch.uint8)
+        crops = geometric_cuda.crop_views(source, np.arange(n) * pixels, size, params, 224)
+        photometric_cuda.photometric(crops, params, config, dtype=torch.bfloat16)
+        counts.append(len(kernels))
+    return counts, "".join(kernel.asm["ptx"] for kernel in kernels.values())
+
+
+def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
+    """Later batches need no new kernels; a fused multiply-add would not round as PIL does."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        counts, code = pool.submit(compile_for_a_gpu).result()
+    assert counts == [7] * 4
+    assert "div.rn." in code
+    assert "fma." not in code and "div.full" not in code

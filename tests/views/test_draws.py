@@ -1,0 +1,129 @@
+"""Draws: torchvision's distributions, and a pure function of (seed, epoch, index, view)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms import ColorJitter, RandomResizedCrop
+
+from fastsiam.config import AugmentConfig
+from fastsiam.views import rng
+from fastsiam.views.draws import ViewParams, draw_views
+
+N = 10_000
+
+
+def draw(
+    config: AugmentConfig | None = None, n: int = N, size: tuple[int, int] = (375, 500), **key: int
+) -> ViewParams:
+    key = {"seed": 0, "epoch": 0} | key
+    return draw_views(config or AugmentConfig(), index=np.arange(n), size=[size] * n, **key)
+
+
+def largest_gap(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Kolmogorov-Smirnov statistic: the largest gap between two samples' distribution functions."""
+    values = np.sort(np.concatenate([ours, theirs]))
+    both = [np.searchsorted(np.sort(x), values, side="right") / len(x) for x in (ours, theirs)]
+    return float(np.abs(both[0] - both[1]).max())
+
+
+LIMIT = 1.95 * np.sqrt(2 / N)  # two samples of one distribution pass with probability 0.999
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 333), (64, 700), (900, 50)])
+def test_crop_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+    """Extreme shapes make most tries fail, so the fallback is compared too."""
+    ours = draw(size=size).box[0].astype(float)
+    torch.manual_seed(0)
+    image = torch.empty(3, *size)
+    theirs = np.array(
+        [RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(N)], float
+    )
+    for column in range(4):
+        assert largest_gap(ours[:, column], theirs[:, column]) < LIMIT
+
+
+def test_crop_box_falls_back_to_the_central_crop() -> None:
+    """No crop of the full area with ratio 3/4 to 4/3 fits into a stripe."""
+    config = AugmentConfig.alike(scale_min=1.0, scale_max=1.0)
+    assert (draw(config, n=50, size=(30, 300)).box == [0, 130, 30, 40]).all()
+    assert (draw(config, n=50, size=(300, 30)).box == [130, 0, 40, 30]).all()
+
+
+def test_jitter_is_distributed_as_torchvisions() -> None:
+    ours = draw()
+    torch.manual_seed(0)
+    theirs = [
+        ColorJitter.get_params((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1)) for _ in range(N)
+    ]
+    for op in range(4):
+        factors = np.array([params[op + 1] for params in theirs])
+        assert largest_gap(ours.factor[0, :, op], factors) < LIMIT
+    orders = {tuple(order) for order in ours.order[0].tolist()}
+    assert orders == {tuple(params[0].tolist()) for params in theirs} and len(orders) == 24
+    counts = np.unique(ours.order[0] @ [64, 16, 4, 1], return_counts=True)[1]
+    assert abs(counts - N / 24).max() < 5 * np.sqrt(N / 24)
+
+
+def test_probabilities_and_sigmas() -> None:
+    params = draw()
+    for drawn, p in [
+        (params.flip, 0.5),
+        (params.jitter, 0.8),
+        (params.gray, 0.2),
+        (params.blur > 0, 0.5),
+    ]:
+        assert abs(drawn.mean() - p) < 4 * np.sqrt(p * (1 - p) / (2 * N))
+    sigma = params.blur[params.blur > 0]
+    assert largest_gap(sigma, np.random.default_rng(0).uniform(0.1, 2, N)) < LIMIT
+
+
+def test_draws_are_independent_of_each_other() -> None:
+    params = draw()
+    columns = [
+        params.flip,
+        params.jitter,
+        params.gray,
+        params.blur > 0,
+        params.factor[..., 0],
+        params.box[..., 0],
+    ]
+    table = np.array([column[view] for column in columns for view in range(2)], float)
+    correlation = np.corrcoef(table) - np.eye(len(table))
+    assert np.abs(correlation).max() < 5 / np.sqrt(N)
+
+
+def test_draws_depend_on_nothing_but_their_key() -> None:
+    """Neither on the batch they are drawn in nor on its order."""
+    index, size = np.arange(64), np.stack([np.arange(64) + 20, np.arange(64)[::-1] + 30], 1)
+    whole = draw_views(AugmentConfig(), seed=3, epoch=2, index=index, size=size)
+    shuffled = np.random.default_rng(0).permutation(64)
+    again = draw_views(AugmentConfig(), seed=3, epoch=2, index=index[shuffled], size=size[shuffled])
+    alone = draw_views(AugmentConfig(), seed=3, epoch=2, index=[17], size=[size[17]])
+    for name in ViewParams.__slots__:
+        np.testing.assert_array_equal(getattr(whole, name)[:, shuffled], getattr(again, name))
+        np.testing.assert_array_equal(getattr(whole, name)[:, 17:18], getattr(alone, name))
+
+
+def test_views_epochs_seeds_and_images_differ() -> None:
+    boxes = [draw(seed=s, epoch=e).box[v] for s in (0, 1) for e in (0, 1) for v in (0, 1)]
+    for i, one in enumerate(boxes):
+        assert len(np.unique(one, axis=0)) > 0.9 * N
+        for other in boxes[:i]:
+            assert (one == other).all(1).mean() < 0.01
+
+
+def test_the_generator_is_fixed_for_ever() -> None:
+    """splitmix64's reference values for seed 1234567; a changed draw would change every run."""
+    state = np.array([1234567], np.uint64)
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    gamma = np.uint64(0x9E3779B97F4A7C15)
+    steps = np.arange(1, 5, dtype=np.uint64)
+    assert rng.mix(state + steps * gamma).tolist() == expected
+    assert draw(n=2).box.tolist() == draw(n=2).box.tolist()
+    params = draw_views(AugmentConfig(), seed=7, epoch=1, index=[42], size=[(375, 500)])
+    assert params.box.tolist() == PINNED_BOX
+
+
+PINNED_BOX = [[[76, 2, 240, 289]], [[6, 104, 320, 334]]]

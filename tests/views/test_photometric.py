@@ -1,0 +1,125 @@
+"""The photometric reference against torchvision on PIL images, on real JPEGs.
+
+Tolerance: 0 levels of 255 for every operation and for the whole chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+from torchvision.transforms import functional as TF
+
+from fastsiam.config import AugmentConfig
+from fastsiam.pipelines.torchvision_backend import apply_view
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric import reference as P
+
+Levels = np.ndarray
+
+
+@pytest.fixture(scope="module")
+def pictures(real_images: Path) -> list[Image.Image]:
+    files = sorted(real_images.glob("*/*.JPEG"))[:48]
+    natural = [
+        Image.open(file).convert("RGB").resize((96, 96), Image.Resampling.BILINEAR)
+        for file in files
+    ]
+    noise = np.random.default_rng(0).integers(0, 256, (96, 96, 3), dtype=np.uint8)
+    flat = np.zeros((96, 96, 3), np.uint8)
+    return [*natural, Image.fromarray(noise), Image.fromarray(flat), Image.fromarray(255 - flat)]
+
+
+def to_tensor(pictures: list[Image.Image]) -> Tensor:
+    pixels = np.stack([np.asarray(picture) for picture in pictures])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().contiguous()
+
+
+def difference(ours: Tensor, theirs: list[Image.Image]) -> int:
+    return int((ours - to_tensor(theirs)).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "low", "high"),
+    [
+        (P.adjust_brightness, TF.adjust_brightness, 0.0, 2.0),
+        (P.adjust_contrast, TF.adjust_contrast, 0.0, 2.0),
+        (P.adjust_saturation, TF.adjust_saturation, 0.0, 2.0),
+        (P.adjust_hue, TF.adjust_hue, -0.5, 0.5),
+    ],
+)
+def test_jitter_operation_equals_torchvisions(
+    ours: Callable[[Tensor, Tensor], Tensor],
+    theirs: Callable[[Image.Image, float], Image.Image],
+    low: float,
+    high: float,
+    pictures: list[Image.Image],
+) -> None:
+    factors = np.random.default_rng(1).uniform(low, high, len(pictures)).astype(np.float32)
+    expected = [theirs(picture, float(f)) for picture, f in zip(pictures, factors, strict=True)]
+    assert difference(ours(to_tensor(pictures), torch.from_numpy(factors)), expected) == 0
+    assert difference(to_tensor(pictures), expected) > 20  # the operation does something
+
+
+def test_gray_equals_torchvisions(pictures: list[Image.Image]) -> None:
+    expected = [TF.rgb_to_grayscale(picture, 3) for picture in pictures]
+    assert difference(P.grayscale(to_tensor(pictures)), expected) == 0
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 2.0), (0.05, 0.2), (2.0, 9.0)])
+def test_blur_equals_pils(low: float, high: float, pictures: list[Image.Image]) -> None:
+    sigma = np.random.default_rng(2).uniform(low, high, len(pictures)).astype(np.float32)
+    expected = [
+        p.filter(ImageFilter.GaussianBlur(float(s))) for p, s in zip(pictures, sigma, strict=True)
+    ]
+    assert difference(P.gaussian_blur(to_tensor(pictures), sigma), expected) == 0
+
+
+@pytest.mark.parametrize("hue", [0.1, 0.0])
+def test_the_chain_equals_the_baselines(hue: float, pictures: list[Image.Image]) -> None:
+    """Every operation in each image's own order, both views, normalised."""
+    config = AugmentConfig.alike(crop=96, scale_min=1.0, ratio_min=1.0, ratio_max=1.0, hue=hue)
+    n = len(pictures)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(n), size=[(96, 96)] * n)
+    crops = (
+        to_tensor(pictures).to(torch.uint8).permute(0, 2, 3, 1).expand(2, -1, -1, -1, -1).clone()
+    )
+    crops = torch.where(torch.from_numpy(params.flip)[..., None, None, None], crops.flip(3), crops)
+    views = P.photometric(crops, params, config)
+    for number, view in enumerate(views):
+        assert view.shape == (n, 3, 96, 96)
+        assert view.is_contiguous(memory_format=torch.channels_last)
+        for row, picture in enumerate(pictures):
+            expected = TF.to_tensor(apply_view(picture, params, number, row, config))
+            expected = TF.normalize(expected, list(config.mean), list(config.std))
+            levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
+            assert levels.max() < 1e-3, (number, row)
+
+
+def test_result_type_and_source_are_right() -> None:
+    config = AugmentConfig.alike(crop=8)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(5), size=[(8, 8)] * 5)
+    crops = torch.randint(0, 256, (2, 5, 8, 8, 3), dtype=torch.uint8)
+    before = crops.clone()
+    full, half = (
+        P.photometric(crops, params, config),
+        P.photometric(crops, params, config, dtype=torch.bfloat16),
+    )
+    assert torch.equal(crops, before)
+    assert half[0].dtype == torch.bfloat16 and torch.equal(full[0].bfloat16(), half[0])
+
+
+def test_normalisation_of_a_known_colour() -> None:
+    """Red stays red: channel order and constants, by hand."""
+    config = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
+    params = draw_views(config, seed=0, epoch=0, index=[0], size=[(4, 4)])
+    red = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
+    red[..., 0] = 255
+    view = P.photometric(red, params, config)[0]
+    expected = [(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225]
+    torch.testing.assert_close(view[0, :, 0, 0], torch.tensor(expected))

@@ -1,0 +1,150 @@
+"""The CPU's compiled photometric stage against the reference.
+
+Tolerance: 0 levels; after normalisation, which is one multiplication here and two divisions there,
+2e-6 in float32 and one unit of the last place in bfloat16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastsiam.config import AugmentConfig
+from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
+from fastsiam.views.photometric import cpu, photometric, reference
+
+CONFIG = AugmentConfig()
+NEUTRAL = np.array([1, 1, 1, 0], np.float32)
+
+
+@pytest.fixture(scope="module")
+def photographs(real_images: Path) -> Tensor:
+    """(2, 24, 112, 112, 3) uint8, one of them noise and one black."""
+    files = sorted(real_images.glob("*/*.JPEG"))[:48]
+    photos = [np.asarray(Image.open(file).convert("RGB").resize((112, 112))) for file in files]
+    pixels = np.stack(photos).reshape(2, 24, 112, 112, 3)
+    pixels[0, 0] = np.random.default_rng(0).integers(0, 256, (112, 112, 3))
+    pixels[1, 1] = 0
+    return torch.from_numpy(pixels)
+
+
+def parameters(crops: Tensor, config: AugmentConfig = CONFIG) -> ViewParams:
+    n = crops.shape[1]
+    return draw_views(config, seed=1, epoch=2, index=np.arange(n), size=[(300, 300)] * n)
+
+
+def only(params: ViewParams, **changes: Any) -> ViewParams:
+    """Return parameters that do nothing, but for the changes."""
+    no = np.zeros_like(params.gray)
+    nothing = replace(params, jitter=no, gray=no, blur=np.zeros_like(params.blur))
+    return replace(nothing, **changes)
+
+
+def difference(crops: Tensor, params: ViewParams, config: AugmentConfig = CONFIG) -> float:
+    """Return the largest, in levels of 255, between the two implementations."""
+    ours, theirs = (f(crops, params, config) for f in (cpu.photometric, reference.photometric))
+    scale = 255 * torch.tensor(config.std).view(3, 1, 1)
+    return max(float(((a - b).abs() * scale).max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("op", [BRIGHTNESS, CONTRAST, SATURATION, HUE])
+def test_each_operation(op: int, photographs: Tensor) -> None:
+    params = parameters(photographs)
+    factor = np.broadcast_to(NEUTRAL, params.factor.shape).copy()
+    generator = np.random.default_rng(op)
+    factor[..., op] = generator.uniform(-0.5 if op == HUE else 0, 0.5 if op == HUE else 2, (2, 24))
+    changed = only(params, jitter=np.ones_like(params.jitter), factor=factor)
+    assert difference(photographs, changed) < 1e-3
+    views = cpu.photometric(photographs, changed, CONFIG)
+    assert not torch.equal(views[0], cpu.photometric(photographs, only(params), CONFIG)[0])
+
+
+def test_every_order_of_the_jitter(photographs: Tensor) -> None:
+    params = parameters(photographs)
+    orders = np.array(list(permutations(range(4))), np.int8)
+    assert len(orders) == photographs.shape[1]
+    order = np.stack([orders, orders[::-1]])
+    changed = only(params, jitter=np.ones_like(params.jitter), order=order)
+    assert difference(photographs, changed) < 1e-3
+
+
+def test_gray(photographs: Tensor) -> None:
+    params = parameters(photographs)
+    assert difference(photographs, only(params, gray=np.ones_like(params.gray))) < 1e-3
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 2.0), (0.02, 0.1), (2.0, 12.0)])
+def test_blur(low: float, high: float, photographs: Tensor) -> None:
+    params = parameters(photographs)
+    sigma = np.random.default_rng(2).uniform(low, high, (2, 24)).astype(np.float32)
+    assert difference(photographs, only(params, blur=sigma)) < 1e-3
+
+
+@pytest.mark.parametrize("hue", [0.1, 0.0])
+def test_the_chain(hue: float, photographs: Tensor) -> None:
+    config = AugmentConfig.alike(hue=hue, gray_p=0.3)
+    assert difference(photographs, parameters(photographs, config), config) < 1e-3
+
+
+def test_hue_of_colours_from_the_whole_cube() -> None:
+    """Every 3rd level of each channel, all 86**3 colours, where PIL's float and double decide."""
+    levels = torch.arange(0, 256, 3, dtype=torch.uint8)
+    cube = torch.cartesian_prod(levels, levels, levels)
+    crops = cube.reshape(1, 1, 86, 86 * 86, 3).repeat(2, 1, 1, 1, 1)
+    params = draw_views(CONFIG, seed=0, epoch=0, index=[0], size=[(9, 9)])
+    for shift in (-0.5, -0.07, 0.0, 0.1, 0.49):
+        factor = np.broadcast_to(NEUTRAL, (2, 1, 4)).copy()
+        factor[..., HUE] = shift
+        changed = only(params, jitter=np.ones((2, 1), bool), factor=factor)
+        assert difference(crops, changed) < 1e-3, shift
+
+
+@pytest.mark.parametrize("side", [1, 2, 5, 17, 33])
+def test_small_and_odd_sides(side: int) -> None:
+    """The blur reaches beyond the picture, and rows are no multiple of a vector's length."""
+    generator = torch.Generator().manual_seed(side)
+    crops = torch.randint(0, 256, (2, 40, side, side, 3), dtype=torch.uint8, generator=generator)
+    config = AugmentConfig.alike(blur_sigma_max=6.0)
+    assert difference(crops, parameters(crops, config), config) < 1e-3
+
+
+def test_bfloat16_is_rounded_to_the_nearest(photographs: Tensor) -> None:
+    params = parameters(photographs)
+    full = cpu.photometric(photographs, params, CONFIG)
+    half = cpu.photometric(photographs, params, CONFIG, dtype=torch.bfloat16)
+    assert half[0].dtype == torch.bfloat16
+    assert all(torch.equal(a.bfloat16(), b) for a, b in zip(full, half, strict=True))
+
+
+def test_other_types_layout_and_the_source(photographs: Tensor) -> None:
+    params = parameters(photographs)
+    before = photographs.clone()
+    sliced = torch.stack([photographs, photographs], dim=2)[:, :, 0]  # any strides
+    assert not sliced.is_contiguous()
+    for view, expected in zip(
+        photometric(sliced, params, CONFIG, dtype=torch.float16),
+        photometric(photographs, params, CONFIG),
+        strict=True,
+    ):
+        assert view.dtype == torch.float16 and torch.equal(view, expected.half())
+        assert view.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(photographs, before)
+
+
+def test_memory_is_used_again_only_when_nobody_needs_it(photographs: Tensor) -> None:
+    params = parameters(photographs)
+    view1, view2 = photometric(photographs, params, CONFIG)
+    kept, place = view2.clone(), view1.data_ptr()
+    del view1
+    again = photometric(photographs.flip(1), params, CONFIG)
+    assert again[0].data_ptr() != place and torch.equal(view2, kept)
+    del view2
+    assert photometric(photographs, params, CONFIG)[0].data_ptr() == place
