@@ -18,7 +18,8 @@ from fastsiam.config.flags import differences
 from fastsiam.errors import CheckpointError
 from fastsiam.files import why, written_whole
 
-FORMAT = 1
+FORMAT = 2
+"""Of what is written. 1 is version 0.1's, whose settings have another layout; it is read too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def parsed(path: Path, state: Any) -> Checkpoint:
     Raises:
         CheckpointError: it is none of ours.
     """
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
     try:
         config = TrainConfig.from_dict(state["config"])

@@ -24,7 +24,8 @@ from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.geometric import crop_views
-from fastsiam.training.metrics import FiniteCheck, read_metrics
+from fastsiam.training.log import read_metrics
+from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep, autocast_type
 from fastsiam.views.draws import draw_views

@@ -351,7 +351,7 @@ def views(
     ] = None,
 ) -> None:
     """Show images beside the two views that pipelines make of each, as training sees them."""
-    from fastsiam.jobs.train import show_views
+    from fastsiam.jobs.views import show_views
 
     augment = recipe_named(recipe).augment
     names = cast("list[Pipeline]", pipeline.split(","))

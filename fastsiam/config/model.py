@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal, get_args
 
 from .checks import require
@@ -66,6 +66,12 @@ class MethodConfig:
     """What ``--method`` calls it."""
     title: ClassVar[str]
     """What its paper calls it."""
+    paper: ClassVar[str]
+    """Its paper, for model cards, in Markdown."""
+
+    def described(self) -> dict[str, str]:
+        """Return its settings for people, by what they are of."""
+        return {f.name.replace("_", " "): str(getattr(self, f.name)) for f in fields(self)}
 
     def check_views(self, views: int) -> None:
         """Raise ``ValueError`` if the method cannot be trained on so many views of each image."""
@@ -77,6 +83,10 @@ class SimSiamConfig(MethodConfig):
 
     name: ClassVar[str] = "simsiam"
     title: ClassVar[str] = "SimSiam"
+    paper: ClassVar[str] = (
+        "Chen and He, [Exploring Simple Siamese Representation Learning]"
+        "(https://arxiv.org/abs/2011.10566), 2020"
+    )
 
     projector_layers: int = 3
     """Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10)."""
@@ -103,6 +113,16 @@ class SimSiamConfig(MethodConfig):
             self.predictor_lr in ("constant", "cosine"),
             f"predictor-lr must be constant or cosine, not {self.predictor_lr!r}",
         )
+
+    def described(self) -> dict[str, str]:
+        """Return its settings for people, by what they are of."""
+        return {
+            "projector": f"{self.projector_layers} layers, {self.projector_dim or self.dim} wide, "
+            f"to {self.dim}",
+            "predictor": f"{self.dim}-{self.predictor_dim}-{self.dim}, "
+            f"{self.predictor_lr} learning rate",
+            "stop-gradient": "yes" if self.stop_gradient else "no",
+        }
 
     def check_views(self, views: int) -> None:
         """Refuse all but two: the loss compares a pair."""

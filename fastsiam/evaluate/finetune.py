@@ -19,7 +19,7 @@ from fastsiam.distributed import Place, bn_group, data_parallel, mean_across_ran
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.linear import HeadResult, Heads, count_heads
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.optim import lr_at, with_momenta
+from fastsiam.training.optim import cosine, peak_lr, with_momenta
 from fastsiam.views.batch import EvalBatch
 
 
@@ -73,7 +73,8 @@ class FineTuning:
         self.network.train()
         total = torch.zeros(1, device=self._device)
         for step, (image, labels) in enumerate(batches, start=number * self._steps):
-            self.optimizer.param_groups[0]["lr"] = lr_at(self._optim, step, self._steps)["encoder"]
+            steps = self._optim.epochs * self._steps
+            self.optimizer.param_groups[0]["lr"] = cosine(peak_lr(self._optim), step, total=steps)
             with torch.autocast(
                 self._device.type, dtype=self._dtype, enabled=self._dtype != torch.float32
             ):

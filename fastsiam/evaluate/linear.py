@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place, data_parallel, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.training.optim import Lars, lr_at
+from fastsiam.training.optim import Lars, cosine
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +154,9 @@ class LinearTraining:
         """
         total = torch.zeros(len(self._rates), device=self._device)
         for step, (features, labels) in enumerate(batches, start=number * self._steps):
-            rate = lr_at(self._optim, step, self._steps)["encoder"] / self._optim.lr
             for group, base in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * base
+                peak = base * self._optim.batch / 256
+                group["lr"] = cosine(peak, step, total=self._optim.epochs * self._steps)
             scores = self._model(features)
             losses = torch.stack([F.cross_entropy(own, labels) for own in scores.unbind(1)])
             self.optimizer.zero_grad()

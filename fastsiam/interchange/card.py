@@ -16,7 +16,7 @@ from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
 from fastsiam.model.backbones import skeleton
-from fastsiam.training.metrics import read_metrics
+from fastsiam.training.log import read_metrics
 
 from .recognise import Pretrained, title
 
@@ -61,10 +61,10 @@ def _head(pretrained: Pretrained, format: str, file: str) -> list[str]:
             f"{holds}converted by fastsiam to the layout of {format}.",
         ]
     labels = "; no labels were used" if config is not None and not config.run.init else ""
+    method = pretrained.model.method
     return [
-        f"# {name}, pre-trained with SimSiam",
-        f"{holds}in the layout of {format}. SimSiam: Chen and He, [Exploring Simple Siamese "
-        f"Representation Learning](https://arxiv.org/abs/2011.10566), 2020{labels}.",
+        f"# {name}, pre-trained with {method.title}",
+        f"{holds}in the layout of {format}. {method.title}: {method.paper}{labels}.",
     ]
 
 
@@ -191,12 +191,9 @@ def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -
         "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
         f"weight decay {optim.weight_decay:g}",
         "learning rate": f"{optim.lr:g} x batch / 256, cosine, {optim.warmup_epochs:g} epochs of "
-        f"warm-up; predictor's {optim.predictor_lr}",
+        "warm-up",
         "backbone": f"{model.backbone}, {model.stem} stem, width {model.width}",
-        "projector": f"{model.projector_layers} layers, {model.projector_dim or model.dim} wide, "
-        f"to {model.dim}",
-        "predictor": f"{model.dim}-{model.predictor_dim}-{model.dim}",
-        "stop-gradient": "yes" if model.stop_gradient else "no",
+        **model.method.described(),
         "precision": config.numerics.precision,
         "seed": config.numerics.seed,
     }

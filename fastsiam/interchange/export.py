@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam.config import SimSiamConfig
 from fastsiam.errors import CheckpointError
+from fastsiam.methods import SimSiam
 from fastsiam.model.backbones import BLOCKS
 
 from . import files
@@ -49,13 +51,16 @@ def _simsiam(pretrained: Pretrained) -> dict[str, Any]:
     """As the authors write it: section 3's heads, the projector in the place of ``fc``."""
     model = pretrained.model
     _require_standard_resnet(pretrained, "simsiam")
-    state = pretrained.part("backbone", "projector", "predictor")
+    if not isinstance(model.method, SimSiamConfig):
+        raise _refused(pretrained, "simsiam", f"is {model.method.title}'s, with other heads")
+    state = pretrained.part(*SimSiam.parts)
     hidden, features = state["projector.0.weight"].shape
-    if model.projector_layers != 3 or hidden != features:
+    layers = sum(key.startswith("projector.") and value.dim() == 2 for key, value in state.items())
+    if layers != 3 or hidden != features:
         raise _refused(
             pretrained,
             "simsiam",
-            f"has a projector of {model.projector_layers} layers, {hidden} wide; theirs has 3, as "
+            f"has a projector of {layers} layers, {hidden} wide; theirs has 3, as "
             f"wide as the features ({features})",
         )
     new = {"backbone": "encoder", "projector": "encoder.fc", "predictor": "predictor"}

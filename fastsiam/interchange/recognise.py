@@ -15,10 +15,10 @@ from torchvision.models.resnet import Bottleneck
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.model.backbones import BLOCKS, Backbone, build_backbone, classifier_keys, skeleton
-from fastsiam.model.heads import predictor, projector
+from fastsiam.methods import Method, build_method, method_skeleton
+from fastsiam.model.backbones import BLOCKS, Backbone, classifier_keys
 
 from . import files
 from .layouts import Translation, translated
@@ -70,20 +70,18 @@ class Pretrained:
             BackendError: timm is needed, and not installed.
         """
         parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
-        with torch.random.fork_rng(devices=[]):
-            network = _assembled(build_backbone(self.model), self.model, parts)
         state = self.part(*parts)
+        with torch.random.fork_rng(devices=[]):
+            method = build_method(self.model)
+        network = _parts_of(method, parts)
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
             raise CheckpointError(
                 f"{self.path} does not hold the weights of {self.model.backbone}"
             ) from error
-        last = network[-1]
-        if layer == "backbone":
-            assert isinstance(last, Backbone)
-            return last.eval()
-        return _Projected(network, self.model.dim).eval()
+        found = method.backbone if layer == "backbone" else _Projected(network, method.dim)
+        return found.eval()
 
     def part(self, *names: str) -> dict[str, Tensor]:
         """Return the weights of these parts, by their full names.
@@ -167,13 +165,13 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
             "save the one that is meant alone"
         )
     model = _inferred(found, given, backbone, stem)
-    encoder = skeleton(model)
+    method = method_skeleton(model)
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
     unused = [given.origin[key] for key in given.weights if key in classifier]
     weights = {key: value for key, value in given.weights.items() if key not in classifier}
     _require_plain(found, weights, given.origin)
     _fold_biases(weights)
-    network = _assembled(encoder, model, _parts(weights))
+    network = _parts_of(method, _parts(method, weights))
     _add_counters(weights, network)
     _check(found, weights, network, given.origin)
     layout = "timm" if model.backbone.startswith("timm/") else given.layout
@@ -201,8 +199,7 @@ def _of_ours(checkpoint: Checkpoint, path: Path, backbone: str, stem: str) -> Pr
         raise CheckpointError(f"{path} holds no weights by name where a run of ours has them")
     names = {key: key for key in weights}
     _require_plain(path, weights, names)
-    network = _assembled(skeleton(model), model, ("backbone", "projector", "predictor"))
-    _check(path, weights, network, names)
+    _check(path, weights, method_skeleton(model, images=checkpoint.images), names)
     return Pretrained(
         path=path,
         layout="fastsiam",
@@ -242,20 +239,21 @@ def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> Model
             "name it with --backbone, such as convnext_tiny or timm/NAME"
         )
     settings: dict[str, Any] = {"backbone": name}
+    heads: dict[str, Any] = {}
     first = weights.get("backbone.conv1.weight")
     if name in BLOCKS and first is not None and first.dim() == 4:
         usual = given.small_stem if first.shape[-1] == 3 else "imagenet"
         settings |= {"width": len(first), "stem": stem or usual}
     project = _linear(weights, "projector")
     if project:
-        settings |= {"projector_layers": len(project), "dim": len(project[-1])}
+        heads |= {"projector_layers": len(project), "dim": len(project[-1])}
         if len(project) > 1 and len(project[0]) != len(project[-1]):
-            settings["projector_dim"] = len(project[0])
+            heads["projector_dim"] = len(project[0])
     if predict := _linear(weights, "predictor"):
-        settings |= {"predictor_dim": len(predict[0])}
-        settings.setdefault("dim", len(predict[-1]))
+        heads |= {"predictor_dim": len(predict[0])}
+        heads.setdefault("dim", len(predict[-1]))
     try:
-        return ModelConfig(**settings)
+        return ModelConfig(**settings, method=SimSiamConfig(**heads))
     except ValueError as error:
         raise CheckpointError(f"{path} holds no network: {error}") from error
 
@@ -312,25 +310,16 @@ def _fold_biases(weights: dict[str, Tensor]) -> None:
             weights[mean] = weights[mean].float() - weights.pop(key).float()
 
 
-def _parts(weights: Iterable[str]) -> tuple[str, ...]:
+def _parts(method: Method, weights: Iterable[str]) -> tuple[str, ...]:
+    """Return those parts of a method that weights are of; the backbone is always one."""
     present = {key.partition(".")[0] for key in weights}
-    return ("backbone", *(part for part in ("projector", "predictor") if part in present))
+    first, *others = method.parts
+    return (first, *(part for part in others if part in present))
 
 
-def _assembled(backbone: Backbone, model: ModelConfig, parts: Iterable[str]) -> nn.Sequential:
-    """Put parts of SimSiam together, on the backbone's device."""
-    modules: OrderedDict[str, nn.Module] = OrderedDict(backbone=backbone)
-    with next(backbone.parameters()).device:
-        if "projector" in parts:
-            modules["projector"] = projector(
-                backbone.features,
-                model.dim,
-                layers=model.projector_layers,
-                hidden=model.projector_dim,
-            )
-        if "predictor" in parts:
-            modules["predictor"] = predictor(model.dim, model.predictor_dim)
-    return nn.Sequential(modules)
+def _parts_of(method: Method, parts: Iterable[str]) -> nn.Sequential:
+    """Put some of a method's parts one behind the other."""
+    return nn.Sequential(OrderedDict((part, method.get_submodule(part)) for part in parts))
 
 
 def _check(
@@ -349,7 +338,7 @@ def _check(
     if problems := [
         f"{len(keys)} {kind} ({_listed(keys)})" for kind, keys in found.items() if keys
     ]:
-        backbone = network[0]  # type: ignore[index]
+        backbone = network.get_submodule("backbone")
         kind = type(getattr(backbone, "network", backbone)).__name__
         raise CheckpointError(
             f"the weights in {path} are not those of the {kind} that they were taken for: "

@@ -23,9 +23,10 @@ from fastsiam import distributed
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import demo
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
-from fastsiam.jobs.train import show_views, train_here
+from fastsiam.jobs.train import train_here
+from fastsiam.jobs.views import show_views
 from fastsiam.report.run import write_report
-from fastsiam.training.metrics import read_metrics
+from fastsiam.training.log import read_metrics
 
 SIDE = 40
 TRAIN, VAL = 400, 100

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, TrainConfig
+from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place
@@ -29,7 +29,7 @@ from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader
-from fastsiam.training.step import autocast_type, keep_freed_memory
+from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
 
 
@@ -152,11 +152,11 @@ def open_subject(
     own = pretrained.config
     small = pretrained.model.stem != "imagenet"
     data = own.data if own else DataConfig()
-    augment = own.augment if own else AugmentConfig.alike(crop=32 if small else 224)
+    augment = own.augment if own else AugmentConfig()
+    crop = own.augment.crop if own else (32 if small else 224)
     resize = own.monitor.eval_resize if own else (32 if small else 256)
-    augment = replace(
-        augment,
-        crop=config.crop or augment.crop,
+    augment = AugmentConfig.alike(
+        crop=config.crop or crop,
         mean=config.mean or augment.mean,
         std=config.std or augment.std,
     )
@@ -273,7 +273,7 @@ def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> tor
     precision = config.precision
     if precision == "run":
         precision = own.numerics.precision if own else "auto"
-    dtype = autocast_type(TrainConfig(numerics=NumericsConfig(precision=precision)), place)
+    dtype = autocast_type(precision, place.device)
     # A run on a GPU may have been fp16's, which CPUs do not compute in.
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
 

@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import (
-    AugmentConfig,
-    Compile,
-    DataConfig,
-    Precision,
-    TrainConfig,
-)
+from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.environment import environment
@@ -38,18 +27,16 @@ from fastsiam.files import written_whole
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.jobs.evaluate import knn
 from fastsiam.jobs.subject import labelled_loaders
-from fastsiam.methods import SimSiam, build_method
-from fastsiam.model.backbones import check_backbone, skeleton
-from fastsiam.pipelines import build_loader, open_store, open_training_images
-from fastsiam.report.pictures import contact_sheet, denormalize
-from fastsiam.training.loop import train
+from fastsiam.methods import Method, build_method, method_skeleton
+from fastsiam.model.backbones import check_backbone
+from fastsiam.pipelines import build_loader, open_training_images
+from fastsiam.training.compile import with_compilation, with_settled_compilation
+from fastsiam.training.loop import last_step, train
+from fastsiam.training.monitor import Evaluate
+from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.optim import peak_lr
-from fastsiam.training.step import autocast_type, keep_freed_memory
+from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
-from fastsiam.views.draws import draw_views
-
-_WORTH_COMPILING = 1000
-"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
 
 
 def preflight(config: TrainConfig, *, world: int) -> None:
@@ -109,13 +96,11 @@ def run_folder(config: TrainConfig, recipe: str) -> Path:
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
-    config = _with_resolved_precision(config, place)
-    if place.device.type == "cpu" and config.step.keep_memory:
-        keep_freed_memory()
+    config = with_settled_precision(config, place.device)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
     start = _starting_point(config, run, place)
-    dtype = autocast_type(config, place)
+    dtype = autocast_type(config.numerics.precision, place.device)
     loader = build_loader(
         config.data,
         config.augment,
@@ -127,71 +112,42 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         dtype=dtype,
     )
     try:
-        config = _with_settled_compilation(config, start, loader.steps)
+        began_with = None if start is None else start.config.step.compile
+        config = with_settled_compilation(
+            config, began_with=began_with, steps_per_epoch=loader.steps
+        )
         if start is not None:
             start.check_continues(config, loader.images)
             if place.leads and config.run.resume != "auto":
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
-            _write_config(config, recipe, run)
             _introduce(console, config, place, loader, dtype, run, start)
-        torch.manual_seed(config.numerics.seed)
-        method = build_method(config.model)
-        if start is None and config.run.init:
-            console.say(_take_weights(method, config))
-        monitor = _monitor(config, place, console, dtype)
-        train(config, method, loader, place, run=run, start=start, knn=monitor, console=console)
+        step = _prepared_step(config, place, loader, start, console)
+        if place.leads:
+            _write_config(step.config, recipe, run)
+        monitor = _monitor(step.config, place, console, dtype)
+        train(step, loader, run=run, start=start, knn=monitor, console=console)
     finally:
         loader.close()
     distributed.finish()
     return run
 
 
-def show_views(
-    sources: Sequence[DataConfig], augment: AugmentConfig, *, images: int, epoch: int, seed: int
-) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """Draw the first images of an epoch beside the views that pipelines make of them.
-
-    Args:
-        sources: the same data, by one pipeline or more.
-        augment: what becomes of the images.
-        images: how many; fewer where the data hold fewer.
-        epoch: whose first images and draws are shown.
-        seed: of the run.
-
-    Returns:
-        The contact sheet; for each image its path, position, label and both views' parameters.
-    """
-    if any(source.pipeline == "synthetic" for source in sources):
-        raise DataError("the synthetic pipeline has no images to show")
-    store = open_store(sources[0].root, "train")
-    images = min(images, len(store))
-    views: list[NDArray[np.uint8]] = []
-    for source in sources:
-        loader = build_loader(source, augment, batch=images, seed=seed)
-        try:
-            batch = next(iter(loader.epoch(epoch)))
-        finally:
-            loader.close()
-        views += [denormalize(view, augment) for view in (batch.view1, batch.view2)]
-    index = batch.index.tolist()
-    pictures = [store.decode(i) for i in index]
-    sheet = contact_sheet(pictures, views, columns=max(1, 8 // len(views)))
-    size = np.array([(picture.height, picture.width) for picture in pictures])
-    params = draw_views(augment, seed=seed, epoch=epoch, index=index, size=size)
-    record = [
-        {
-            "path": store.where(i),
-            "index": i,
-            "label": int(store.labels[i]),
-            "views": [
-                {f.name: getattr(params, f.name)[view, row].tolist() for f in fields(params)}
-                for view in range(2)
-            ],
-        }
-        for row, i in enumerate(index)
-    ]
-    return sheet, record
+def _prepared_step(
+    config: TrainConfig, place: Place, loader: Loader, start: Checkpoint | None, console: Console
+) -> TrainingStep:
+    """Build the method and its training step, which knows then what can be compiled here."""
+    torch.manual_seed(config.numerics.seed)
+    method = build_method(config.model, images=loader.images)
+    if start is None and config.run.init:
+        console.say(_take_weights(method, config))
+    if start is not None and start.step >= last_step(config, loader.steps):
+        config = with_compilation(config, start.config.step.compile)  # nothing is left to compile
+        return TrainingStep(config, method, place, steps_per_epoch=loader.steps)
+    step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
+    if line := step.prepare():
+        console.say(line)
+    return step
 
 
 def _goes_on(config: TrainConfig) -> bool:
@@ -209,12 +165,10 @@ def _initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     """
     name = "" if config.model.is_own else config.model.backbone
     pretrained = load_pretrained(Path(config.run.init), backbone=name)
-    with torch.device("meta"):
-        expected = SimSiam(config.model, skeleton(config.model)).state_dict()
+    method = method_skeleton(config.model)
+    expected = method.state_dict()
     fitting = tuple(
-        part
-        for part in ("backbone", "projector", "predictor")
-        if _shapes(pretrained.state, part) == _shapes(expected, part)
+        part for part in method.parts if _shapes(pretrained.state, part) == _shapes(expected, part)
     )
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in fitting or other_stem:
@@ -230,7 +184,7 @@ def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
     return {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
 
 
-def _take_weights(method: SimSiam, config: TrainConfig) -> str:
+def _take_weights(method: Method, config: TrainConfig) -> str:
     """Start a method from the weights that ``--init`` names; say what was taken.
 
     Raises:
@@ -238,13 +192,13 @@ def _take_weights(method: SimSiam, config: TrainConfig) -> str:
     """
     pretrained, fitting = _initial_weights(config)
     method.load_state_dict(method.state_dict() | pretrained.part(*fitting))
-    fresh = [part for part in ("projector", "predictor") if part not in fitting]
+    fresh = [part for part in method.parts if part not in fitting]
     return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
 
 
 def _monitor(
     config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
-) -> Callable[[nn.Module], KnnResult] | None:
+) -> Evaluate | None:
     """Return the kNN monitor, or say why there is none."""
     if not config.monitor.knn_every or config.data.pipeline == "synthetic":
         return None
@@ -263,35 +217,6 @@ def _monitor(
         return result
 
     return evaluate
-
-
-def _with_resolved_precision(config: TrainConfig, place: Place) -> TrainConfig:
-    """Write down what "auto" means here, so that a run resumed elsewhere is the same or refused."""
-    names: dict[torch.dtype, Precision] = {
-        torch.bfloat16: "bf16",
-        torch.float16: "fp16",
-        torch.float32: "fp32",
-    }
-    precision = names[autocast_type(config, place)]
-    return replace(config, numerics=replace(config.numerics, precision=precision))
-
-
-def _with_settled_compilation(
-    config: TrainConfig, start: Checkpoint | None, steps_per_epoch: int
-) -> TrainConfig:
-    """Write down what "auto" means here: as the run began, or what its schedule's length asks for.
-
-    ``max_steps`` does not count: a run may go on after it.
-    """
-    if config.step.compile != "auto":
-        return config
-    long = config.optim.epochs * steps_per_epoch >= _WORTH_COMPILING
-    choice: Compile = "on" if long else "off"
-    if start is not None and start.config.step.compile != "auto":
-        choice = start.config.step.compile
-    if config.step.cuda_graphs:
-        choice = "on"
-    return replace(config, step=replace(config.step, compile=choice))
 
 
 def _starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
@@ -343,7 +268,7 @@ def _introduce(
     shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
     bn = local * shared
     console.say(
-        f"SimSiam {config.model.backbone} on {place.world} x {kind}, "
+        f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
         f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
         f"{loader.images:,} images, {loader.steps:,} steps an epoch, {config.optim.epochs} epochs"
     )

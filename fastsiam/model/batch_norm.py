@@ -40,8 +40,9 @@ class ViewBatchNorm(_BatchNorm):
     joined without cancellation), their gradients backward.
     """
 
-    views: int = 1
-    """Views in a batch: it is ``views`` stretches of the same images."""
+    images: int = 0
+    """Images of each view: a batch is as many views, one after the other, as it holds of these. 0:
+    a batch is one view, of any length."""
     group: dist.ProcessGroup | None = None
     """Ranks that share statistics; none is this one alone."""
 
@@ -53,6 +54,7 @@ class ViewBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
+        views = len(input) // self.images if self.images else 1
         assert self.num_batches_tracked is not None and self.momentum is not None
         assert self.running_mean is not None and self.running_var is not None
         running = self.running_mean, self.running_var
@@ -60,8 +62,8 @@ class ViewBatchNorm(_BatchNorm):
             # Not None: torch's kernel keeps as many tensors for the backward pass as before.
             running = self.running_mean.clone(), self.running_var.clone()
         else:
-            self.num_batches_tracked += self.views
-        if self.views == 1 and not torch.compiler.is_compiling():  # torch has kernels for these
+            self.num_batches_tracked += views
+        if views == 1 and not torch.compiler.is_compiling():  # torch has kernels for these
             if self.group is None:
                 return F.batch_norm(
                     input, *running, self.weight, self.bias, True, self.momentum, self.eps
@@ -72,26 +74,28 @@ class ViewBatchNorm(_BatchNorm):
                     self.group, self.group.size(),
                 )  # fmt: skip
                 return out
-        return self._formula(input, *running)
+        return self._formula(input, views, *running)
 
-    def _formula(self, input: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+    def _formula(
+        self, input: Tensor, views: int, running_mean: Tensor, running_var: Tensor
+    ) -> Tensor:
         """Normalise by a formula of plain operations, which ``torch.compile`` fuses.
 
         Channels come last within it: the compiler then writes channels-last results, without
         copies (it loses the layout of a five-dimensional tensor otherwise).
         """
-        assert len(input) % self.views == 0
-        x = input.movedim(1, -1).unflatten(0, (self.views, -1))  # (views, N, ..., C)
+        assert len(input) % views == 0
+        x = input.movedim(1, -1).unflatten(0, (views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
         wide = x.float()
         var, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
-        count = x.numel() // (self.views * x.shape[-1])
+        count = x.numel() // (views * x.shape[-1])
         if self.group is not None:
             mean, var = _joined(mean, var, self.group)
             count *= self.group.size()
         assert self.momentum is not None
         with torch.no_grad():
-            for view in range(self.views):
+            for view in range(views):
                 running_mean.lerp_(mean[view].flatten(), self.momentum)
                 unbiased = var[view].flatten() * (count / max(1, count - 1))
                 running_var.lerp_(unbiased, self.momentum)
@@ -129,22 +133,22 @@ def unknown_batch_norm(module: nn.Module) -> str:
 
 
 def use_view_batch_norm(
-    module: nn.Module, *, views: int = 1, group: dist.ProcessGroup | None = None
+    module: nn.Module, *, images: int = 0, group: dist.ProcessGroup | None = None
 ) -> None:
     """Turn a module's BatchNorms into ``ViewBatchNorm``; parameters and buffers stay as they are.
 
-    There must be no ``unknown_batch_norm`` within.
+    Check ``unknown_batch_norm`` first: a layer that it names keeps mixing views and ranks.
 
     Args:
         module: is changed in place.
-        views: views in each batch.
+        images: of each view, on this rank, where batches hold several views; 0: one view each.
         group: ranks that share statistics; none is this one alone.
     """
     for child in module.modules():
         if (kind := _view_kind(child)) is not None:
             child.__class__ = kind
             assert isinstance(child, ViewBatchNorm)
-            child.views, child.group = views, group
+            child.images, child.group = images, group
 
 
 @contextlib.contextmanager

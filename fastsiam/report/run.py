@@ -14,7 +14,7 @@ from fastsiam.config.flags import differences
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
 from fastsiam.report import html as page
-from fastsiam.training.metrics import read_metrics
+from fastsiam.training.log import read_metrics
 
 _CURVES = (
     ("train", "loss", "Loss", "negative cosine similarity; -1 is the minimum"),

@@ -7,52 +7,45 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
-import torch
-from torch import nn
-
-from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
-from fastsiam.distributed import Place, StopSignals, gather, mean_across_ranks
+from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
-from fastsiam.evaluate.knn import KnnResult
-from fastsiam.methods import SimSiam
-from fastsiam.training.metrics import (
-    Clock,
-    CollapseGuard,
-    FiniteCheck,
-    MetricsLog,
-    effective_rank,
-    z_std,
-)
-from fastsiam.training.optim import lr_at
+from fastsiam.methods import Method
+from fastsiam.training.clock import Clock
+from fastsiam.training.log import MetricsLog
+from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints
+from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.views.batch import Batch, Loader
+
+
+def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
+    """Return how many steps a run takes: its whole schedule, or ``max_steps`` of it."""
+    total = config.optim.epochs * steps_per_epoch
+    return min(total, config.run.max_steps or total)
 
 
 def train(
-    config: TrainConfig,
-    method: SimSiam,
+    take_step: TrainingStep,
     loader: Loader,
-    place: Place,
     *,
     run: Path,
     start: Checkpoint | None = None,
-    knn: Callable[[nn.Module], KnnResult] | None = None,
+    knn: Evaluate | None = None,
     console: Console | None = None,
 ) -> Path:
     """Train a method and return the path of its last checkpoint.
 
     Args:
-        config: all settings.
-        method: fresh from ``build_method``; it is trained in place.
-        loader: batches of this rank, on ``place.device``.
-        place: this rank; every rank calls this function.
+        take_step: the training step, prepared; every rank calls this function with its own.
+        loader: batches of this rank, on its device.
         run: folder for metrics and checkpoints.
         start: the run's last checkpoint, of the same settings (``Checkpoint.check_continues``), to
             go on from; on a CPU with as many threads, bit for bit as if never interrupted.
@@ -65,149 +58,100 @@ def train(
             stop.
         DataError: an image cannot be read; a single process saves the state first.
     """
+    config, method, place = take_step.config, take_step.method, take_step.place
     console = console or Console(quiet=not place.leads)
-    step, clock = 0, Clock()
-    take_step = TrainingStep(config, method, place)
+    per_epoch, total = take_step.steps_per_epoch, take_step.total
+    step, end = 0 if start is None else start.step, last_step(config, per_epoch)
     if start is not None:
-        step, clock = start.step, Clock(start.seconds)
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-
-    per_epoch = loader.steps
-    total = config.optim.epochs * per_epoch
-    end = min(total, config.run.max_steps or total)
-    path = checkpoints.last(run)
+    clock = Clock(0.0 if start is None else start.seconds)
     saved = None if start is None else step
-
-    def knn_due() -> bool:
-        every, (epoch, within) = config.monitor.knn_every, divmod(step, per_epoch)
-        due = every > 0 and within == 0 and (epoch % every == 0 or step == total)
-        return due and knn is not None
-
+    saver = Saver(run, take_step, clock=clock, images=loader.images, saved=saved)
+    evaluations = Evaluations(knn, every=config.monitor.knn_every, step=take_step, console=console)
     log = None
     if place.leads:
-        log = MetricsLog(run, step=step, steps_per_epoch=per_epoch, evaluates_again=knn_due())
-    finite, guard = (
-        FiniteCheck(place.device),
-        CollapseGuard(config.monitor.on_collapse, batch=config.optim.batch),
-    )
-
-    def check_finite() -> None:
-        bad = finite.verdict()
-        if bad is None and not all_finite(method):
-            bad = step
-        if bad is not None:
-            last = "nothing was saved yet"
-            if saved is not None:
-                last = f"the last good checkpoint is {path} (step {saved:,})"
-            raise TrainingError(
-                f"the loss is not finite at step {bad:,}; {last}; "
-                "try a lower --lr or --precision fp32"
-            )
-
-    def save() -> None:
-        nonlocal saved
-        if saved == step:
-            return
-        if place.leads:
-            state = Checkpoint(
-                config=config,
-                step=step,
-                seconds=clock.seconds,
-                images=loader.images,
-                steps_per_epoch=per_epoch,
-                **take_step.state(),
-            )
-            checkpoints.save(path, state)
-        saved = step
-
-    def evaluate_if_due() -> None:
-        if knn is not None and knn_due():
-            result = knn(method.backbone)
-            if log:
-                log.write("knn", {"epoch": step / per_epoch, **result.record()})
-            console.say(f"epoch {step / per_epoch:g}: {result}")
-
+        again = evaluations.due(step)
+        log = MetricsLog(run, step=step, steps_per_epoch=per_epoch, evaluates_again=again)
+    points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
-        console.say(f"nothing left to do: {path} is at step {step:,} of {total:,}")
-    elif line := take_step.prepare():
-        console.say(line)
-        if not take_step.compiled and not config.step.cuda_graphs:
-            config = replace(config, step=replace(config.step, compile="off"))  # also when resumed
+        console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")
     began, first = time.monotonic(), step
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
                 epoch, skip = divmod(step, per_epoch)
-                if step and knn_due():
-                    save()  # an evaluation can take minutes, and a scheduler's patience less
-                evaluate_if_due()
+                if evaluations.due(step):
+                    if step:
+                        saver.save(step)  # it can take minutes, and a scheduler's patience less
+                    evaluations.run(step, log)
                 method.train()
-                for batch in clock.over(loader.epoch(epoch, skip=skip)):
+                for batch in clock.over(_batches(loader, method, epoch, skip)):
                     if step == first:  # kernels may have been compiled, data decoded
                         console.say(f"first batch after {time.monotonic() - began:.1f} s")
-                    rates = lr_at(config.optim, step, per_epoch)
-                    loss, z = take_step(batch, rates)
+                    loss, embedding = take_step(batch, at=step)
                     step += 1
-                    finite.note(step, loss)
+                    points.note(step, loss)
                     signalled = stop.after_step()
                     leaving = bool(signalled) or step == end
-                    log_due, save_due = (
-                        step % config.run.log_every == 0,
-                        step % config.run.save_every == 0,
-                    )
-                    if not (log_due or save_due or leaving):
+                    log_due = leaving or step % config.run.log_every == 0
+                    save_due = leaving or step % config.run.save_every == 0
+                    if not (log_due or save_due):
                         continue
-                    # From here on the host waits for the device.
-                    check_finite()
-                    if log_due or leaving:
-                        z = gather(z)
-                        values = {
-                            "step": step,
-                            "epoch": step / per_epoch,
-                            "loss": mean_across_ranks(loss).item(),
-                            "z_std": z_std(z).item(),
-                            "rank": effective_rank(z).item(),
-                            "lr": rates["encoder"],
-                        }
-                        clock.pause()
-                        values |= clock.read(config.optim.batch)
-                        if log:
-                            log.write("train", values)
-                        console.show(values, remaining=end - step, batch=config.optim.batch)
-                        if warning := guard.check(step, values["z_std"], values["rank"]):
-                            console.warn(warning)
+                    # From here on the host waits for the device: the check reads the losses, the
+                    # log their mean and the embeddings, and a checkpoint every weight.
+                    points.check_finite(step, saved=saver)
+                    if log_due:
+                        points.log(step, loss, embedding)
                     clock.pause()
-                    if save_due or leaving:
-                        save()
+                    if save_due:
+                        saver.save(step)
                     if signalled:
-                        name = signal.Signals(signalled).name
-                        raise Interrupted(
-                            f"{name}: stopped after step {step:,}, saved {path}; "
-                            "the same command goes on from there",
-                            exit_code=128 + signalled,
-                        )
+                        raise _interrupted(signalled, step, saver.path)
                     if step == end:
                         break
                     clock.resume()
-        save()
-        if step == total:
-            evaluate_if_due()
+        saver.save(step)
+        if step == total and evaluations.due(step):
+            evaluations.run(step, log)
         reason = "done" if step == total else f"stopped by --max-steps {config.run.max_steps}"
-        console.say(f"{reason}: step {step:,} of {total:,}, saved {path}")
+        console.say(f"{reason}: step {step:,} of {total:,}, saved {saver.path}")
     except (TrainingError, CheckpointError, Interrupted):
         raise
     except FastSiamError as error:
-        if place.world > 1:  # the other ranks know nothing of it: no saving together
-            raise
-        check_finite()
-        save()
-        raise type(error)(f"{error} (saved {path} at step {step:,})") from error
+        if place.world == 1:  # the other ranks know nothing of it: no saving together
+            points.check_finite(step, saved=saver)
+            saver.save(step)
+            error.add_note(f"saved {saver.path} at step {step:,}")
+        raise
     finally:
         if log:
             log.close()
-    return path
+    return saver.path
 
 
-def all_finite(module: nn.Module) -> bool:
-    """Tell whether every parameter is a number; waits for the device."""
-    return bool(torch.stack([p.isfinite().all() for p in module.parameters()]).all())
+def _batches(loader: Loader, method: Method, epoch: int, skip: int) -> Iterator[Batch]:
+    """Yield an epoch's batches; a method that looks ahead sees each stretch before it is taken.
+
+    A stretch begins where ``ahead`` divides the step within the epoch. A run that is resumed in the
+    middle of one goes on with what the method kept of it.
+    """
+    if not method.ahead:
+        yield from loader.epoch(epoch, skip=skip)
+        return
+    while skip < loader.steps:
+        if skip % method.ahead == 0:
+            with closing(loader.epoch(epoch, skip=skip)) as coming:  # type: ignore[type-var]
+                method.before_steps(islice(coming, method.ahead))
+        stretch = method.ahead - skip % method.ahead
+        with closing(loader.epoch(epoch, skip=skip)) as batches:  # type: ignore[type-var]
+            for batch in islice(batches, stretch):
+                skip += 1
+                yield batch
+
+
+def _interrupted(signalled: int, step: int, path: Path) -> Interrupted:
+    name = signal.Signals(signalled).name
+    return Interrupted(
+        f"{name}: stopped after step {step:,}, saved {path}; the same command goes on from there",
+        exit_code=128 + signalled,
+    )

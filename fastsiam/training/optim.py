@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastsiam.config import OptimConfig
+from fastsiam.methods import ParamGroup
 
 
-def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
     """Build the optimizer over a method's parameter groups; all momenta are there, at zero."""
+    own = [
+        {"params": group.params, "name": group.name}
+        | ({} if group.weight_decay is None else {"weight_decay": group.weight_decay})
+        for group in groups
+    ]
     optimizer: torch.optim.Optimizer
     if config.optimizer == "lars":
         optimizer = Lars(
-            groups,
+            own,
             lr=peak_lr(config),
             momentum=config.momentum,
             weight_decay=config.weight_decay,
@@ -24,7 +31,7 @@ def build_optimizer(config: OptimConfig, groups: list[dict[str, Any]]) -> torch.
         )
     else:
         optimizer = torch.optim.SGD(
-            groups,
+            own,
             lr=peak_lr(config),
             momentum=config.momentum,
             weight_decay=config.weight_decay,
@@ -147,27 +154,40 @@ def peak_lr(config: OptimConfig) -> float:
     return config.lr * config.batch / 256
 
 
-def lr_at(config: OptimConfig, step: int, steps_per_epoch: int) -> dict[str, float]:
-    """Return the learning rate of each parameter group at a step.
-
-    Cosine from the peak at the end of the warm-up to 0 at the end of training, per step; linear
-    before. The predictor's rate neither warms up nor decays, unless ``predictor_lr`` is "cosine".
+def cosine(peak: float, step: int, *, total: int, warmup: int = 0) -> float:
+    """Return a rate that rises to its peak along a line, and then falls to 0 along a cosine.
 
     Args:
-        config: base rate, batch and schedule.
+        peak: the rate at the end of the warm-up.
+        step: from 0; ``warmup`` is the first at the peak.
+        total: steps in all; the rate would be 0 after the last.
+        warmup: steps of them that rise.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+
+def rates_at(
+    config: OptimConfig, groups: Sequence[ParamGroup], step: int, steps_per_epoch: int
+) -> dict[str, float]:
+    """Return the learning rate of each parameter group at a step, by the groups' names.
+
+    A cosine group warms up and decays; a constant one does neither.
+
+    Args:
+        config: base rate, batch and epochs.
+        groups: of the method.
         step: optimizer step, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
     peak, total = peak_lr(config), config.epochs * steps_per_epoch
     warmup = round(config.warmup_epochs * steps_per_epoch)
-    if step < warmup:
-        encoder = peak * (step + 1) / warmup
-    else:
-        encoder = peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
-    return {"encoder": encoder, "predictor": peak if config.predictor_lr == "constant" else encoder}
+    decaying = cosine(peak, step, total=total, warmup=warmup)
+    return {group.name: decaying if group.schedule == "cosine" else peak for group in groups}
 
 
-def set_lr(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:
     """Give each parameter group its rate."""
     for group in optimizer.param_groups:
         group["lr"] = rates[group["name"]]

@@ -15,22 +15,35 @@ from fastsiam.views.draws import ViewParams
 
 
 @dataclass(frozen=True, slots=True)
-class TwoViewBatch:
-    """One rank's share of a batch: N images, two views of each, on the training device."""
+class Batch:
+    """One rank's share of a batch: N images, V views of each, on the training device."""
 
-    view1: Tensor
-    """(N, 3, S, S) float, normalised, channels-last: ready for the model."""
-    view2: Tensor
-    """As view1: the second augmentation of the same images."""
+    views: tuple[Tensor, ...]
+    """View v: (N, 3, S_v, S_v) float, normalised, channels-last: ready for the model."""
     index: Tensor
     """(N,) int64: positions in the data set."""
     label: Tensor
-    """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
+    """(N,) int64, -1 where the data has none. No method sees it."""
 
-    def chunks(self, count: int) -> list[TwoViewBatch]:
+    @property
+    def view1(self) -> Tensor:
+        """The first view."""
+        return self.views[0]
+
+    @property
+    def view2(self) -> Tensor:
+        """The second view."""
+        return self.views[1]
+
+    def chunks(self, count: int) -> list[Batch]:
         """Cut into equal parts, for gradient accumulation."""
-        parts = (t.chunk(count) for t in (self.view1, self.view2, self.index, self.label))
-        return [TwoViewBatch(*part) for part in zip(*parts, strict=True)]
+        views = zip(*(view.chunk(count) for view in self.views), strict=True)
+        rest = zip(self.index.chunk(count), self.label.chunk(count), strict=True)
+        return [Batch(part, *own) for part, own in zip(views, rest, strict=True)]
+
+
+def TwoViewBatch(view1: Tensor, view2: Tensor, index: Tensor, label: Tensor) -> Batch:
+    return Batch((view1, view2), index, label)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -54,7 +67,7 @@ class Loader(Protocol):
     def steps(self) -> int:
         """Batches in an epoch: whole global batches, the tail is dropped. Equal on all ranks."""
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield an epoch's batches from step ``skip`` on: a function of its arguments alone."""
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from fastsiam.jobs.evaluate import evaluate_knn
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines.convert import convert
-from fastsiam.training.metrics import read_metrics
+from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
 from tests.conftest import with_settings, write_images

@@ -15,7 +15,7 @@ from fastsiam.errors import DataError
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import train_here
 from fastsiam.report.run import write_report
-from fastsiam.training.metrics import read_metrics
+from fastsiam.training.log import read_metrics
 from tests.conftest import with_settings
 
 

@@ -26,8 +26,9 @@ from fastsiam.errors import CheckpointError, DataError, TrainingError
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
+from fastsiam.training.log import read_metrics
 from fastsiam.training.loop import train
-from fastsiam.training.metrics import FiniteCheck, read_metrics
+from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader, TwoViewBatch

@@ -27,7 +27,7 @@ from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, Store, open_store
 from fastsiam.pipelines.store.beton import JPEG, RAW
-from fastsiam.training.metrics import read_metrics
+from fastsiam.training.log import read_metrics
 from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
 from tests.pipelines.store.test_beton import Quiet, checked
 from tests.sources import (

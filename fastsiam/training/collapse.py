@@ -1,0 +1,83 @@
+"""Whether the representation collapses: two measures of the embeddings, and who watches them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastsiam.errors import TrainingError
+
+_RANK_ROWS = 1024
+
+
+def z_std(z: Tensor) -> Tensor:
+    """Measure the spread of projections (section 4.1 of the paper).
+
+    Args:
+        z: (N, d) projections of the global batch.
+
+    Returns:
+        Scalar: standard deviation of each channel of the l2-normalised z, averaged over channels,
+        times sqrt(d). 1 is spread over the sphere, 0 is collapse to one point.
+    """
+    z = F.normalize(z.float(), dim=1)
+    return z.std(0, unbiased=False).mean() * math.sqrt(z.shape[1])
+
+
+def effective_rank(z: Tensor) -> Tensor:
+    """Count the dimensions in use, which ``z_std`` does not see (dimensional collapse).
+
+    Args:
+        z: (N, d) projections; of more than 1024 rows the first 1024 are used.
+
+    Returns:
+        Scalar: exp of the entropy of the normalised singular values of the l2-normalised z (Roy and
+        Vetterli 2007; RankMe, Garrido et al. 2023); between 1 and min(N, d).
+    """
+    z = F.normalize(z[:_RANK_ROWS].float(), dim=1)
+    gram = z @ z.T if z.shape[0] < z.shape[1] else z.T @ z
+    singular = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt()
+    share = singular / singular.sum().clamp(min=1e-30)
+    return torch.exp(-torch.xlogy(share, share).sum())
+
+
+class CollapseGuard:
+    """Watches the measures of the log points and speaks up when the representation collapses."""
+
+    SPREAD = 0.5
+    """z_std below this is a collapse in progress; a healthy run stays above 0.8."""
+    RANK = 4.0
+    """Fewer dimensions than this carry nothing, whatever their spread; tiny batches have fewer."""
+
+    ADVICE = (
+        "usual causes: the stop-gradient is missing, the learning rate is too high for the batch, "
+        "BN sees too few samples, the augmentation is too weak, or fp16 overflow"
+    )
+
+    def __init__(self, on_collapse: str, *, batch: int) -> None:
+        self._stops = on_collapse == "stop"
+        self._least_rank = min(self.RANK, batch / 4)
+        self._warned = False
+
+    def check(self, step: int, spread: float, rank: float) -> str | None:
+        """Return a warning, once for each episode.
+
+        Raises:
+            TrainingError: on collapse, if the run shall stop then.
+        """
+        if spread >= self.SPREAD and rank >= self._least_rank:
+            self._warned = False
+            return None
+        message = (
+            f"the representation collapses at step {step:,}: std {spread:.3f} (healthy: near 1), "
+            f"effective rank {rank:.1f}; {self.ADVICE}"
+        )
+        if self._stops:
+            raise TrainingError(message)
+        if self._warned:
+            return None
+        self._warned = True
+        return message

@@ -1,0 +1,113 @@
+"""Compiling the model: whether it works here, where the result is kept, and what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fastsiam.config import Compile, TrainConfig
+from fastsiam.distributed import Place, from_all
+
+_CACHE = Path("~/.cache/fastsiam/torchinductor")
+_WORTH_COMPILING = 1000
+"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
+
+
+def with_settled_compilation(
+    config: TrainConfig, *, began_with: Compile | None, steps_per_epoch: int
+) -> TrainConfig:
+    """Write down what "auto" means here: as the run began, or what its schedule's length asks for.
+
+    ``max_steps`` does not count: a run may go on after it.
+
+    Args:
+        config: of the run.
+        began_with: what the checkpoint says that the run goes on from; None without one.
+        steps_per_epoch: optimizer steps in an epoch.
+    """
+    if config.step.compile != "auto":
+        return config
+    long = config.optim.epochs * steps_per_epoch >= _WORTH_COMPILING
+    choice: Compile = "on" if long else "off"
+    if began_with not in (None, "auto"):
+        choice = began_with
+    if config.step.cuda_graphs:
+        choice = "on"
+    return with_compilation(config, choice)
+
+
+def with_compilation(config: TrainConfig, choice: Compile) -> TrainConfig:
+    """Return the same settings, compiled or not; CUDA graphs need the first."""
+    graphs = config.step.cuda_graphs and choice != "off"
+    return replace(config, step=replace(config.step, compile=choice, cuda_graphs=graphs))
+
+
+@contextlib.contextmanager
+def compiling(config: TrainConfig) -> Iterator[None]:
+    """Keep what is compiled, quietly, and trade memory for computing as the settings say."""
+    from torch._functorch import config as functorch
+
+    _choose_cache()
+    noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
+    levels = [logger.level for logger in noisy]
+    try:
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
+        with functorch.patch(activation_memory_budget=config.step.activation_memory):
+            yield
+    finally:
+        for logger, level in zip(noisy, levels, strict=True):
+            logger.setLevel(level)
+
+
+def kept_in() -> str:
+    """Return the folder that holds what was compiled."""
+    return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def why_not(place: Place) -> str:
+    """Compile something small, forward and backward; return why not all ranks can, if so."""
+    reason = ""
+    try:
+        x = torch.zeros(8, device=place.device, requires_grad=True)
+        torch.compile(lambda x: (x.sin() + 1).relu().sum(), fullgraph=True)(x).backward()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler that is missing may raise anything
+        if place.world == 1 and os.environ.get("FASTSIAM_DEBUG"):
+            raise
+        reason = first_line(error)
+    reasons = from_all(reason)
+    failed = [f"{reason} on rank {rank}" for rank, reason in enumerate(reasons) if reason]
+    return reason if place.world == 1 else next(iter(failed), "")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line that says something, of the innermost error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _choose_cache() -> None:
+    """Keep what is compiled in the user's cache folder, if it can be written."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    # torch sets the variable itself when it is imported, to a folder that is lost with /tmp.
+    default = default_cache_dir()
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default) != default:
+        return
+    with contextlib.suppress(OSError, RuntimeError):
+        folder = _CACHE.expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"can be written")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)

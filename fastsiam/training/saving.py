@@ -1,0 +1,55 @@
+"""Saving a run as it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.training.clock import Clock
+from fastsiam.training.step import TrainingStep
+
+
+class Saver:
+    """Writes a run's last checkpoint; each step at most once.
+
+    Args:
+        run: the run's folder.
+        step: whose state is saved; rank 0 writes.
+        clock: the run's.
+        images: in the data set.
+        saved: the step that the run goes on from, which is saved already; None if there is none.
+    """
+
+    def __init__(
+        self, run: Path, step: TrainingStep, *, clock: Clock, images: int, saved: int | None
+    ) -> None:
+        self.path = checkpoints.last(run)
+        """The checkpoint."""
+        self._step, self._clock, self._images, self._saved = step, clock, images, saved
+
+    def save(self, done: int) -> None:
+        """Save the state after so many steps, if that is not done yet.
+
+        Raises:
+            CheckpointError: the file cannot be written; the one before stays.
+        """
+        if self._saved == done:
+            return
+        if self._step.place.leads:
+            state = Checkpoint(
+                config=self._step.config,
+                step=done,
+                seconds=self._clock.seconds,
+                images=self._images,
+                steps_per_epoch=self._step.steps_per_epoch,
+                **self._step.state(),
+            )
+            checkpoints.save(self.path, state)
+        self._saved = done
+
+    def __str__(self) -> str:
+        """Say for people where the last good state is."""
+        if self._saved is None:
+            return "nothing was saved yet"
+        return f"the last good checkpoint is {self.path} (step {self._saved:,})"
