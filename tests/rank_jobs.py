@@ -24,11 +24,10 @@ from fastsiam.config import (
 from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
-from fastsiam.methods import SimSiam, build_method
+from fastsiam.methods import Method, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import TwoViewBatch
+from fastsiam.views.batch import Batch
 from tests.conftest import model_of, with_settings
 
 MODEL = model_of(
@@ -43,19 +42,19 @@ CONFIG = TrainConfig(
 )
 
 
-def make_method(model: ModelConfig = MODEL) -> SimSiam:
+def make_method(model: ModelConfig = MODEL) -> Method:
     torch.manual_seed(0)
     return build_method(model)
 
 
-def global_batch() -> TwoViewBatch:
+def global_batch() -> Batch:
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(2, 16, 3, 16, 16, generator=generator)
     # Every sample has its own scale and mean: statistics of half a batch would give another result.
     views = views * torch.linspace(0.2, 3, 16).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 16).view(
         -1, 1, 1, 1
     )
-    return TwoViewBatch(views[0], views[1], torch.arange(16), torch.zeros(16, dtype=torch.int64))
+    return Batch(views.unbind(0), torch.arange(16), torch.zeros(16, dtype=torch.int64))
 
 
 def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
@@ -63,8 +62,8 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     place = Place(rank, world, torch.device("cpu"))
     config = with_settings(CONFIG, **settings)
     method = make_method(config.model)
-    step = TrainingStep(config, method, place)
-    assert "cannot" not in step.prepare() and step.compiled == (config.step.compile == "on")
+    step = TrainingStep(config, method, place, steps_per_epoch=10)
+    assert "cannot" not in step.prepare() and step.config == config
     share = global_batch().chunks(world)[rank]
     gradients: list[Tensor] = []
 
@@ -73,8 +72,7 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         gradients.append(torch.cat(parts).clone())
 
     step.optimizer.register_step_pre_hook(note)
-    rates = lr_at(config.optim, 0, 10)
-    losses = [step(share, rates)[0] for _ in range(3)]
+    losses = [step(share, at=0)[0] for _ in range(3)]
     return {"loss": torch.stack(losses), "gradient": gradients, "state": method.state_dict()}
 
 
@@ -108,19 +106,19 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
     if rank == world - 1:
         inductor.cpp.cxx = (None, "no-such-compiler")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-    step = TrainingStep(
-        with_settings(CONFIG, compile="on"), make_method(), Place(rank, world, torch.device("cpu"))
-    )
+    place = Place(rank, world, torch.device("cpu"))
+    config = with_settings(CONFIG, compile="on")
+    step = TrainingStep(config, make_method(), place, steps_per_epoch=10)
     line = step.prepare()
-    loss, _ = step(global_batch().chunks(world)[rank], lr_at(CONFIG.optim, 0, 10))
-    return {"line": line, "compiled": step.compiled, "loss": loss}
+    loss, _ = step(global_batch().chunks(world)[rank], at=0)
+    return {"line": line, "compile": step.config.step.compile, "loss": loss}
 
 
 def sync_bn(rank: int, world: int) -> dict[str, Any]:
     """Run ``ViewBatchNorm`` on this rank's share: forward, backward, evaluation."""
     plain, joint, target = bn_problem()
     layer = copy.deepcopy(plain)
-    use_view_batch_norm(layer, views=2, group=dist.group.WORLD)
+    use_view_batch_norm(layer, images=8 // world, group=dist.group.WORLD)
     # Each rank holds its images of the first view, then of the second.
     parts = [half.chunk(world)[rank] for half in joint.chunk(2)]
     share = torch.cat(parts).clone().requires_grad_()

@@ -25,9 +25,8 @@ from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.training.log import read_metrics
-from fastsiam.training.numerics import FiniteCheck
-from fastsiam.training.optim import lr_at
-from fastsiam.training.step import TrainingStep, autocast_type
+from fastsiam.training.numerics import FiniteCheck, autocast_type
+from fastsiam.training.step import TrainingStep
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
 from tests.pipelines.test_pipelines import readable
@@ -59,23 +58,23 @@ def test_a_step_never_waits_for_the_device(
         cuda_graphs=compiled == "graphs",
     )
     place = Place(0, 1, torch.device("cuda", 0))
-    step = TrainingStep(config, build_method(config.model), place)
+    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
     assert "cannot" not in step.prepare()
     loader = build_loader(
         config.data,
         config.augment,
         batch=8,
         device=place.device,
-        dtype=autocast_type(config, place),
+        dtype=autocast_type(config.numerics.precision, place.device),
     )
     finite, batches = FiniteCheck(place.device), loader.epoch(0)
     for _ in range(3):  # CUDA graphs are recorded in the second step
-        step(next(batches), lr_at(config.optim, 0, loader.steps))
+        step(next(batches), at=0)
     batches = loader.epoch(1)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for number, batch in enumerate(batches, start=1):
-            loss, _ = step(batch, lr_at(config.optim, number, loader.steps))
+            loss, _ = step(batch, at=number)
             finite.note(number, loss)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -97,7 +96,7 @@ def test_sync_bn_equals_batch_norm(
         kind: Any = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
         theirs = kind(6, affine=affine, device="cuda")
         ours = copy.deepcopy(theirs)
-        use_view_batch_norm(ours, views=views, group=dist.group.WORLD)
+        use_view_batch_norm(ours, images=16 // views, group=dist.group.WORLD)
         function = torch.compile(ours, fullgraph=True) if compiled else ours
         x = (torch.randn(shape, device="cuda") * 3 + 2).to(dtype)
         if len(shape) == 4:
@@ -126,12 +125,11 @@ def test_a_compiled_step_is_the_eager_one(gpu: TrainConfig) -> None:
     for settings in ({"compile": "off"}, {"compile": "on"}, {"compile": "on", "cuda_graphs": True}):
         config = with_settings(gpu, precision="fp32", tf32=False, **settings)
         torch.manual_seed(0)
-        step = TrainingStep(config, build_method(config.model), place)
-        assert "cannot" not in step.prepare() and step.compiled == (settings["compile"] == "on")
+        step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
+        assert "cannot" not in step.prepare() and step.config == config
         loader = build_loader(config.data, config.augment, batch=8, device=place.device)
         batches = [batch for epoch in range(7) for batch in loader.epoch(epoch)][:20]
-        rates = lr_at(config.optim, 0, loader.steps)
-        curves.append([step(batch, rates)[0].item() for batch in batches])
+        curves.append([step(batch, at=0)[0].item() for batch in batches])
     for curve in curves[1:]:
         np.testing.assert_allclose(curve, curves[0], atol=2e-3)
 

@@ -181,6 +181,7 @@ def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def ours(pretrained: Pretrained) -> SimSiam:
     """Build the whole method of what was read."""
     method = build_method(pretrained.model)
+    assert isinstance(method, SimSiam)
     method.load_state_dict(pretrained.state)
     return method.eval()
 

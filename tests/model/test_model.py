@@ -13,7 +13,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from fastsiam.config import ModelConfig
 from fastsiam.errors import BackendError
-from fastsiam.methods import SimSiam, build_method
+from fastsiam.methods import Method, Output, SimSiam, build_method
 from fastsiam.model.backbones import (
     ResNet,
     _without_randomness,
@@ -144,6 +144,17 @@ def test_loss_is_float32_and_finite_for_large_half_inputs(dtype: torch.dtype) ->
 # --- method
 
 
+def simsiam(config: ModelConfig) -> SimSiam:
+    method = build_method(config)
+    assert isinstance(method, SimSiam)
+    return method
+
+
+def taken(method: Method, *views: Tensor) -> Output:
+    output: Output = method(views, torch.arange(len(views[0])))
+    return output
+
+
 def gradients(method: SimSiam, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(method.parameters()), allow_unused=True))
 
@@ -151,9 +162,9 @@ def gradients(method: SimSiam, loss: Tensor) -> list[Tensor]:
 def test_stop_gradient_treats_the_other_view_as_a_constant() -> None:
     """Gradients equal those of the loss with z put in as numbers, and differ without the stop."""
     torch.manual_seed(0)
-    method = build_method(TINY)
+    method = simsiam(TINY)
     view1, view2 = torch.randn(2, 8, 3, 16, 16)
-    stopped = gradients(method, method(view1, view2)[0])
+    stopped = gradients(method, taken(method, view1, view2).loss)
     z1, z2 = (method.projector(method.backbone(view)) for view in (view1, view2))
     numbers1, numbers2 = torch.tensor(z1.tolist()), torch.tensor(z2.tolist())
     p1, p2 = method.predictor(z1), method.predictor(z2)
@@ -161,16 +172,16 @@ def test_stop_gradient_treats_the_other_view_as_a_constant() -> None:
     for got, expected in zip(stopped, gradients(method, by_hand), strict=True):
         torch.testing.assert_close(got, expected, atol=1e-7, rtol=1e-5)
     method.stop_gradient = False
-    free = gradients(method, method(view1, view2)[0])
+    free = gradients(method, taken(method, view1, view2).loss)
     assert max((a - b).abs().max().item() for a, b in zip(stopped, free, strict=True)) > 1e-4
 
 
 def test_loss_is_symmetrised_half_and_half() -> None:
     torch.manual_seed(0)
-    method = build_method(TINY)
+    method = simsiam(TINY)
     view1, view2 = torch.randn(2, 8, 3, 16, 16)
-    loss, z = method(view1, view2)
-    swapped, _ = method(view2, view1)
+    loss, z, _ = taken(method, view1, view2)
+    swapped, *_ = taken(method, view2, view1)
     torch.testing.assert_close(loss, swapped)
     z1, z2 = (method.projector(method.backbone(view)) for view in (view1, view2))
     parts = negative_cosine(method.predictor(z1), z2), negative_cosine(method.predictor(z2), z1)
@@ -185,7 +196,7 @@ def test_each_view_has_its_own_bn_statistics() -> None:
     norm = method.backbone.bn1
     view1, view2 = torch.randn(8, 3, 16, 16), torch.randn(8, 3, 16, 16) + 3
     means = [method.backbone.conv1(view).mean((0, 2, 3)) for view in (view1, view2)]
-    method(view1, view2)
+    taken(method, view1, view2)
     assert norm.num_batches_tracked == 2
     torch.testing.assert_close(norm.running_mean, 0.9 * 0.1 * means[0] + 0.1 * means[1])
     assert all(
@@ -303,9 +314,9 @@ def test_views_together_train_as_views_apart(name: str) -> None:
         optimizer = torch.optim.SGD(method.parameters(), 1e-3)
         method.views_together = setting == "together"
         if setting != "plain":
-            use_view_batch_norm(method, views=2 if method.views_together else 1)
+            use_view_batch_norm(method, images=8 if method.views_together else 0)
         for _ in range(2):
-            loss, _z = method(*views)
+            loss = taken(method, *views).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -326,8 +337,8 @@ def test_timms_batch_norm_keeps_its_activation() -> None:
     x = torch.randn(8, 4, 5, 5)
     for views in (1, 2):
         theirs, ours = layers.BatchNormAct2d(4), layers.BatchNormAct2d(4)
-        use_view_batch_norm(ours, views=views)
-        use_view_batch_norm(ours, views=views)  # twice is as good as once
+        use_view_batch_norm(ours, images=8 // views)
+        use_view_batch_norm(ours, images=8 // views)  # twice is as good as once
         expected = torch.cat([theirs(part) for part in x.chunk(views)])
         torch.testing.assert_close(ours(x), expected)
         assert ours(x).min() == 0
@@ -400,6 +411,6 @@ def test_other_cifar_stems() -> None:
 
 
 def test_a_projector_may_be_wider_within() -> None:
-    method = build_method(model_of(backbone="resnet10", dim=8, projector_dim=24))
+    method = simsiam(model_of(backbone="resnet10", dim=8, projector_dim=24))
     widths = [m.out_features for m in method.projector if isinstance(m, nn.Linear)]
     assert widths == [24, 24, 8]

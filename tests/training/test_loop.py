@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,8 @@ from fastsiam.pipelines import build_loader
 from fastsiam.training.log import read_metrics
 from fastsiam.training.loop import train
 from fastsiam.training.numerics import FiniteCheck
-from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader, TwoViewBatch
+from fastsiam.views.batch import Batch, Loader
 from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
 from tests.pipelines.test_pipelines import PIPELINES, readable
 
@@ -49,7 +50,7 @@ class Wrapped:
         self._loader, self._before = loader, before
         self.source, self.images, self.steps = loader.source, loader.images, loader.steps
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         for step, batch in enumerate(
             self._loader.epoch(number, skip=skip), start=number * self.steps + skip
         ):
@@ -71,7 +72,10 @@ def run_once(
     torch.manual_seed(config.numerics.seed)
     try:
         folder.mkdir(exist_ok=True)
-        return train(config, build_method(config.model), wrapped, CPU, run=folder, start=start)
+        method = build_method(config.model, images=wrapped.images)
+        step = TrainingStep(config, method, CPU, steps_per_epoch=wrapped.steps)
+        step.prepare()
+        return train(step, wrapped, run=folder, start=start)
     finally:
         loader.close()
 
@@ -104,7 +108,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(
     for kill_at in range(1, 12):
         run = tmp_path / f"killed{kill_at}"
 
-        def kill(step: int, batch: TwoViewBatch, at: int = kill_at) -> None:
+        def kill(step: int, batch: Batch, at: int = kill_at) -> None:
             if step == at:
                 raise Killed
 
@@ -356,12 +360,14 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     path = images / "train" / "class1" / "003.jpg"
     good = path.read_bytes()
 
-    def damage(step: int, batch: TwoViewBatch) -> None:
+    def damage(step: int, batch: Batch) -> None:
         if step == 4:
             path.write_bytes(good[:100])
 
-    with pytest.raises(DataError, match=r"003\.jpg.*\(saved .*last\.pt at step \d+\)"):
+    with pytest.raises(DataError, match=r"003\.jpg") as error:
         run_once(config, tmp_path / "run", before=damage)
+    (note,) = error.value.__notes__
+    assert re.fullmatch(r"saved .*last\.pt at step \d+", note)
     assert checkpoints.load(tmp_path / "run").step >= 5
 
 
@@ -374,9 +380,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         small, epochs=10, log_every=log_every, save_every=save_every, knn_every=0
     )
 
-    def poison(step: int, batch: TwoViewBatch) -> TwoViewBatch | None:
+    def poison(step: int, batch: Batch) -> Batch | None:
         if step == 5:
-            return TwoViewBatch(batch.view1 * math.nan, batch.view2, batch.index, batch.label)
+            return replace(batch, views=(batch.view1 * math.nan, batch.view2))
         return None
 
     with pytest.raises(
@@ -452,13 +458,12 @@ class HostReads(TorchDispatchMode):
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) -> None:
     config = with_settings(small, accumulate=accumulate)
-    step = TrainingStep(config, build_method(config.model), CPU)
+    step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
     step.prepare()
-    rates = lr_at(config.optim, 0, 3)
     loader = build_loader(config.data, config.augment, batch=8)
     batch, finite = next(iter(loader.epoch(0))), FiniteCheck(CPU.device)
     with HostReads() as reads:  # type: ignore[no-untyped-call]
-        loss, _ = step(batch, rates)
+        loss, _ = step(batch, at=0)
         finite.note(1, loss)
         assert reads.count == 0
         loss.item()

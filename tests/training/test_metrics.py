@@ -12,15 +12,10 @@ import pytest
 import torch
 
 from fastsiam.errors import TrainingError
-from fastsiam.training.metrics import (
-    Clock,
-    CollapseGuard,
-    FiniteCheck,
-    MetricsLog,
-    effective_rank,
-    read_metrics,
-    z_std,
-)
+from fastsiam.training.clock import Clock
+from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
+from fastsiam.training.log import MetricsLog, read_metrics
+from fastsiam.training.numerics import FiniteCheck
 
 
 def test_measures_equal_float64_numpy() -> None:

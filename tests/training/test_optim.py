@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 from fastsiam.config import OptimConfig
-from fastsiam.methods import build_method
+from fastsiam.methods import ParamGroup, build_method
 from fastsiam.pipelines.order import Order
-from fastsiam.training.optim import Lars, build_optimizer, lr_at, peak_lr, set_lr
-from tests.conftest import model_of, with_method
+from fastsiam.training.optim import Lars, build_optimizer, peak_lr, rates_at, set_rates
+from tests.conftest import model_of
+
+
+def groups(**settings: Any) -> list[ParamGroup]:
+    """Return the parameter groups of a small SimSiam."""
+    small = {"backbone": "resnet10", "width": 4, "dim": 8, "predictor_dim": 2}
+    return build_method(model_of(**small, **settings)).param_groups()
+
+
+GROUPS = groups()
 
 
 @pytest.mark.parametrize(
@@ -28,12 +38,12 @@ def test_rate_scales_with_the_global_batch_alone(
     order = Order(images=10_000, batch=config.batch, seed=0, world=world)
     assert len(order.indices(0, 0)) * world == batch
     assert peak_lr(config) == pytest.approx(expected)
-    assert lr_at(config, 0, order.steps)["encoder"] == pytest.approx(expected)
+    assert rates_at(config, GROUPS, 0, order.steps)["encoder"] == pytest.approx(expected)
 
 
 def test_cosine_per_step() -> None:
     config = OptimConfig(epochs=10, batch=256)
-    rates = [lr_at(config, step, 20)["encoder"] for step in range(200)]
+    rates = [rates_at(config, GROUPS, step, 20)["encoder"] for step in range(200)]
     for step, rate in enumerate(rates):
         assert rate == pytest.approx(0.05 * (1 + math.cos(math.pi * step / 200)) / 2)
     assert rates[0] == 0.05 and rates[100] == pytest.approx(0.025) and 0 < rates[-1] < 1e-5
@@ -42,14 +52,16 @@ def test_cosine_per_step() -> None:
 
 def test_predictor_rate_neither_decays_nor_warms_up() -> None:
     config = OptimConfig(epochs=10, batch=512, warmup_epochs=2)
-    table = [lr_at(config, step, 5) for step in range(50)]
+    table = [rates_at(config, GROUPS, step, 5) for step in range(50)]
     assert {rates["predictor"] for rates in table} == {0.1}
     assert [rates["encoder"] for rates in table[:10]] == pytest.approx(
         [0.01 * (i + 1) for i in range(10)]
     )
     assert table[10]["encoder"] == 0.1 and table[49]["encoder"] < 0.001
-    decaying = with_method(config, predictor_lr="cosine")
-    assert all(r["predictor"] == r["encoder"] for r in (lr_at(decaying, s, 5) for s in range(50)))
+    decaying = groups(predictor_lr="cosine")
+    for step in range(50):
+        rates = rates_at(config, decaying, step, 5)
+        assert rates["predictor"] == rates["encoder"]
 
 
 def test_weight_decay_is_on_every_parameter() -> None:
@@ -66,10 +78,10 @@ def test_weight_decay_is_on_every_parameter() -> None:
 def test_a_step_is_sgd_with_momentum_and_decay_by_hand() -> None:
     weight = torch.nn.Parameter(torch.tensor([2.0]))
     config = OptimConfig(batch=256, lr=0.5, momentum=0.9, weight_decay=0.1)
-    optimizer = build_optimizer(config, [{"params": [weight], "name": "encoder"}])
+    optimizer = build_optimizer(config, [ParamGroup(name="encoder", params=[weight])])
     expected, velocity = 2.0, 0.0
     for rate in (0.5, 0.25, 0.125):
-        set_lr(optimizer, {"encoder": rate})
+        set_rates(optimizer, {"encoder": rate})
         weight.grad = torch.tensor([1.0])
         optimizer.step()
         velocity = 0.9 * velocity + 1.0 + 0.1 * expected
@@ -99,9 +111,11 @@ def test_large_batches_on_imagenet(
     steps = {256: 5_004, 1024: 1_251, 4096: 312}[batch]
     assert order.steps == steps and len(order.indices(0, 0)) // accumulate == part
     assert peak_lr(config) == pytest.approx(peak)
-    assert lr_at(config, 0, steps) == pytest.approx({"encoder": first, "predictor": peak})
-    assert lr_at(config, 10 * steps, steps)["encoder"] == pytest.approx(at_warm)
-    assert lr_at(config, 55 * steps, steps)["encoder"] == pytest.approx(middle)
+    assert rates_at(config, GROUPS, 0, steps) == pytest.approx(
+        {"encoder": first, "predictor": peak}
+    )
+    assert rates_at(config, GROUPS, 10 * steps, steps)["encoder"] == pytest.approx(at_warm)
+    assert rates_at(config, GROUPS, 55 * steps, steps)["encoder"] == pytest.approx(middle)
 
 
 def lars(*weights: torch.Tensor, **settings: float | bool) -> tuple[Lars, list[torch.nn.Parameter]]:

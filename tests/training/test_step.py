@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,8 +21,9 @@ from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.jobs.train import preflight
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import ViewBatchNorm, recomputing, use_view_batch_norm
-from fastsiam.training.optim import lr_at
-from fastsiam.training.step import TrainingStep, autocast_type
+from fastsiam.training.compile import with_settled_compilation
+from fastsiam.training.numerics import autocast_type
+from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
 from tests.conftest import ROOT, fastsiam, flags, model_of, with_settings
@@ -52,7 +54,7 @@ def test_views_in_one_batch_are_normalised_each_by_itself(
 ) -> None:
     """Against torch's BN, called for each view in turn: output, gradients, running statistics."""
     reference, layer = bn(kind, **settings), bn(kind, **settings)
-    use_view_batch_norm(layer, views=2)
+    use_view_batch_norm(layer, images=8)
     assert isinstance(layer, ViewBatchNorm)
     x = torch.randn(shape) * torch.linspace(0.2, 5, 16).view(-1, *[1] * (len(shape) - 1)) + 3
     x, weight = x.to(dtype), torch.randn(shape)
@@ -90,9 +92,9 @@ def test_one_view_alone_is_torchs_batch_norm_to_the_last_bit() -> None:
 
 
 def test_recomputing_moves_no_statistics() -> None:
-    for views in (1, 2):
+    for images in (0, 4):
         layer = bn()
-        use_view_batch_norm(layer, views=views)
+        use_view_batch_norm(layer, images=images)
         before = [buffer.clone() for buffer in layer.buffers()]
         with recomputing():
             again = layer(torch.randn(8, 6, 5, 5, generator=torch.Generator().manual_seed(0)))
@@ -133,7 +135,7 @@ def test_recomputed_blocks_give_the_same_step(plain: dict[str, Any]) -> None:
 def saved_bytes(**settings: Any) -> int:
     config = with_settings(rank_jobs.CONFIG, **settings)
     method = rank_jobs.make_method()
-    TrainingStep(config, method, CPU).prepare()
+    TrainingStep(config, method, CPU, steps_per_epoch=10).prepare()
     total = 0
 
     def note(tensor: Tensor) -> Tensor:
@@ -143,7 +145,7 @@ def saved_bytes(**settings: Any) -> int:
 
     batch = rank_jobs.global_batch()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        method(batch.view1, batch.view2)
+        method(batch.views, batch.index)
     return total
 
 
@@ -152,13 +154,13 @@ def test_recomputing_saves_memory() -> None:
 
 
 def losses(config: TrainConfig, steps: int) -> list[float]:
-    step = TrainingStep(config, rank_jobs.make_method(), CPU)
+    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=steps)
     step.prepare()
-    assert step.compiled == (config.step.compile == "on")
+    assert step.config == config
     batch = rank_jobs.global_batch()
-    dtype = autocast_type(config, CPU)
-    batch = replace(batch, view1=batch.view1.to(dtype), view2=batch.view2.to(dtype))
-    return [step(batch, lr_at(config.optim, i, steps))[0].item() for i in range(steps)]
+    dtype = autocast_type(config.numerics.precision, CPU.device)
+    batch = replace(batch, views=tuple(view.to(dtype) for view in batch.views))
+    return [step(batch, at=i)[0].item() for i in range(steps)]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.1)])
@@ -180,9 +182,10 @@ def test_fifty_compiled_steps_learn_as_eager_ones(precision: str, tolerance: flo
 def test_the_model_has_no_graph_break(backbone: Any, stem: Any) -> None:
     method = build_method(model_of(backbone=backbone, stem=stem, width=4, dim=8))
     method.views_together = True
-    use_view_batch_norm(method, views=2)
+    use_view_batch_norm(method, images=2)
     torch._dynamo.reset()
-    explained = torch._dynamo.explain(method)(*torch.randn(2, 2, 3, 33, 33))
+    views = torch.randn(2, 2, 3, 33, 33).unbind(0)
+    explained = torch._dynamo.explain(method)(views, torch.arange(2))
     assert explained.graph_break_count == 0 and explained.graph_count == 1
 
 
@@ -197,7 +200,7 @@ def test_compiled_bn_keeps_channels_last() -> None:
         nn.Conv2d(32, 32, 3, padding=1, bias=False),
         nn.BatchNorm2d(32),
     ).to(memory_format=torch.channels_last)
-    use_view_batch_norm(layers, views=2)
+    use_view_batch_norm(layers, images=8)
     x = torch.randn(16, 16, 14, 14, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     torch._dynamo.reset()
@@ -211,16 +214,16 @@ def test_compiled_bn_keeps_channels_last() -> None:
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_steps_compile_nothing_that_was_not_prepared(channels_last: bool) -> None:
     config = with_settings(rank_jobs.CONFIG, compile="on", channels_last=channels_last)
-    step = TrainingStep(config, rank_jobs.make_method(), CPU)
+    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=2)
     assert "compiled in" in step.prepare()
     with torch._dynamo.config.patch(error_on_recompile=True):
         for i in range(2):
-            step(rank_jobs.global_batch(), lr_at(config.optim, i, 2))
+            step(rank_jobs.global_batch(), at=i)
 
 
 def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
     config = with_settings(rank_jobs.CONFIG, compile="on")
-    step = TrainingStep(config, rank_jobs.make_method(), CPU)
+    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=2)
     step.prepare()
     images = torch.randn(3, 3, 16, 16)
     sizes: list[Any] = [[images], [images[:1], images[1:]]]
@@ -240,7 +243,7 @@ def test_compiling_leaves_no_trace() -> None:
     config = with_settings(rank_jobs.CONFIG, compile="on")
     method = rank_jobs.make_method()
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    line = TrainingStep(config, method, CPU).prepare()
+    line = TrainingStep(config, method, CPU, steps_per_epoch=2).prepare()
     assert line.startswith("compiled in")
     torch.testing.assert_close(dict(method.state_dict()), before, atol=0, rtol=0)
     assert all(parameter.grad is None for parameter in method.parameters())
@@ -271,7 +274,7 @@ def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
     """Page faults of the tenth large tensor: none if the memory of the ninth was kept."""
     script = (
         "import resource, torch\n"
-        "from fastsiam.training.step import keep_freed_memory\n"
+        "from fastsiam.training.numerics import keep_freed_memory\n"
         f"{'keep_freed_memory()' if kept else ''}\n"
         "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "def work():\n    torch.empty(2**26, dtype=torch.uint8).fill_(1)\n"
@@ -288,9 +291,9 @@ def test_what_is_compiled_is_kept_beyond_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (
-        "import fastsiam.training.step as step, os\n"
+        "from fastsiam.training.compile import compiling, kept_in\n"
         "from tests.rank_jobs import CONFIG\n"
-        "with step._compiling(CONFIG): print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+        "with compiling(CONFIG): print(kept_in())"
     )
 
     def folder() -> str:
@@ -323,25 +326,23 @@ def test_a_missing_compiler_is_one_line(
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
     assert states[1].config.step.compile == "off"  # it would not go on as it began otherwise
+    written = json.loads((fallen / "config.json").read_text())["config"]
+    assert TrainConfig.from_dict(written) == states[1].config
 
 
 def test_auto_compiles_long_runs_and_goes_on_as_the_run_began(small: TrainConfig) -> None:
-    from fastsiam.jobs.train import _with_settled_compilation as settled
+    def settled(config: TrainConfig, began_with: Any, steps: int) -> str:
+        found = with_settled_compilation(config, began_with=began_with, steps_per_epoch=steps)
+        return found.step.compile
 
     config = with_settings(small, compile="auto", epochs=10)
-    assert settled(config, None, 99).step.compile == "off"
-    assert settled(config, None, 100).step.compile == "on"
-    assert settled(with_settings(config, max_steps=20), None, 100).step.compile == "on"
-    assert settled(with_settings(config, compile="on"), None, 1).step.compile == "on"
-    run = checkpoints.Checkpoint(
-        config=with_settings(config, compile="on"), step=1, seconds=0.0, images=1,
-        steps_per_epoch=1, model={}, optimizer={}, scaler={},
-    )  # fmt: skip
-    assert settled(config, run, 1).step.compile == "on"
-    eager = replace(run, config=with_settings(config, compile="off"))
-    assert settled(config, eager, 1000).step.compile == "off"
-    graphs = settled(with_settings(config, cuda_graphs=True), eager, 1000)
-    assert graphs.step.compile == "on"
+    assert settled(config, None, 99) == "off"
+    assert settled(config, None, 100) == "on"
+    assert settled(with_settings(config, max_steps=20), None, 100) == "on"
+    assert settled(with_settings(config, compile="on"), None, 1) == "on"
+    assert settled(config, "on", 1) == "on"
+    assert settled(config, "off", 1000) == "off"
+    assert settled(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
 
 
 @pytest.mark.parametrize(
