@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from fastsiam.config import (
     OptimConfig,
     StepConfig,
     TrainConfig,
+    ViewConfig,
 )
-from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven
+from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven, mean_across_ranks
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.methods import Method, build_method
@@ -29,6 +31,7 @@ from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.conftest import model_of, with_settings
+from tests.methods.everything import EverythingConfig, registered
 
 MODEL = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
@@ -74,6 +77,31 @@ def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     step.optimizer.register_step_pre_hook(note)
     losses = [step(share, at=0)[0] for _ in range(3)]
     return {"loss": torch.stack(losses), "gradient": gradients, "state": method.state_dict()}
+
+
+def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
+    """Take three steps of the test's method on this rank's share; return losses and state."""
+    with registered():
+        views = (ViewConfig(crop=16), ViewConfig(crop=16), ViewConfig(crop=8))
+        model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=EverythingConfig())
+        config = replace(CONFIG, augment=AugmentConfig(views=views), model=model)
+        config = with_settings(config, lr=0.1, **settings)
+        torch.manual_seed(0)
+        method = build_method(config.model, images=24)
+        place = Place(rank, world, torch.device("cpu"))
+        step = TrainingStep(config, method, place, steps_per_epoch=10)
+        assert "cannot" not in step.prepare() and step.config == config
+        batch = global_batch()
+        small = batch.view1[..., ::2, ::2]
+        batch = replace(batch, views=(*batch.views, small), index=batch.index + 5)
+        share = batch.chunks(world)[rank]
+        losses = [mean_across_ranks(step(share, at=at)[0]) for at in (0, 50, 500)]
+        return {"loss": torch.stack(losses), "state": method.state_dict()}
+
+
+def compiled_everything(rank: int, world: int) -> dict[str, Any]:
+    """Do the same with a compiled model."""
+    return everything(rank, world, compile="on")
 
 
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""What ranks exchange: tensors and short texts. Alone, each function returns what it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """Concatenate equal-shaped tensors of all ranks along the first axis."""
+    if not dist.is_initialized():
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+def gather_uneven(tensor: Tensor) -> Tensor:
+    """Concatenate tensors whose first axes differ in length, in the ranks' order."""
+    if not dist.is_initialized():
+        return tensor
+    lengths = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+    padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    parts = gather(padded).split(max(lengths))
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+
+def complete(table: Tensor, shares: Sequence[int]) -> None:
+    """Fill in the rows that other ranks hold, in place.
+
+    Args:
+        table: of the same shape on every rank; each holds rows of its own.
+        shares: how many rows are each rank's, in their order.
+    """
+    if dist.is_initialized():
+        for rank, rows in enumerate(table.split(list(shares))):
+            dist.broadcast(rows, src=rank)
+
+
+def sum_across_ranks(tensor: Tensor) -> Tensor:
+    """Add up a tensor over the ranks."""
+    if not dist.is_initialized():
+        return tensor
+    tensor = tensor.clone()
+    dist.all_reduce(tensor)
+    return tensor
+
+
+def mean_across_ranks(tensor: Tensor) -> Tensor:
+    """Average a tensor over the ranks."""
+    return sum_across_ranks(tensor) / (dist.get_world_size() if dist.is_initialized() else 1)
+
+
+def minimum_across_ranks(tensor: Tensor) -> Tensor:
+    """Return the smallest of the ranks' values, element by element."""
+    if not dist.is_initialized():
+        return tensor
+    tensor = tensor.clone()
+    dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    return tensor
+
+
+def from_leader(text: str) -> str:
+    """Return rank 0's text on every rank."""
+    if not dist.is_initialized():
+        return text
+    box = [text]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def from_all(text: str) -> list[str]:
+    """Return every rank's text, in their order, on every rank."""
+    if not dist.is_initialized():
+        return [text]
+    texts = [""] * dist.get_world_size()
+    dist.all_gather_object(texts, text)
+    return texts

@@ -1,0 +1,53 @@
+"""Modules whose gradients, and whose BN statistics, are those of several ranks."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from fastsiam.config import NumericsConfig
+from fastsiam.distributed.place import Place
+
+
+def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
+    """Return the ranks that share BN statistics with this one, none if it is alone.
+
+    Every rank calls it: the groups are ``sync_bn_ranks`` ranks in a row, or all ranks. They are not
+    the group that gradients are exchanged in: NCCL would have each of BN's exchanges wait for the
+    gradients that went before.
+    """
+    size = config.sync_bn_ranks or place.world
+    if place.world == 1 or not config.sync_bn or size == 1:
+        return None
+    starts = range(0, place.world, size)
+    groups = [dist.new_group(list(range(start, start + size))) for start in starts]
+    own: dist.ProcessGroup = groups[place.rank // size]  # type: ignore[assignment]
+    return own
+
+
+def data_parallel(
+    module: nn.Module, place: Place, *, bucket_mb: int, same_buffers: bool
+) -> nn.Module:
+    """Wrap a module that is on its device for data-parallel training; alone it stays as it is.
+
+    Args:
+        module: whose gradients are averaged over the ranks, while the backward pass goes on.
+        place: this rank.
+        bucket_mb: gradients that are exchanged at once, in MB.
+        same_buffers: whether buffers are the same on all ranks, by themselves.
+    """
+    if place.world == 1:
+        return module
+    parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    newer = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
+    buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not same_buffers}
+    return nn.parallel.DistributedDataParallel(
+        module,
+        device_ids=[place.device] if place.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=bucket_mb,
+        **buffers,
+    )

@@ -1,0 +1,70 @@
+"""Signals that stop a run after a step, on all ranks together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType, TracebackType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastsiam.distributed.place import Place
+
+
+class StopSignals:
+    """Turns SIGINT and SIGTERM into a decision that all ranks take after the same step.
+
+    A rank that got a signal says so in a one-number gloo all-reduce, which runs beside the next
+    step: the host never waits for the device, and no rank stops while another waits for it in a
+    collective. A second signal ends the process at once.
+    """
+
+    PATIENCE = 3.0
+    """Seconds in which further signals are taken for the first one."""
+
+    def __init__(self, place: Place) -> None:
+        self._got, self._since = 0, 0.0
+        self._alone = place.world == 1
+        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._vote: tuple[Tensor, dist.Work] | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        if kind is None and self._vote:
+            self._vote[1].wait()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self._got:
+            self._got, self._since = number, time.monotonic()
+        elif time.monotonic() - self._since > self.PATIENCE:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def after_step(self) -> int:
+        """The signal that all ranks shall stop for now, or 0. Each rank calls it once a step."""
+        if self._alone:
+            return self._got
+        agreed = 0
+        if self._vote:
+            self._vote[1].wait()
+            agreed = int(self._vote[0])  # a CPU tensor: no wait for the device
+        vote = torch.tensor(self._got)
+        work = dist.all_reduce(vote, dist.ReduceOp.MAX, self._group, async_op=True)  # type: ignore[arg-type]
+        assert work is not None
+        self._vote = vote, work
+        return agreed

@@ -1,0 +1,144 @@
+"""A method for tests alone, with everything that SimSiam lacks.
+
+A momentum encoder, a queue of keys spread over ranks, a memory of one row for each image, three
+views of two sizes, a schedule and a weight decay of each parameter group, gradients that are
+dropped for a while, and (in a class of its own) a look at the next steps' images.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastsiam.config import METHOD_CONFIGS, MethodConfig, require
+from fastsiam.distributed import gather
+from fastsiam.methods import METHODS, Method, Output, ParamGroup
+from fastsiam.model.backbones import Backbone
+from fastsiam.model.losses import negative_cosine
+from fastsiam.views.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EverythingConfig(MethodConfig):
+    """Settings of the test's method."""
+
+    name: ClassVar[str] = "everything"
+    title: ClassVar[str] = "Everything"
+    paper: ClassVar[str] = "a test"
+
+    dim: int = 8
+    """Dimension of the embeddings."""
+    queue: int = 20
+    """Keys in the queue."""
+    momentum: float = 0.9
+    """Momentum of the target network at the start; it grows to 1."""
+
+    def check_views(self, views: int) -> None:
+        require(views == 3, f"everything takes three views, not {views}")
+
+
+class Everything(Method):
+    """The test's method."""
+
+    parts: ClassVar[tuple[str, ...]] = ("backbone", "head")
+    queue: Tensor
+    pointer: Tensor
+    memory: Tensor
+
+    def __init__(self, config: EverythingConfig, backbone: Backbone, *, images: int = 0) -> None:
+        super().__init__()
+        self.backbone, self.dim, self.momentum = backbone, config.dim, config.momentum
+        self.head = nn.Sequential(
+            nn.Linear(backbone.features, config.dim, bias=False), nn.BatchNorm1d(config.dim)
+        )
+        self.target = copy.deepcopy(nn.Sequential(self.backbone, self.head)).requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.ones(config.queue, config.dim)))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("memory", torch.zeros(images, config.dim))
+
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        batches = [self.head(self.backbone(batch)) for batch in self.joined(views)]
+        first, second, small = self.apart(batches, len(index))
+        with torch.no_grad():
+            keys = F.normalize(self.target(views[0]).float())
+        known = self.memory[index]
+        others = F.normalize(second.float()) @ self.queue.T
+        loss = negative_cosine(second, keys) + negative_cosine(small, keys)
+        loss = (
+            loss + 0.1 * others.logsumexp(1).mean() + 0.1 * (first.float() - known).square().mean()
+        )
+        carry = {"keys": keys, "rows": first.detach().float(), "index": index.clone()}
+        return Output(loss, first.detach(), carry)
+
+    def param_groups(self) -> list[ParamGroup]:
+        return [
+            ParamGroup(name="backbone", params=list(self.backbone.parameters())),
+            ParamGroup(
+                name="head",
+                params=list(self.head.parameters()),
+                schedule="constant",
+                weight_decay=0.0,
+            ),
+        ]
+
+    def before_optimizer(self, *, progress: float) -> None:
+        if progress < 0.3:
+            self.head[1].weight.grad = None
+
+    def after_step(self, outputs: Sequence[Output], *, progress: float) -> None:
+        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        ours = nn.Sequential(self.backbone, self.head).parameters()
+        for target, own in zip(self.target.parameters(), ours, strict=True):
+            target.lerp_(own, 1 - momentum)
+        keys, rows, index = (
+            gather(torch.cat([output.carry[name] for output in outputs]))
+            for name in ("keys", "rows", "index")
+        )
+        places = (self.pointer + torch.arange(len(keys), device=keys.device)) % len(self.queue)
+        self.queue.index_copy_(0, places, keys)
+        self.pointer.copy_((self.pointer + len(keys)) % len(self.queue))
+        self.memory.index_copy_(0, index, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AheadConfig(EverythingConfig):
+    """Settings of the method that looks ahead."""
+
+    name: ClassVar[str] = "ahead"
+
+
+class Ahead(Everything):
+    """The same; every two steps it writes down what it makes of the images that come next."""
+
+    ahead: ClassVar[int] = 2
+
+    def before_steps(self, batches: Iterable[Batch]) -> None:
+        with torch.no_grad():
+            for batch in batches:
+                rows = self.target.eval()(batch.view2.float()).float()
+                self.memory.index_copy_(0, gather(batch.index), gather(rows))
+        self.target.train()
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    """Let the methods be known by their names and settings inside."""
+    methods: dict[type[MethodConfig], type[Method]] = {
+        EverythingConfig: Everything,
+        AheadConfig: Ahead,
+    }
+    METHOD_CONFIGS.update({config.name: config for config in methods})
+    METHODS.update(methods)
+    try:
+        yield
+    finally:
+        for config in methods:
+            del METHOD_CONFIGS[config.name], METHODS[config]
