@@ -15,28 +15,44 @@ from fastsiam.views.draws import ViewParams
 
 
 @dataclass(frozen=True, slots=True)
-class TwoViewBatch:
-    """One rank's share of a batch: N images, two views of each, on the training device."""
+class Batch:
+    """One rank's share of a batch: N images, two views or more of each, on the training device."""
 
-    view1: Tensor
-    """(N, 3, S, S) float, normalised, channels-last: ready for the model."""
-    view2: Tensor
-    """As view1: the second augmentation of the same images."""
+    views: tuple[Tensor, ...]
+    """View v: (N, 3, S_v, S_v) float, normalised, channels-last: ready for the model."""
     index: Tensor
     """(N,) int64: positions in the data set."""
     label: Tensor
     """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
 
-    def chunks(self, count: int) -> list[TwoViewBatch]:
+    @property
+    def view1(self) -> Tensor:
+        """The first view of each image."""
+        return self.views[0]
+
+    @property
+    def view2(self) -> Tensor:
+        """The second view of the same images."""
+        return self.views[1]
+
+    def chunks(self, count: int) -> list[Batch]:
         """Cut into equal parts, for gradient accumulation."""
-        parts = (t.chunk(count) for t in (self.view1, self.view2, self.index, self.label))
-        return [TwoViewBatch(*part) for part in zip(*parts, strict=True)]
+        parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
+        return [
+            Batch(tuple(views), index, label) for index, label, *views in zip(*parts, strict=True)
+        ]
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy a host array to a device without making the host wait for the device."""
     tensor = torch.from_numpy(np.array(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+Crops = tuple[Tensor, ...]
+"""Crops of N images, before the photometric stage: one tensor for each side of the views, in the
+order of ``AugmentConfig.by_side``. Each is (V, N, S, S, 3) uint8 on the device, where V counts the
+views of that side."""
 
 
 class Loader(Protocol):
@@ -54,7 +70,7 @@ class Loader(Protocol):
     def steps(self) -> int:
         """Batches in an epoch: whole global batches, the tail is dropped. Equal on all ranks."""
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield an epoch's batches from step ``skip`` on: a function of its arguments alone."""
 
     def close(self) -> None:
@@ -67,12 +83,12 @@ class CropLoader(Loader, Protocol):
 
     def crops(
         self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what an epoch's batches are made of.
 
         Yields:
-            The N images' positions in the data set, their parameters, and the crops:
-            (2, N, S, S, 3) uint8 on the device, overwritten when the next are asked for.
+            The N images' positions in the data set, their parameters, and the crops, which are
+            overwritten when the next are asked for.
         """
 
 
