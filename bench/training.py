@@ -29,7 +29,7 @@ from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.training.optim import peak_lr
 from fastsiam.training.step import TrainingStep, autocast_type, keep_freed_memory
-from fastsiam.views.batch import TwoViewBatch
+from fastsiam.views.batch import Batch
 
 _SECONDS = 1.0
 """What a repeat takes at least, if steps are short."""
@@ -206,7 +206,7 @@ def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     warm, steps = window(
         steps, loader.steps, made_ahead(config.data), whole=place.device.type == "cuda"
     )
-    feed: Iterator[TwoViewBatch] = iter(())
+    feed: Iterator[Batch] = iter(())
     waited: list[float] = []
     ran: list[float] = []
 
@@ -272,7 +272,7 @@ def most_ranks(session: Session) -> int:
     return torch.cuda.device_count() if session.gpu else 2
 
 
-Take = Callable[[TwoViewBatch], object]
+Take = Callable[[Batch], object]
 """Takes one training step."""
 
 
@@ -311,7 +311,7 @@ def authors_step(config: TrainConfig, place: Place) -> tuple[Take, nn.Module]:
         fused=False,
     )
 
-    def take(batch: TwoViewBatch) -> None:
+    def take(batch: Batch) -> None:
         views = (batch.view1.float().contiguous(), batch.view2.float().contiguous())
         z1, z2 = (method.projector(method.backbone(view)) for view in views)
         p1, p2 = method.predictor(z1), method.predictor(z2)

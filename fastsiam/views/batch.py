@@ -16,40 +16,43 @@ from fastsiam.views.draws import ViewParams
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of a batch: N images, V views of each, on the training device."""
+    """One rank's share of a batch: N images, two views or more of each, on the training device."""
 
     views: tuple[Tensor, ...]
     """View v: (N, 3, S_v, S_v) float, normalised, channels-last: ready for the model."""
     index: Tensor
     """(N,) int64: positions in the data set."""
     label: Tensor
-    """(N,) int64, -1 where the data has none. No method sees it."""
+    """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
 
     @property
     def view1(self) -> Tensor:
-        """The first view."""
+        """The first view of each image."""
         return self.views[0]
 
     @property
     def view2(self) -> Tensor:
-        """The second view."""
+        """The second view of the same images."""
         return self.views[1]
 
     def chunks(self, count: int) -> list[Batch]:
         """Cut into equal parts, for gradient accumulation."""
-        views = zip(*(view.chunk(count) for view in self.views), strict=True)
-        rest = zip(self.index.chunk(count), self.label.chunk(count), strict=True)
-        return [Batch(part, *own) for part, own in zip(views, rest, strict=True)]
-
-
-def TwoViewBatch(view1: Tensor, view2: Tensor, index: Tensor, label: Tensor) -> Batch:
-    return Batch((view1, view2), index, label)
+        parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
+        return [
+            Batch(tuple(views), index, label) for index, label, *views in zip(*parts, strict=True)
+        ]
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy a host array to a device without making the host wait for the device."""
     tensor = torch.from_numpy(np.array(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+Crops = tuple[Tensor, ...]
+"""Crops of N images, before the photometric stage: one tensor for each side of the views, in the
+order of ``AugmentConfig.by_side``. Each is (V, N, S, S, 3) uint8 on the device, where V counts the
+views of that side."""
 
 
 class Loader(Protocol):
@@ -80,12 +83,12 @@ class CropLoader(Loader, Protocol):
 
     def crops(
         self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what an epoch's batches are made of.
 
         Yields:
-            The N images' positions in the data set, their parameters, and the crops:
-            (2, N, S, S, 3) uint8 on the device, overwritten when the next are asked for.
+            The N images' positions in the data set, their parameters, and the crops, which are
+            overwritten when the next are asked for.
         """
 
 
