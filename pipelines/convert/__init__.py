@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 import fastsiam
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.views import rng
 
 from ..store import Split, Store
+from ..subsets import sample
 from .sources import Kind, open_sources
 from .verify import Report, verify
 from .writer import BadImagesError, write
@@ -107,18 +107,8 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
 def _chosen(store: Store, config: ConvertConfig) -> NDArray[np.int64]:
     """Return which images are converted: all, or the limit's sample."""
     if 0 < config.limit < len(store):
-        return _sample(store.labels, config.limit, config.seed)
+        return sample(store.labels, size=config.limit, seed=config.seed)
     return np.arange(len(store))
-
-
-def _sample(labels: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
-    """Choose images at random, each class in its proportion: (size,) positions, sorted."""
-    key = rng.keys(seed, 0, -2, np.arange(len(labels)))
-    order = np.lexsort((key, labels))
-    _, start, count = np.unique(labels[order], return_index=True, return_counts=True)
-    rank = np.arange(len(labels)) - np.repeat(start, count)
-    share = (rank + 0.5) / np.repeat(count, count)
-    return np.sort(order[np.lexsort((key[order], share))[:size]])
 
 
 def _write_manifest(path: Path, written: list[Written], sources: dict[Split, Store]) -> None:
