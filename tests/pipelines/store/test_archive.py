@@ -17,7 +17,7 @@ import pytest
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import ArchiveStore, FolderStore, open_store
-from fastsiam.pipelines.store.archive import ROW
+from fastsiam.pipelines.store.archive_index import ROW
 from fastsiam.pipelines.store.probe import Flags
 from tests.conftest import ROOT, write_images
 from tests.sources import (
@@ -443,14 +443,15 @@ def test_a_store_travels_to_another_process(tmp_path: Path) -> None:
 
 def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     """1.28 million rows are 30 MB, and open in a fraction of a second (not timed here)."""
-    from fastsiam.pipelines.store import archive
+    from fastsiam.pipelines.store.archive_index import Index, file_facts, keep
+    from fastsiam.pipelines.store.mapped import Mapped
 
     path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(1_281_167, ROW)
     rows["offset"], rows["size"] = 512, len(jpeg(0))
     names = zlib.compress(b"\0".join(b"a/%07d.jpg" % i for i in range(len(rows))), 1)
-    index = archive.Index(rows, ("a",), False, names)
-    kept = archive._keep(index, [tmp_path / ".t.fastsiam-index"], archive._file_facts([path]))
+    index = Index(rows, ("a",), False, names)
+    kept = keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
     assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
     store = ArchiveStore([path])
     assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)
