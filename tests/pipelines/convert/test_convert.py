@@ -22,7 +22,7 @@ from PIL import Image
 
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, Written, convert, writer
+from fastsiam.pipelines.convert import BadImagesError, Written, blocks, convert, layout
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, Store, open_store
@@ -215,7 +215,7 @@ def test_a_flat_folder_has_no_labels(images: Path, tmp_path: Path) -> None:
 def test_the_file_is_the_same_for_any_number_of_workers(
     real_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 2**20)  # many blocks
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 2**20)  # many blocks
     files = []
     for workers in (1, 2, 5):
         (written,) = run("folder", real_images, tmp_path / str(workers), workers=workers)
@@ -460,10 +460,10 @@ def test_a_block_that_grows_is_written_in_pieces(
 ) -> None:
     """To the same file."""
     write_images(tmp_path / "images", classes=3, each=40, side=40)
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
     files = []
     for number, held in enumerate((2**26, 10_000)):
-        monkeypatch.setattr(writer, "_HELD_BYTES", held)
+        monkeypatch.setattr(blocks, "_HELD_BYTES", held)
         out = tmp_path / str(number)
         (written,) = run("folder", tmp_path / "images", out, raw=True, workers=3)
         files.append(written.path.read_bytes())
@@ -735,15 +735,15 @@ def test_verify_from_the_command_line(images: Path, tmp_path: Path) -> None:
 SLOW = """
 import sys, time, signal
 from pathlib import Path
-from fastsiam.pipelines.convert import writer
+from fastsiam.pipelines.convert import blocks, layout
 from fastsiam.config import ConvertConfig, TrainConfig
-writer.BLOCK_BYTES = 20_000
-original = writer._written
+layout.BLOCK_BYTES = 20_000
+original = blocks._written
 def slow(job, number):
     block = original(job, number)
     time.sleep(0.15)
     return block
-writer._written = slow
+blocks._written = slow
 from fastsiam.jobs.convert import convert_data
 from fastsiam import cli
 sys.argv = ["fastsiam", *sys.argv[1:]]
@@ -806,7 +806,7 @@ def test_killed_and_started_again_it_goes_on(number: signal.Signals, tmp_path: P
 
 def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Stop a conversion after some blocks; return source and target."""
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
     source, out = tmp_path / "images", tmp_path / "out"
     write_images(source, classes=3, each=100, side=60)
 
@@ -989,7 +989,7 @@ def test_a_worker_that_dies_is_one_line(
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(writer, "prepare", die)
+    monkeypatch.setattr(blocks, "prepare", die)
     with pytest.raises(DataError, match="a process was killed at its work"):
         run("folder", images, tmp_path / "out")
 
@@ -998,8 +998,8 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks that waited for it say nothing."""
-    monkeypatch.setattr(writer, "BLOCK_BYTES", 1000)
-    original = writer._write_all
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 1000)
+    original = blocks._write_all
 
     def fail(file: int, data: bytes, at: int) -> None:
         if at > 8000:
@@ -1007,7 +1007,7 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
             raise OSError(errno.EIO, "Input/output error")
         original(file, data, at)
 
-    monkeypatch.setattr(writer, "_write_all", fail)
+    monkeypatch.setattr(blocks, "_write_all", fail)
     with pytest.raises(DataError, match=r"cannot write .*train\.beton: Input/output error"):
         run("folder", images, tmp_path / "out", workers=4)
 
