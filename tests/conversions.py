@@ -1,8 +1,11 @@
-"""Runs conversions quietly and looks at what they made."""
+"""Runs conversions quietly, has the system refuse them something, and looks at what they made."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,3 +59,12 @@ def checked(path: Path, *, decode: bool = True) -> list[str]:
     except DataError as error:
         return [str(error)]
     return [line for report in reports for line in report.bad]
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """Return a function that stands for one of the system's and fails with an ``errno``."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
