@@ -1,24 +1,53 @@
-"""Files that are written whole or not at all."""
+"""Files written whole or not at all, and a failing file operation as one line for the user."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastsiam.errors import FastSiamError
+
+_ADVICE = {
+    errno.EACCES: "give this user the right to do so",
+    errno.EPERM: "give this user the right to do so",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path: what should be a folder is a file",
+    errno.EISDIR: "check the path: what should be a file is a folder",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ELOOP: "check the path: its links lead in a circle",
+    errno.EROFS: "choose a place that can be written",
+    errno.ENOSPC: "make room and try again",
+    errno.EDQUOT: "make room and try again",
+    errno.EFBIG: "allow larger files there, or choose another place",
+    errno.EIO: "check the disk, or the connection to it",
+    errno.ESTALE: "check the disk, or the connection to it",
+    errno.EMFILE: "allow more open files (ulimit -n)",
+    errno.ENFILE: "allow more open files (ulimit -n)",
+}
+"""What the user can do about an operating system's error."""
+
 
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """Give a temporary file's path that becomes ``path`` if all goes well, and else goes away.
 
     Whatever happens, the old file or the new one is there, and the new one is on the disk. The
     folder is made.
 
+    Args:
+        path: the file to be.
+        by_many: other processes may write the same file just now: each has a temporary file of its
+            own, and the last to end leaves its file.
+
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    own = f".{secrets.token_hex(4)}" if by_many else ""
+    temporary = path.with_name(f"{path.name}{own}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -37,6 +66,32 @@ def written_whole(path: Path) -> Iterator[Path]:
             os.close(folder)
 
 
+@contextlib.contextmanager
+def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iterator[None]:
+    """Turn an operating system's error in the block into an error of the user's world.
+
+    Args:
+        kind: of the error to raise.
+        what: what could not be done, such as "cannot read /data/list.txt".
+        advice: what the user can do about it; without it, what is known to help against the
+            system's reason.
+
+    Raises:
+        FastSiamError: of that kind, in one line: what, the system's reason, the advice.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {reason(error, advice)}") from error
+
+
+def reason(error: OSError, advice: str = "") -> str:
+    """Say why a file operation failed and what to do: the advice, or what is known to help."""
+    advice = advice or _ADVICE.get(error.errno or 0, "")
+    return f"{why(error)}; {advice}" if advice else why(error)
+
+
 def why(error: BaseException) -> str:
-    """Say in a few words why a file could not be written; torch reports that as RuntimeError."""
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]
+    """Say in a few words why a file operation failed; torch reports that as RuntimeError."""
+    first = next(iter(str(error).splitlines()), "")
+    return getattr(error, "strerror", None) or first or type(error).__name__

@@ -57,6 +57,7 @@ class Order:
 @lru_cache(maxsize=2)
 def _permutation(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """Sort the images by a random key of each: one permutation for each (seed, epoch)."""
-    permutation = np.argsort(rng.keys(seed, epoch, -1, np.arange(images)), kind="stable")
+    key = rng.keys(seed, epoch, rng.Stream.ORDER, np.arange(images))
+    permutation = np.argsort(key, kind="stable")
     permutation.flags.writeable = False
     return permutation

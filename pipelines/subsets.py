@@ -1,7 +1,8 @@
-"""Parts of a data set: some percent of every class, or the images that a list names.
+"""Parts of a data set: some percent of every class, so many images, or those that a list names.
 
-Low-shot evaluation trains on 1 or 10 percent of ImageNet's labels. A subset is an ascending array
-of positions in the data set, which ``build_loader`` and ``build_eval_loader`` take as ``chosen``.
+Low-shot evaluation trains on 1 or 10 percent of ImageNet's labels; ``convert --limit`` takes so
+many images. A subset is an ascending array of positions in the data set, which ``build_loader`` and
+``build_eval_loader`` take as ``chosen``.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import explained
 from fastsiam.views import rng
 
 from .store import Store
 
-_NOT_AN_EPOCH = -1
-"""In the place of an epoch in a key, so that no order and no augmentation draws the same."""
 _SHOWN = 3
+"""Most lines of a list that a message names."""
 _NONE, _SEVERAL = -1, -2
+"""In the place of a position: no image has that name, or more than one has."""
 
 
 def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[np.int64]:
@@ -44,12 +46,42 @@ def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[n
             f"a share of every class needs labels, and {unlabelled:,} of {len(labels):,} images "
             "have none"
         )
-    key = rng.keys(seed, _NOT_AN_EPOCH, np.arange(len(labels)))
-    order = np.lexsort([key, labels])  # by class, and within a class at random
-    _, begin, count = np.unique(labels[order], return_index=True, return_counts=True)
+    key = rng.keys(seed, rng.Stream.SHARE, np.arange(len(labels)))
+    order, rank, count = _ranked(labels, key)
     wanted = np.maximum(np.rint(count * percent / 100), 1)
+    return np.sort(order[rank < wanted])
+
+
+def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int64]:
+    """Draw so many images, the classes in their proportions; the seed decides which.
+
+    Args:
+        labels: (N,) class of each image of the data set; images without a label are one class.
+        size: how many to draw, at most N.
+        seed: another draws others.
+
+    Returns:
+        (size,) int64 positions, ascending: a function of the arguments alone.
+    """
+    key = rng.keys(seed, 0, rng.Stream.LIMIT, np.arange(len(labels)))
+    order, rank, count = _ranked(labels, key)
+    share = (rank + 0.5) / count
+    return np.sort(order[np.lexsort((key[order], share))[:size]])
+
+
+def _ranked(
+    labels: NDArray[np.int64], key: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Sort images by class, and within each class by their random key.
+
+    Returns:
+        Three (N,) arrays, each in the sorted order: the image's position in the data set, its place
+        within its class, and how many images its class has.
+    """
+    order = np.lexsort((key, labels))
+    _, begin, count = np.unique(labels[order], return_index=True, return_counts=True)
     rank = np.arange(len(labels)) - np.repeat(begin, count)
-    return np.sort(order[rank < np.repeat(wanted, count)])
+    return order, rank, np.repeat(count, count)
 
 
 def read_list(store: Store, path: Path) -> NDArray[np.int64]:
@@ -68,10 +100,8 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
         DataError: the list cannot be read, is empty, or names images that are not there or that
             several files could be.
     """
-    try:
+    with explained(DataError, f"cannot read the list {path}"):
         text = path.read_text("utf-8", "surrogateescape")
-    except OSError as error:
-        raise DataError(f"cannot read the list {path}: {error.strerror}") from error
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if not lines:
         raise DataError(f"the list {path} names no image")

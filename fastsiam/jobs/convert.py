@@ -14,6 +14,7 @@ from types import FrameType
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
+from fastsiam.files import explained
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,18 +52,29 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
 
 
 def convert_demo(config: ConvertConfig) -> None:
-    """Make the demo's images and convert them."""
+    """Make the demo's images and convert them.
+
+    Raises:
+        DataError: a source is named, or the images or files cannot be written.
+        Interrupted: Ctrl-C or SIGTERM.
+    """
     from fastsiam.jobs.demo import make_images_once
 
     if config.source:
         raise DataError("the demo makes its images itself: leave --source out")
     out = Path(config.out) if config.out else config.root / "demo"
-    make_images_once(out / "images")
+    with explained(DataError, f"cannot write the demo's images into {out}"):
+        make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 
 
 def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
-    """Check converted files, print what was found, and return whether all is well."""
+    """Check converted files, print what was found, and return whether all is well.
+
+    Raises:
+        DataError: there is nothing to check, or the folder cannot be read.
+        Interrupted: Ctrl-C or SIGTERM.
+    """
     watcher = FileProgress(Console())
     try:
         with _stoppable("nothing was changed"):
@@ -103,7 +115,7 @@ def _count(number: int, word: str, ending: str = "s") -> str:
 
 @contextlib.contextmanager
 def _stoppable(then: str) -> Iterator[None]:
-    """Turn Ctrl-C and SIGTERM into one line and the usual exit codes."""
+    """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``."""
 
     def stop(number: int, _: FrameType | None) -> None:
         raise Interrupted(f"stopped; {then}", exit_code=128 + number)

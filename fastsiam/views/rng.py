@@ -8,11 +8,34 @@ that is not.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 from numpy.typing import NDArray
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+
+
+class Stream(IntEnum):
+    """Marks in the keys of all draws but those of views, so that no two uses draw the same numbers.
+
+    A view's key is (seed, epoch, image, view), all but the seed from 0 on. A mark is negative and
+    stands in the place of the epoch or of the image, where no other use has that number. A value
+    is part of every order and subset that was ever drawn, and so never changes.
+    """
+
+    ORDER = -1
+    """The shuffled order of an epoch, ``pipelines.order``: (seed, epoch, ORDER, image)."""
+    LIMIT = -2
+    """The images that ``convert --limit`` takes, ``pipelines.subsets``: (seed, 0, LIMIT, image)."""
+    SHARE = -1
+    """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).
+
+    Its number is that of ORDER, of which Python makes it another name. Both may have it because
+    SHARE stands in the place of the epoch, where an order has a number from 0 on: their keys part
+    there, whatever follows.
+    """
 
 
 def mix(counter: NDArray[np.uint64]) -> NDArray[np.uint64]:

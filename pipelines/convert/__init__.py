@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,12 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-import fastsiam
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.views import rng
+from fastsiam.files import explained
 
-from ..store import Split, Store
+from ..store import Store
+from ..subsets import sample
+from .manifest import write_manifest
 from .sources import Kind, open_sources
 from .verify import Report, verify
 from .writer import BadImagesError, write
@@ -33,16 +32,16 @@ __all__ = [
 
 
 class Watcher(Protocol):
-    """Who is told how a conversion goes on."""
+    """What shows the user how a conversion goes on."""
 
     def say(self, text: str) -> None:
-        """Take a message."""
+        """Show a message."""
 
     def begin(self, name: str, images: int, size: int) -> None:
-        """Learn that a file of so many images, from so many bytes, is begun."""
+        """Show that a file is begun, of so many images and bytes of the source."""
 
     def progress(self, images: int, size: int) -> None:
-        """Learn how many images and bytes of it are done."""
+        """Show how many images and source bytes of that file are done."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     Args:
         kind: which data set, or in which form.
         config: where it is, where to, and what becomes of the images.
-        watcher: is told how it goes on.
+        watcher: shows how it goes on.
 
     Returns:
         The files, in the order train, val.
@@ -73,10 +72,8 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     out = Path(config.out) if config.out else folder
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
-    try:
+    with explained(DataError, f"cannot make the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make the folder {out}: {error.strerror}") from error
     written = []
     bad: list[tuple[str, str]] = []
     failures = []
@@ -100,36 +97,13 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     if failures:
         raise BadImagesError("; ".join(failures), bad)
     if written:
-        _write_manifest(out / f"manifest{part}.json", written, sources)
+        about_files = {file.path.name: file.about for file in written}
+        write_manifest(out / f"manifest{part}.json", sources["train"].classes, about_files)
     return written
 
 
 def _chosen(store: Store, config: ConvertConfig) -> NDArray[np.int64]:
     """Return which images are converted: all, or the limit's sample."""
     if 0 < config.limit < len(store):
-        return _sample(store.labels, config.limit, config.seed)
+        return sample(store.labels, size=config.limit, seed=config.seed)
     return np.arange(len(store))
-
-
-def _sample(labels: NDArray[np.int64], size: int, seed: int) -> NDArray[np.int64]:
-    """Choose images at random, each class in its proportion: (size,) positions, sorted."""
-    key = rng.keys(seed, 0, -2, np.arange(len(labels)))
-    order = np.lexsort((key, labels))
-    _, start, count = np.unique(labels[order], return_index=True, return_counts=True)
-    rank = np.arange(len(labels)) - np.repeat(start, count)
-    share = (rank + 0.5) / np.repeat(count, count)
-    return np.sort(order[np.lexsort((key[order], share))[:size]])
-
-
-def _write_manifest(path: Path, written: list[Written], sources: dict[Split, Store]) -> None:
-    manifest = {
-        "fastsiam": fastsiam.__version__,
-        "classes": list(sources["train"].classes),
-        "files": {file.path.name: file.about for file in written},
-    }
-    temporary = path.with_suffix(".tmp")
-    try:
-        temporary.write_text(json.dumps(manifest, indent=1) + "\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error

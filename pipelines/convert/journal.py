@@ -1,7 +1,8 @@
 """The journal of a conversion: which blocks are done, so that another try goes on from there.
 
-A line each, beside the partial file; the first line says what is being made. A torn or damaged line
-is as if it were not there, and a later line of a block counts.
+It is a text file beside the partial one. The first line holds the plan of what is being made, and
+each further line a finished block with a checksum. A line that is torn or damaged is left out; of
+two lines of one block the later counts.
 """
 
 from __future__ import annotations
@@ -36,23 +37,25 @@ ROW = np.dtype(
         ("mode", "u1"),
     ]
 )
-"""An image that is written: its place in the source and in the file."""
+"""An image that is written: its place in the source and in the file, its size, its checksum."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A finished block."""
+    """Images that were written, or found bad, together: what is noted of them."""
 
     number: int
     start: int
     end: int
+    """Where it begins and ends in the file, in bytes."""
     rows: NDArray[np.void]
     """(images,) of type ROW."""
     how: dict[str, int]
+    """How many images had what done to them."""
     bad: list[tuple[int, str]]
     """Position in the source, and reason."""
     again: bool = False
-    """Whether something could not be read, so that another try may find it."""
+    """Whether another try may find an image that could not be read, so that it starts here."""
 
     def line(self) -> str:
         """Return it as a line of the journal."""
@@ -81,7 +84,12 @@ class Block:
 
 @contextlib.contextmanager
 def locked(journal: Path) -> Iterator[IO[str]]:
-    """Open the journal for this process alone."""
+    """Open the journal, which no other process can open meanwhile.
+
+    Raises:
+        DataError: another conversion has it open.
+        OSError: it cannot be opened.
+    """
     while True:
         with journal.open("a+", errors="replace") as log:
             try:
@@ -133,18 +141,24 @@ def _is_whole(file: int, block: Block) -> bool:
     return True
 
 
-def start(log: IO[str], plan: dict[str, Any], partial: Path, done: list[Block], begin: int) -> None:
-    """Bring journal and file to where the work begins."""
+def start(log: IO[str], plan: dict[str, Any], partial: Path, begin: int, *, anew: bool) -> None:
+    """Bring journal and file to where the work begins.
+
+    Args:
+        log: the journal, opened by ``locked``.
+        plan: what is being made.
+        partial: the file.
+        begin: the file's length up to there, in bytes.
+        anew: nothing of an earlier try is kept.
+    """
     with partial.open("ab") as file:
-        if done:
-            file.truncate(done[-1].end)
-        else:
+        if anew:
             file.truncate(0)
-            file.truncate(begin)
-    if done:
-        log.write("\n")  # the last line may be torn; later lines count
-    else:
+        file.truncate(begin)
+    if anew:
         log.seek(0)
         log.truncate()
         log.write(json.dumps(plan) + "\n")
+    else:
+        log.write("\n")  # the last line may be torn; later lines count
     log.flush()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoSplitError
+from fastsiam.files import explained
 
 from ..store.base import Bytes, Split, Store, numbered_classes
 
@@ -25,7 +26,7 @@ _SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
 
 
 class ParquetStore(Store):
-    """Images of parquet files. One row group is read at a time, so read them in order.
+    """Images of parquet files. Read them in order: one row group is held at a time.
 
     Args:
         root: folder that the files lie in, for messages.
@@ -88,17 +89,19 @@ class ParquetStore(Store):
         return f"{self.classes[label]}/{own}" if label >= 0 else own
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the mean bytes of each image's row group: (images,); the exact ones are inside."""
+        """Return about the bytes of each image: (images,) means of its row group."""
         return self._sizes
 
     def stamp(self) -> str:
         """Return a text that changes with the files."""
-        found = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._files]
+        with explained(DataError, f"cannot read the files of {self.root}"):
+            stats = [(path.name, path.stat()) for path in self._files]
+        found = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
     @cached_property
     def _paths(self) -> list[str | None]:
-        """The paths that the rows name: read alone, without the images."""
+        """The path that each row names, if any: read without the images."""
         paths: list[str | None] = []
         for file in self._files:
             table = _open(file)
@@ -234,7 +237,7 @@ def _class_names(table: Any, label: str | None) -> tuple[str, ...]:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """What pyarrow raises on files that it cannot read."""
+    """Return what pyarrow raises on files that it cannot read."""
     import pyarrow
 
     return (OSError, ValueError, KeyError, StopIteration, pyarrow.ArrowException)

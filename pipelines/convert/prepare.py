@@ -78,7 +78,7 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
 
 
 def _why_not(found: Probe, config: ConvertConfig) -> str:
-    """Name what stands against taking the image over as it is."""
+    """Name the reason why the image cannot stay as it is, or UNCHANGED."""
     if config.raw:
         return "decoded to pixels"
     for flag, how in _REENCODED.items():
@@ -108,6 +108,7 @@ def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] |
 
 
 def _encode(image: Image.Image, config: ConvertConfig, how: str, *, pixels: bool) -> Record:
+    """Shrink a decoded image if that is asked for; make its record, as pixels or as a JPEG."""
     target = _target(image.width, image.height, config)
     if target is not None:
         image = image.resize(target, Image.Resampling.LANCZOS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
+from fastsiam.files import explained
 
 from ..store import Split, Store, open_store
 from .parquet import ParquetStore, parquet_files
@@ -31,8 +32,8 @@ _CIFAR_HELP = """no CIFAR-10 found in {root}, nor in {places} below it. Looked f
   train/airplane/* and test/airplane/*: its images as files
 Name another place with --source or $FASTSIAM_DATA."""
 
-
 Say = Callable[[str], None]
+"""Shows the user a message."""
 
 
 def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
@@ -49,6 +50,11 @@ def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, St
     Raises:
         DataError: it is not there; says what was looked for, where, and how to get it.
     """
+    with explained(DataError, f"cannot look for the data in {root}"):
+        return _found(kind, root, say)
+
+
+def _found(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
     here = root if root.is_dir() else root.parent
@@ -69,6 +75,7 @@ def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, St
 
 
 def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store]:
+    """Open the training split, and the other if there is one."""
     found: dict[Split, Store] = {"train": open_split("train")}
     try:
         found["val"] = open_split("val")
@@ -95,6 +102,7 @@ def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
 
 
 def _cifar10(folder: Path) -> Callable[[Split], Store] | None:
+    """Return what opens the splits of a CIFAR-10 in this folder, if there is one."""
     archive = folder / "cifar-10-python.tar.gz"
     if archive.is_file():
         return partial(open_store, archive)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import DataError
+from fastsiam.files import explained
 
 from ..processes import forked
 from ..store import BetonStore, beton_files
 from ..store.base import decode
+from .manifest import read_manifests
 
 _AT_ONCE = 512
 """Images of one task."""
@@ -27,7 +28,7 @@ class Report:
     images: int = 0
     bytes: int = 0
     compared: list[str] = field(default_factory=list)
-    """Names of the manifests that the file was held against: one or none."""
+    """What besides its own checksums the file was compared with: the manifest, or nothing."""
     checked: str = ""
     """What the images were compared with."""
     bad: list[str] = field(default_factory=list)
@@ -54,10 +55,11 @@ def verify(
     Raises:
         DataError: there is nothing to check.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist")
-    files = [path] if path.is_file() else _files(path)
-    manifests, known = ([], {}) if path.is_file() else _manifests(path)
+    with explained(DataError, f"cannot look for .beton files in {path}"):
+        if not path.exists():
+            raise DataError(f"{path} does not exist: name a .beton file or a folder of them")
+        files = [path] if path.is_file() else _files(path)
+        manifests, known = ([], {}) if path.is_file() else read_manifests(path)
     if not files and not known:
         raise DataError(f"{path} holds no .beton files; fastsiam convert makes them")
     reports = []
@@ -87,22 +89,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.beton") if path.stem.startswith(("train", "val")))
 
 
-def _manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Read the manifests of a folder: what they say of each file."""
-    paths = sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")])
-    known: dict[str, Any] = {}
-    for path in paths:
-        try:
-            known |= dict(json.loads(path.read_text())["files"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} cannot be read ({error}); convert again to renew it"
-            ) from error
-    return paths, known
-
-
 def _compare(report: Report, store: BetonStore, known: dict[str, Any]) -> None:
-    """Hold the file against its manifest."""
+    """Note where the file and its manifest do not agree."""
     told = known.get(report.path.name)
     if told is None:
         report.bad.append(f"{report.path} is not in the manifest")
@@ -117,6 +105,7 @@ def _check(
     workers: int,
     progress: Callable[[int, int], None],
 ) -> None:
+    """Compare every image with its checksum, in several processes, and note what is wrong."""
     report.images, report.bytes = len(store), int(store.bytes.sum())
     what = [*report.compared, *(["checksums"] if store.crc is not None else [])]
     report.checked = ", ".join([*what, *(["decoded"] if decoding else [])]) or "structure"
@@ -135,7 +124,7 @@ def _check(
 
 
 def _check_blocks(store: BetonStore) -> list[str]:
-    """Compare the checksums of the blocks in the manifest with those of their images."""
+    """Compare the checksum that is noted of each block with those of its images."""
     assert store.crc is not None
     bad = []
     for number, block in enumerate(store.about.get("blocks", [])):
@@ -146,6 +135,7 @@ def _check_blocks(store: BetonStore) -> list[str]:
 
 
 _shared: tuple[BetonStore, bool]
+"""In a worker: the file, and whether to decode its images."""
 
 
 def _begin(store: BetonStore, decoding: bool) -> None:
@@ -154,6 +144,7 @@ def _begin(store: BetonStore, decoding: bool) -> None:
 
 
 def _check_images(task: range) -> tuple[range, list[tuple[int, str]]]:
+    """Check some images in a worker; return them, and those that are bad with the reason."""
     store, decoding = _shared
     bad = []
     for index in task:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import io
-import mmap
-import resource
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -111,48 +108,6 @@ class Store(ABC):
     def cannot_decode(self, index: int, reason: object) -> DataError:
         """Return the error that names an image which cannot be decoded."""
         return DataError(f"cannot decode {self.where(index)}: {reason}; repair or remove the file")
-
-
-class Mapped:
-    """A file mapped into memory, read-only; mapped again by a process that it is pickled to.
-
-    Raises:
-        DataError: it cannot be opened, or is empty.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.view = _mapped(path)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise DataError(f"{path} is empty") from error
-
-    def __len__(self) -> int:
-        """Return the file's size in bytes."""
-        return len(self.view)
-
-    def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
-        """Pickle the path alone."""
-        return Mapped, (self.path,)
-
-
-def _mapped(path: Path) -> memoryview:
-    """Map a file; that holds it open, and a thousand shards are more than some limits."""
-
-    def view() -> memoryview:
-        with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-    try:
-        return view()
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return view()
 
 
 def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:

@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import explained
 
-from .base import Bytes, Mapped, Store, numbered_classes
+from .base import Bytes, Store, numbered_classes
+from .mapped import Mapped
 
 VERSION = 2
 HEADER = np.dtype(
@@ -172,8 +174,9 @@ class BetonStore(Store):
 
     def stamp(self) -> str:
         """Return a text that changes with the file."""
-        found = self.root.stat()
-        return f"{self.root.resolve()} {found.st_size} {found.st_mtime_ns}"
+        with explained(DataError, f"cannot read {self.root}"):
+            found = self.root.stat()
+            return f"{self.root.resolve()} {found.st_size} {found.st_mtime_ns}"
 
     @cached_property
     def _names(self) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import explained, reason
 
 from .base import IMAGE_ENDINGS, Bytes, Store, is_image_name
 
@@ -73,7 +74,7 @@ class FolderStore(Store):
             with open(self._file(index), "rb", buffering=0) as file:
                 return file.read()
         except OSError as error:
-            raise DataError(f"cannot read {self.path(index)}: {error.strerror}") from error
+            raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""
@@ -105,18 +106,15 @@ class FolderStore(Store):
 def _list(folder: Path) -> tuple[list[str], list[str]]:
     """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped."""
     images, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir():
-                    if not (entry.is_symlink() and _leads_up(folder, entry.path)):
-                        folders.append(entry.name)
-                elif is_image_name(entry.name) and entry.is_file():
-                    images.append(entry.name)
-    except OSError as error:
-        raise DataError(f"cannot list {folder}: {error.strerror}") from error
+    with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if not (entry.is_symlink() and _leads_up(folder, entry.path)):
+                    folders.append(entry.name)
+            elif is_image_name(entry.name) and entry.is_file():
+                images.append(entry.name)
     return sorted(images), sorted(folders)
 
 

@@ -9,7 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from fastsiam.errors import DataError
+import numpy as np
+
+from fastsiam.errors import DataError, NoLabelsError
+from fastsiam.files import explained
+
+from .base import Store
 
 VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
@@ -50,6 +55,61 @@ def validation_labels(folders: list[Path]) -> dict[int, str | int] | None:
     return None
 
 
+def told_labels(store: Store) -> list[str | int] | None:
+    """Look up the labels of ImageNet's validation images in the list that its authors ship apart.
+
+    Args:
+        store: images without labels; the list lies beside them, or in a folder above.
+
+    Returns:
+        (images,) WordNet ids, or places among the sorted WordNet ids; None if the images are
+        others than ImageNet's.
+
+    Raises:
+        NoLabelsError: there is no list.
+        DataError: the list cannot be read, or lacks an image.
+    """
+    named = [VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
+    if not all(named):
+        return None
+    labels = validation_labels([store.root, *store.root.resolve().parents[:4]])
+    if labels is None:
+        raise NoLabelsError(
+            f"{store.root} has ImageNet's validation images without their labels: put "
+            f"ILSVRC2012_devkit_t12.tar.gz or one of {', '.join(LISTS[:3])} beside them"
+        )
+    try:
+        return [labels[int(match[1])] for match in named if match]
+    except KeyError as error:
+        raise DataError(f"the list of labels lacks validation image {error}") from error
+
+
+def give_labels(store: Store, labels: list[str | int], classes: tuple[str, ...]) -> None:
+    """Set a store's labels and classes.
+
+    Args:
+        store: of validation images.
+        labels: as ``told_labels`` returns them.
+        classes: those of the training images, which are the store's too; empty if there are none.
+
+    Raises:
+        DataError: the labels are positions, and there are fewer classes.
+    """
+    if all(isinstance(label, str) for label in labels):
+        if not set(labels) <= set(classes):
+            classes = tuple(sorted(set(map(str, labels))))
+        place = {name: number for number, name in enumerate(classes)}
+        store.labels = np.array([place[str(label)] for label in labels])
+    else:
+        store.labels = np.array(labels, np.int64)
+        if store.labels.max() >= len(classes):
+            raise DataError(
+                f"the list of labels counts to {store.labels.max()}, "
+                f"but the training images have {len(classes)} classes"
+            )
+    store.classes = classes
+
+
 def _file(folder: Path, name: str) -> bytes:
     return (folder / name).read_bytes()
 
@@ -88,8 +148,10 @@ def _from_list(path: Path) -> dict[int, str | int]:
         raise DataError(
             f"{path} numbers the classes as the devkit does: put {DEVKIT}.tar.gz beside the images"
         )
+    with explained(DataError, f"cannot read the list of labels {path}"):
+        lines = path.read_text(errors="replace").splitlines()
     labels: dict[int, str | int] = {}
-    for line in path.read_text(errors="replace").splitlines():
+    for line in lines:
         words = line.replace(",", " ").split()
         if not words or words[0] == "ImageId":
             continue

@@ -25,8 +25,6 @@ _SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
 _ORIENTATION = 0x0112
 _NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
 
-GZIP_MAGIC = b"\x1f\x8b"
-
 
 class Flags(enum.IntFlag):
     """What is odd about an image, for those who cannot take everything."""

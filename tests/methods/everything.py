@@ -38,7 +38,7 @@ class EverythingConfig(MethodConfig):
     """Dimension of the embeddings."""
     queue: int = 20
     """Keys in the queue."""
-    momentum: float = 0.9
+    target_momentum: float = 0.9
     """Momentum of the target network at the start; it grows to 1."""
 
     def check_views(self, views: int) -> None:
@@ -55,7 +55,7 @@ class Everything(Method):
 
     def __init__(self, config: EverythingConfig, backbone: Backbone, *, images: int = 0) -> None:
         super().__init__()
-        self.backbone, self.dim, self.momentum = backbone, config.dim, config.momentum
+        self.backbone, self.dim, self.momentum = backbone, config.dim, config.target_momentum
         self.head = nn.Sequential(
             nn.Linear(backbone.features, config.dim, bias=False), nn.BatchNorm1d(config.dim)
         )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fastsiam.pipelines.order import Order
+from fastsiam.views import rng
 
 
 def epoch_of(order: Order, epoch: int) -> np.ndarray:
@@ -73,3 +74,21 @@ def test_a_subset_is_ordered_as_a_data_set_of_its_size(world: int) -> None:
         part = replace(whole, chosen=chosen)
         assert part.steps == 3 and part == whole
         np.testing.assert_array_equal(epoch_of(part, 2), chosen[epoch_of(whole, 2)])
+
+
+def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
+    """Runs that are resumed, and published subsets, depend on it."""
+    order = Order(images=20, batch=5, seed=7, rank=0, world=1)
+    assert order.indices(0, 0).tolist() == [1, 13, 8, 15, 10]
+    assert order.indices(3, 2).tolist() == [1, 18, 0, 2, 15]
+
+
+def test_no_stream_draws_what_another_does() -> None:
+    """Over all places of its mark, for the first images, epochs and views."""
+    images = np.arange(50)
+    drawn = [rng.keys(7, rng.Stream.SHARE, images), rng.keys(7, 0, rng.Stream.LIMIT, images)]
+    for epoch in range(5):
+        drawn.append(rng.keys(7, epoch, rng.Stream.ORDER, images))
+        drawn += [rng.keys(7, epoch, images, view) for view in range(3)]
+    every = np.concatenate(drawn)
+    assert len(np.unique(every)) == len(every) == 50 * 22

@@ -1,4 +1,4 @@
-"""Shares of every class, and lists of names."""
+"""Shares of every class, samples of so many images, and lists of names."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines import choose, open_store, read_list
+from fastsiam.pipelines.subsets import sample
 from tests.conftest import write_images
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [1300, 1201, 732, 4]))
@@ -60,6 +61,27 @@ def test_no_labels() -> None:
 def test_what_is_no_share(percent: float) -> None:
     with pytest.raises(ValueError, match="percent must be above 0"):
         choose(LABELS, percent=percent, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "size", "seed", "wanted"),
+    [
+        (np.repeat([0, 1, -1], [10, 5, 3]), 7, 5, [2, 4, 6, 7, 10, 12, 15]),
+        (np.repeat([0, 1], [10, 5]), 3, 0, [0, 5, 11]),
+    ],
+)
+def test_a_sample_that_is_noted_here_is_a_sample_for_ever(
+    labels: np.ndarray, size: int, seed: int, wanted: list[int]
+) -> None:
+    assert sample(labels, size=size, seed=seed).tolist() == wanted
+
+
+def test_a_sample_keeps_the_proportions() -> None:
+    drawn = sample(LABELS, size=300, seed=0)
+    assert len(np.unique(drawn)) == 300 and (np.diff(drawn) > 0).all()
+    counts = np.bincount(LABELS[drawn], minlength=4)
+    assert np.abs(counts - np.array([1300, 1201, 732, 4]) * 300 / len(LABELS)).max() <= 1
+    assert set(sample(LABELS, size=100, seed=0).tolist()) < set(drawn.tolist())
 
 
 def listed(folder: Path, *lines: str) -> list[int]:

@@ -14,7 +14,7 @@ import pytest
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import convert, verify
+from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.beton import (
     FIELD,
@@ -27,23 +27,9 @@ from fastsiam.pipelines.store.beton import (
     head,
 )
 from tests.conftest import ROOT, write_images
+from tests.conversions import Quiet as Quiet  # test_dali takes it from here
+from tests.conversions import checked
 from tests.sources import encoded, picture
-
-
-class Quiet:
-    """Takes what a conversion tells and keeps the messages."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def begin(self, name: str, images: int, size: int) -> None:
-        pass
-
-    def progress(self, images: int, size: int) -> None:
-        pass
 
 
 def converted(tmp_path: Path, **options: object) -> Path:
@@ -53,17 +39,6 @@ def converted(tmp_path: Path, **options: object) -> Path:
         picture(number, width=70, height=50).save(images / "class1" / f"big{number}.jpg")
     config = ConvertConfig(source=str(tmp_path / "images"), out=str(tmp_path / "out"), **options)  # type: ignore[arg-type]
     return convert("folder", config, Quiet())[0].path
-
-
-def checked(path: Path, *, decode: bool = True) -> list[str]:
-    """Return what verify finds bad."""
-    try:
-        reports = verify(
-            path, decoding=decode, workers=1, begin=lambda *_: None, progress=lambda *_: None
-        )
-    except DataError as error:
-        return [str(error)]
-    return [line for report in reports for line in report.bad]
 
 
 def test_types_are_ffcvs() -> None:

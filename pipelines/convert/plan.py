@@ -1,0 +1,72 @@
+"""What a conversion is to make: of which images, and how they are treated.
+
+The plan is noted in the journal and in the finished file. By it an earlier try is gone on with, and
+a file that is there already is taken for done, only if it is of the same images and options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError
+
+from ..store import BetonStore, Store
+
+_FORMAT = 2
+_ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
+"""Options that change nothing of what a finished file holds, each with one value for all."""
+
+
+def planned(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
+    """Describe what is written; equal only for the same images and the same treatment.
+
+    Args:
+        store: where the images come from.
+        indices: (images,) which of them.
+        config: what becomes of them.
+    """
+    images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
+    return {
+        "format": _FORMAT,
+        "options": asdict(replace(config, **_ANYWHERE)),
+        "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
+        "images": zlib.crc32(indices.tobytes()),
+    }
+
+
+def of_one_set(plan: dict[str, Any], config: ConvertConfig) -> str:
+    """Return a text that all parts of one conversion share, and no others."""
+    options = asdict(replace(config, part="", **_ANYWHERE))
+    return hashlib.sha256(json.dumps([plan["source"], options]).encode()).hexdigest()
+
+
+def finished(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Return what is noted in a file that is there already.
+
+    Raises:
+        DataError: the file is damaged, or was made by another plan.
+    """
+    try:
+        about = BetonStore(path).about
+    except DataError as error:
+        raise DataError(f"{path} is there already, and damaged: delete it first") from error
+    known = about.get("plan", {})
+    if known == plan:
+        return about
+    ours, theirs = plan["options"], known.get("options", {})
+    others = [f"--{k.replace('_', '-')}" for k in ours if k in theirs and ours[k] != theirs[k]]
+    what = (
+        f"with another {', '.join(others)}"
+        if others
+        else "of other images, or of files with other times"
+    )
+    raise DataError(f"{path} exists already and was made {what}; delete it or choose another --out")

@@ -1,0 +1,170 @@
+"""Builds the index of a set of tars: finds their images, in several processes at once."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from ..processes import forked
+from .archive_classes import arranged, webdataset_key
+from .archive_index import ROW, Index
+from .base import Bytes, is_image_name
+from .mapped import Mapped
+from .probe import Flags, probe
+from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
+
+log = logging.getLogger(__name__)
+
+ALONE_BYTES = 2**28
+"""Tars of fewer bytes in all are walked by this process alone."""
+_WNID = re.compile(r"n\d{8}")
+_MIXED = "{path} holds both images and tars ({name}): unpack it, or make two of it"
+_MOST_FILES = 0xFFFF
+"""A row has two bytes for the number of its file."""
+_CHUNK = 4096
+"""Rows are made so many at a time."""
+_LARGEST_CLASS_FILE = 1024
+_SAY_SECONDS = 10.0
+_HEADER_BYTES = 2**20
+"""Of a gzipped image so much is decompressed to read its header."""
+
+
+class _Part(NamedTuple):
+    """A tar, or a tar within a tar: what one process walks at a time."""
+
+    file: int
+    """Number of the mapped file."""
+    start: int
+    end: int
+    """Where the tar begins and ends within it."""
+    group: str
+    """Class that the tar's name gives its images, "" if it gives none."""
+
+
+class _Found(NamedTuple):
+    """The images of one part."""
+
+    names: list[str]
+    rows: NDArray[np.void]
+    """(images,) of type ROW, without labels."""
+    classes: dict[str, str]
+    """Content of WebDataset's .cls files, by file and key."""
+
+
+def build(files: list[Mapped], source: str) -> Index:
+    """Find all images of a set of tars.
+
+    Args:
+        files: the tars.
+        source: their names, for messages.
+
+    Raises:
+        DataError: a tar is damaged or compressed, or what they hold is no data set.
+    """
+    if len(files) > _MOST_FILES:
+        raise DataError(
+            f"{len(files):,} tars are more than the {_MOST_FILES:,} that can be indexed"
+        )
+    parts = [part for number, file in enumerate(files) for part in _parts(number, file)]
+    if sum(map(len, files)) < ALONE_BYTES or len(parts) == 1:
+        found = {number: _scan(files, part) for number, part in enumerate(parts)}
+    else:
+        found = _scan_in_processes(files, parts, source)
+    ordered = [found[number] for number in range(len(parts))]
+    names = [name for part in ordered for name in part.names]
+    texts = {key: text for part in ordered for key, text in part.classes.items()}
+    return arranged(names, np.concatenate([part.rows for part in ordered]), texts, source)
+
+
+def _parts(number: int, file: Mapped) -> list[_Part]:
+    """Find the tars within a tar; a tar that holds none is a part itself."""
+    if file.view[:2] == GZIP_MAGIC:
+        raise DataError(
+            f"{file.path} is compressed, and so cannot be read in place: "
+            "gunzip it and name the .tar"
+        )
+    inner = []
+    for member, start in members(file.view, 0, len(file), file.path):
+        if is_tar_name(member.name):
+            group = PurePosixPath(member.name).stem
+            inner.append(_Part(number, start, start + member.size, group))
+        elif is_image_name(PurePosixPath(member.name).name):
+            if inner:
+                raise DataError(_MIXED.format(path=file.path, name=member.name))
+            break  # a tar of images; the workers walk it
+    stem = file.path.stem
+    return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
+
+
+_shared: tuple[list[Mapped], list[_Part]]
+"""In a worker: what it was forked with."""
+
+
+def _scan_in_processes(files: list[Mapped], parts: list[_Part], source: str) -> dict[int, _Found]:
+    """List the images of all parts, by the part's number; log now and then how many are done."""
+    found: dict[int, _Found] = {}
+    said = time.monotonic()
+    with forked(-1, _share, files, parts) as run:
+        for number, part in run(_scan_shared, range(len(parts))):
+            found[number] = part
+            if time.monotonic() - said > _SAY_SECONDS:
+                said = time.monotonic()
+                log.info(f"indexing {source}: {len(found):,} of {len(parts):,} parts")
+    return found
+
+
+def _share(files: list[Mapped], parts: list[_Part]) -> None:
+    global _shared
+    _shared = files, parts
+
+
+def _scan_shared(number: int) -> tuple[int, _Found]:
+    files, parts = _shared
+    return number, _scan(files, parts[number])
+
+
+def _scan(files: list[Mapped], part: _Part) -> _Found:
+    """List the images of one part, and its WebDataset class files."""
+    file = files[part.file]
+    names: list[str] = []
+    rows: list[NDArray[np.void]] = []
+    classes: dict[str, str] = {}
+    for member, start in members(file.view, part.start, part.end, file.path):
+        path = safe_name(member.name)
+        name = path.rpartition("/")[2]
+        if path.startswith(".") or "/." in path:
+            continue  # hidden, as in a folder
+        if name.endswith(".cls") and member.size < _LARGEST_CLASS_FILE:
+            text = bytes(file.view[start : start + member.size]).decode("utf-8", "replace")
+            classes[webdataset_key(part.file, path)] = text.strip()
+        elif is_tar_name(name):
+            raise DataError(_MIXED.format(path=file.path, name=member.name))
+        elif is_image_name(name):
+            if len(names) % _CHUNK == 0:
+                rows.append(np.zeros(_CHUNK, ROW))
+            rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, file.view)
+            names.append(f"{part.group}/{name}" if part.group else path)
+    return _Found(names, np.concatenate([*rows, np.zeros(0, ROW)])[: len(names)], classes)
+
+
+def _probed(file: int, start: int, size: int, view: memoryview) -> tuple[int, ...]:
+    """Return the row of an image, without its label."""
+    data: Bytes = view[start : start + size]
+    flags = 0
+    try:
+        if data[:2] == GZIP_MAGIC:
+            flags |= int(Flags.GZIP)
+            data = gunzip(data, _HEADER_BYTES)
+        found = probe(data)
+    except (ValueError, DataError):
+        return start, size, -1, file, 0, 0, flags | int(Flags.BAD)
+    width, height = min(found.width, 0xFFFF), min(found.height, 0xFFFF)
+    return start, size, -1, file, width, height, flags | found.flags

@@ -1,0 +1,54 @@
+"""A file in memory without a copy: the operating system reads what is looked at."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import resource
+from pathlib import Path
+
+from fastsiam.errors import DataError
+from fastsiam.files import explained
+
+
+class Mapped:
+    """A file mapped into memory, read-only.
+
+    A pickle of it holds the path alone: the process that unpickles it maps the file again.
+
+    Raises:
+        DataError: it cannot be opened, or is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with explained(DataError, f"cannot read {path}"):
+                self.view = _mapped(path)
+        except ValueError as error:
+            raise DataError(f"{path} is empty") from error
+
+    def __len__(self) -> int:
+        """Return the file's size in bytes."""
+        return len(self.view)
+
+    def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
+        """Return how to make it again: from its path."""
+        return Mapped, (self.path,)
+
+
+def _mapped(path: Path) -> memoryview:
+    """Map a file, which holds it open: raise the limit on open files if it is reached."""
+
+    def view() -> memoryview:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    try:
+        return view()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return view()

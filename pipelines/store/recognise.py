@@ -1,0 +1,190 @@
+"""Finds out in which form a data set lies at a path, and opens it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fastsiam.errors import DataError, NoSplitError
+from fastsiam.files import explained
+
+from .archive import ArchiveStore
+from .base import Split, Store, is_image_name
+from .beton import BetonStore
+from .cifar import ARCHIVES as CIFAR_ARCHIVES
+from .cifar import CifarStore
+from .folder import FolderStore
+from .imagenet import give_labels, told_labels
+from .joined import JoinedStore
+
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "validation", "valid", "test"),
+}
+_KAGGLE = "ILSVRC/Data/CLS-LOC"
+_PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+
+
+def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
+    """Open a split of the data at ``root``.
+
+    Args:
+        root: a .beton or .tar file, CIFAR's archive, or a folder. In a folder are looked for, in
+            this order: ``<split>.beton`` or its parts; a folder named after the split; tars;
+            CIFAR's archive; images, which are training images.
+        split: "train" or "val" (for which "test" stands too).
+        sources: take .beton files last, not first: what they were made of is wanted.
+
+    Raises:
+        DataError: there is no such data or no such split, or it cannot be read.
+    """
+    with explained(DataError, f"cannot open the data at {root}"):
+        if not root.exists():
+            raise DataError(
+                f"no data at {root}: name a folder of images, a .beton or a .tar "
+                "with --data or $FASTSIAM_DATA"
+            )
+        store = _open_file(root, split) if root.is_file() else _open_folder(root, split, sources)
+        if split == "val" and (store.labels < 0).all():
+            _label_validation(store, root)
+        return store
+
+
+def _label_validation(store: Store, root: Path) -> None:
+    """Label ImageNet's validation images; leave those of other data sets as they are."""
+    labels = told_labels(store)
+    if labels is None:
+        return
+    try:
+        classes = open_store(root, "train").classes
+    except DataError:  # the validation images alone
+        classes = ()
+    give_labels(store, labels, classes)
+
+
+def beton_files(folder: Path, split: Split) -> list[Path]:
+    """Return the file of a split, or all of its parts; none if there are none.
+
+    Raises:
+        DataError: parts are missing, or the folder cannot be listed.
+    """
+    with explained(DataError, f"cannot list {folder}"):
+        whole = folder / f"{split}.beton"
+        if whole.is_file():
+            return [whole]
+        found = sorted(p for p in folder.glob(f"{split}-*.beton") if _PART.fullmatch(p.name))
+    if not found:
+        return []
+    matches = [_PART.fullmatch(path.name) for path in found]
+    counts = {int(match[3]) for match in matches if match}
+    numbers = [int(match[2]) for match in matches if match]
+    if len(counts) > 1:
+        raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
+    count = counts.pop()
+    if missing := sorted(set(range(1, count + 1)) - set(numbers)):
+        raise DataError(
+            f"{folder} lacks of the {count} parts of its {split} images: "
+            f"{', '.join(map(str, missing))}; convert them too, with --part"
+        )
+    return found
+
+
+def _open_file(path: Path, split: Split) -> Store:
+    if path.suffix == ".beton":
+        if split == "train":
+            return BetonStore(path)
+        beside = path.with_name("val.beton")
+        if path.name == "train.beton" and beside.is_file():
+            return BetonStore(beside)
+        raise NoSplitError(f"{path} has no val.beton beside it")
+    if path.name in CIFAR_ARCHIVES:
+        return CifarStore(path, split)
+    if path.suffix == ".tar":
+        if split == "val" and "train" in _words(path):
+            return _open_tars(path.parent, split)
+        return ArchiveStore([path], split, of_split=split == "train")
+    if path.name.endswith(_COMPRESSED):
+        raise DataError(f"{path} is compressed as a whole: unpack it, or gunzip it to a plain .tar")
+    raise DataError(f"{path} is neither a folder of images nor a .beton or .tar file")
+
+
+def _open_folder(root: Path, split: Split, sources: bool) -> Store:
+    files = beton_files(root, split)
+    if sources:
+        try:
+            return _open_unconverted(root, split)
+        except DataError:
+            if not files:
+                raise
+    if not files:
+        return _open_unconverted(root, split)
+    stores = [BetonStore(path) for path in files]
+    if len({store.about.get("set") for store in stores}) > 1:
+        raise DataError(
+            f"the parts in {root} were made of different images or with different options: "
+            "convert the odd ones again"
+        )
+    return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
+
+
+def _open_unconverted(root: Path, split: Split) -> Store:
+    if (root / _KAGGLE / "train").is_dir():
+        root = root / _KAGGLE
+    folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
+    for name in _SPLIT_NAMES[split]:
+        if name in folders:
+            tars = _tars(folders[name])
+            return ArchiveStore(tars, split) if tars else FolderStore(folders[name])
+    if _tars(root):
+        return _open_tars(root, split)
+    for name in CIFAR_ARCHIVES:
+        if (root / name).is_file():
+            return CifarStore(root / name, split)
+    if split == "val":
+        raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
+    sets = [path.name for path in folders.values() if _is_data_set(path)]
+    if sets:
+        raise DataError(f"{root} holds data sets of their own: name one, such as {root / sets[0]}")
+    try:
+        return FolderStore(root)
+    except DataError as error:
+        if any(root.glob("**/*.parquet")):
+            raise DataError(
+                f"{root} holds parquet files, which have to be converted first: "
+                f"fastsiam convert parquet --source {root}"
+            ) from error
+        raise
+
+
+def _is_data_set(folder: Path) -> bool:
+    return (folder / "train").is_dir() or any(folder.glob("train*.beton"))
+
+
+def _tars(folder: Path) -> list[Path]:
+    """Return a folder's tars; refuse one that has images of its own in folders beside them."""
+    tars = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    if tars:
+        for beside in folder.iterdir():
+            if beside.is_dir() and any(is_image_name(path.name) for path in beside.iterdir()):
+                raise DataError(
+                    f"{folder} holds both tars ({tars[0].name}) and folders of images "
+                    f"({beside.name}/): move one kind away, or name the tar"
+                )
+    return tars
+
+
+def _open_tars(folder: Path, split: Split) -> Store:
+    """Open a split's tars, chosen by their names; else all, and their folders have to tell."""
+    tars = _tars(folder)
+    for word in _SPLIT_NAMES[split]:
+        if chosen := [path for path in tars if word in _words(path)]:
+            return ArchiveStore(chosen, split)
+    known = {word for names in _SPLIT_NAMES.values() for word in names}
+    if any(_words(path) & known for path in tars):
+        raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
+    return ArchiveStore(tars, split, of_split=split == "train")
+
+
+def _words(path: Path) -> set[str]:
+    return set(re.split(r"[^a-z]+", path.stem.lower()))

@@ -1,0 +1,113 @@
+"""What lies where in a tar file that is mapped into memory.
+
+Python's tarfile walks it; what that lets pass (a damaged header, which it takes for the end, links,
+sizes beyond the file) is refused here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from fastsiam.errors import DataError
+
+from .base import Bytes, is_image_name
+
+GZIP_MAGIC = b"\x1f\x8b"
+"""The first bytes of whatever gzip compressed."""
+_LARGEST_READ = 2**20
+"""No header is longer, whatever it says of itself."""
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def members(
+    view: memoryview, start: int, end: int, path: Path
+) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Walk a tar: yield its regular files, each with the place where its bytes begin.
+
+    Args:
+        view: a mapped file.
+        start: where the tar begins within it.
+        end: where it ends.
+        path: the file, for messages.
+
+    Raises:
+        DataError: the tar is damaged or cut, or holds what cannot be read in place.
+    """
+    try:
+        with tarfile.open(fileobj=_Window(view[start:end]), mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
+                at = start + member.offset_data
+                if member.islnk() and is_image_name(PurePosixPath(member.name).name):
+                    raise tarfile.ReadError(
+                        f"{member.name} is a link to {member.linkname}; "
+                        "make the tar anew with tar --hard-dereference"
+                    )
+                if not member.isreg():
+                    continue
+                if member.sparse is not None:
+                    raise tarfile.ReadError(f"{member.name} is stored sparsely")
+                if not 0 <= member.size < 2**32 or at + member.size > end:
+                    raise tarfile.ReadError("unexpected end of data")
+                yield member, at
+            # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
+            last = view[start + tar.offset : min(start + tar.offset + _BLOCK, end)]
+            if len(last) < _BLOCK or any(last):
+                raise tarfile.ReadError(f"damaged or cut after {start + tar.offset:,} bytes")
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise DataError(
+            f"{path} is no whole tar file ({error}); fetch it again, or check it with tar -tf"
+        ) from error
+
+
+def is_tar_name(name: str) -> bool:
+    """Tell whether a member's name is that of a tar within the tar, and is not hidden."""
+    return name.endswith(".tar") and not PurePosixPath(name).name.startswith(".")
+
+
+def safe_name(name: str) -> str:
+    """Drop from a member's name the parts that lead upwards or to a root: "../a" becomes "a"."""
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
+
+
+def gunzip(data: Bytes, limit: int) -> bytes:
+    """Decompress a gzipped member, up to ``limit`` bytes; DataError if it is damaged."""
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            return file.read(limit)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"a gzipped image in a tar is damaged: {error}") from error
+
+
+class _Window(io.RawIOBase):
+    """A part of a mapped file, as a file."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        size = _LARGEST_READ if size is None or size < 0 else min(size, _LARGEST_READ)
+        end = self._at + size
+        data = bytes(self._view[self._at : end])
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._view)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at

@@ -1,0 +1,70 @@
+"""Runs conversions quietly, has the system refuse them something, and looks at what they made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines.convert import Written, convert, verify
+from fastsiam.pipelines.store import Store
+
+
+class Quiet:
+    """Takes what a conversion tells and keeps the messages."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def begin(self, name: str, images: int, size: int) -> None:
+        pass
+
+    def progress(self, images: int, size: int) -> None:
+        pass
+
+
+def run(kind: str, source: Path, out: Path, **options: object) -> list[Written]:
+    config = ConvertConfig(source=str(source), out=str(out), **options)  # type: ignore[arg-type]
+    return convert(kind, config, Quiet())  # type: ignore[arg-type]
+
+
+def same_images(store: Store, other: Store) -> None:
+    assert store.classes == other.classes
+    np.testing.assert_array_equal(store.labels, other.labels)
+    for i in range(len(other)):
+        assert bytes(store.read(i)) == bytes(other.read(i))
+
+
+def go_on(source: Path, out: Path, **options: object) -> list[str]:
+    quiet = Quiet()
+    config = ConvertConfig(source=str(source), out=str(out), **options)  # type: ignore[arg-type]
+    convert("folder", config, quiet)
+    return quiet.said
+
+
+def checked(path: Path, *, decode: bool = True) -> list[str]:
+    """Return what verify finds bad."""
+    try:
+        reports = verify(
+            path, decoding=decode, workers=1, begin=lambda *_: None, progress=lambda *_: None
+        )
+    except DataError as error:
+        return [str(error)]
+    return [line for report in reports for line in report.bad]
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """Return a function that stands for one of the system's and fails with an ``errno``."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail

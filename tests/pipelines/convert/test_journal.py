@@ -1,0 +1,184 @@
+"""A conversion that was stopped goes on, or starts anew where it has to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines.convert import BadImagesError, convert, layout
+from fastsiam.pipelines.convert.journal import Block
+from fastsiam.pipelines.store import BetonStore, FolderStore
+from tests.conftest import ROOT, write_images
+from tests.conversions import Quiet, checked, go_on, run, same_images
+from tests.sources import (
+    jpeg,
+)
+
+SLOW = """
+import sys, time, signal
+from pathlib import Path
+from fastsiam.pipelines.convert import blocks, layout
+from fastsiam.config import ConvertConfig, TrainConfig
+layout.BLOCK_BYTES = 20_000
+original = blocks._written
+def slow(job, number):
+    block = original(job, number)
+    time.sleep(0.15)
+    return block
+blocks._written = slow
+from fastsiam.jobs.convert import convert_data
+from fastsiam import cli
+sys.argv = ["fastsiam", *sys.argv[1:]]
+cli.main()
+"""
+
+
+def start_slowly(source: Path, out: Path, *extra: str) -> subprocess.Popen[str]:
+    """Start a conversion of many blocks, each taking a while."""
+    arguments = ["convert", "folder", "--source", str(source), "--out", str(out), *extra]
+    return subprocess.Popen(
+        [sys.executable, "-c", SLOW, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_blocks(out: Path, count: int) -> None:
+    journal = out / "train.beton.journal"
+    deadline = time.monotonic() + 60
+    while not journal.exists() or journal.read_bytes().count(b"\n") <= count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_killed_and_started_again_it_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too."""
+    write_images(tmp_path / "images", classes=3, each=150, side=60)
+    out = tmp_path / "out"
+    process = start_slowly(tmp_path / "images", out, "--workers", "2")
+    wait_for_blocks(out, 5)
+    if number == signal.SIGKILL:
+        process.kill()
+    else:
+        os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    if number != signal.SIGKILL:
+        assert errors.splitlines()[-1] == "stopped; the same command goes on from here"
+    assert "Traceback" not in errors and not (out / "train.beton").exists()
+    assert (out / "train.beton.partial").exists()
+    time.sleep(0.5)  # the workers of a killed parent are gone by then, and its lock with them
+    process = start_slowly(tmp_path / "images", out, "--workers", "3")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "going on with train.beton: " in errors
+    said = int(errors.split("going on with train.beton: ")[1].split(" ")[0])
+    assert 20 < said < 450
+    process = start_slowly(tmp_path / "images", tmp_path / "straight")
+    assert process.wait(timeout=120) == 0
+    assert (out / "train.beton").read_bytes() == (
+        tmp_path / "straight" / "train.beton"
+    ).read_bytes()
+    assert checked(out) == []
+
+
+def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Stop a conversion after some blocks; return source and target."""
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 10_000)
+    source, out = tmp_path / "images", tmp_path / "out"
+    write_images(source, classes=3, each=100, side=60)
+
+    class Stop(Quiet):
+        def progress(self, images: int, size: int) -> None:
+            if images > 100:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert("folder", ConvertConfig(source=str(source), out=str(out)), Stop())
+    return source, out
+
+
+def test_another_source_or_other_options_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = half_done(tmp_path, monkeypatch)
+    for name in ("train.beton.partial", "train.beton.journal"):
+        shutil.copy(out / name, tmp_path / name)
+    (said,) = go_on(source, out, quality=80)
+    assert said.startswith("starting train.beton anew: the source or the options are others")
+    (out / "train.beton").unlink()
+    for name in ("train.beton.partial", "train.beton.journal"):
+        shutil.copy(tmp_path / name, out / name)
+    jpeg_path = source / "class1" / "000.jpg"
+    jpeg_path.write_bytes(jpeg(5))
+    (said,) = go_on(source, out)
+    assert said.startswith("starting train.beton anew")
+    assert checked(out) == []
+
+
+def test_starting_anew_leaves_nothing_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = half_done(tmp_path, monkeypatch)
+    (out / "train.beton.journal").write_bytes(b"\xff\xfe of another time\n\xff")
+    go_on(source, out)
+    go_on(source, tmp_path / "fresh")
+    assert (out / "train.beton").read_bytes() == (tmp_path / "fresh" / "train.beton").read_bytes()
+
+
+def test_what_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
+    """A folder that was away for a while is not left out for good."""
+    source, out = tmp_path / "images", tmp_path / "out"
+    write_images(source, classes=2, each=10)
+    stat = FolderStore(source).sizes()
+    assert len(stat) == 20
+
+    class Away(Quiet):
+        def begin(self, name: str, images: int, size: int) -> None:
+            (source / "class1").rename(tmp_path / "away")
+
+    with pytest.raises(BadImagesError, match="10 of 20"):
+        convert("folder", ConvertConfig(source=str(source), out=str(out)), Away())
+    (tmp_path / "away").rename(source / "class1")
+    go_on(source, out, skip_bad=True)
+    assert len(BetonStore(out / "train.beton")) == 20
+
+
+def test_damaged_leftovers_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = half_done(tmp_path, monkeypatch)
+    partial, journal = out / "train.beton.partial", out / "train.beton.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    second = Block.parse(sorted(lines[1:], key=lambda x: json.loads(x[9:])[0])[1])
+    data = bytearray(partial.read_bytes())
+    data[second.start + 100] ^= 1
+    partial.write_bytes(data)
+    journal.write_text("".join(lines) + lines[-1][:50])  # and the last line is torn
+    (said,) = go_on(source, out)
+    first_images = int(said.split(": ")[1].split(" ")[0])
+    assert first_images < 20  # only the first block was whole up to the damage
+    assert checked(out) == []
+    same_images(BetonStore(out / "train.beton"), FolderStore(source))
+
+
+def test_two_at_once_do_not_disturb_each_other(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with (out / "train.beton.journal").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"another conversion is writing train\.beton"):
+            run("folder", images, out)

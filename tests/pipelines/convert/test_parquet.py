@@ -1,0 +1,105 @@
+"""Parquet files as a source, whole and odd ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastsiam.errors import DataError
+from fastsiam.pipelines.convert import BadImagesError
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
+from tests.conversions import checked, run
+from tests.sources import (
+    jpeg,
+    parquet,
+)
+
+
+def test_hugging_faces_parquet(tmp_path: Path) -> None:
+    rows = [(jpeg(i), f"{i}.JPEG", i % 3) for i in range(11)]
+    names = ["tench", "goldfish", "shark"]
+    for number, part in enumerate((rows[:7], rows[7:])):
+        parquet(tmp_path / "data" / f"train-{number:05d}-of-00002.parquet", part, names)
+    parquet(tmp_path / "data" / "validation-00000-of-00001.parquet", rows[:2], names)
+    parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [(jpeg(9), "t.JPEG", -1)], names)
+    for kind in ("imagenet", "parquet"):
+        train, val = run(kind, tmp_path, tmp_path / kind)
+        store = BetonStore(train.path)
+        assert store.classes == ("tench", "goldfish", "shark") and val.about["images"] == 2
+        assert store.labels.tolist() == [i % 3 for i in range(11)]
+        assert [bytes(store.read(i)) for i in range(11)] == [data for data, _, _ in rows]
+        assert store.name(4) == "goldfish/4.JPEG"
+        assert checked(tmp_path / kind) == []
+
+
+def test_parquet_of_real_images(real_images: Path, tmp_path: Path) -> None:
+    folder = FolderStore(real_images)
+    rows: list[tuple[bytes | None, str, int]] = [
+        (bytes(folder.read(i)), folder.name(i), i % 10) for i in range(0, 500, 5)
+    ]
+    parquet(tmp_path / "train.parquet", rows, [str(i) for i in range(10)], group=30)
+    (written,) = run("parquet", tmp_path, tmp_path / "out", workers=2)
+    store = BetonStore(written.path)
+    unchanged = written.about["stored"]["unchanged"]
+    assert sum(bytes(store.read(i)) == row[0] for i, row in enumerate(rows)) == unchanged > 90
+
+
+def write_table(path: Path, **columns: object) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def test_labels_of_other_types(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    images = [{"bytes": jpeg(i), "path": None} for i in range(3)]
+    for number, (labels, classes, wanted) in enumerate(
+        [
+            (pa.array([2, 0, 1], pa.uint8()), ("0", "1", "2"), [2, 0, 1]),
+            (pa.array(["cat", "ant", "cat"]), ("ant", "cat"), [1, 0, 1]),
+            (pa.array(["cat", "ant", None]).dictionary_encode(), ("ant", "cat"), [1, 0, -1]),
+            (pa.array([1, None, 0], pa.int32()), ("0", "1"), [1, -1, 0]),
+        ]
+    ):
+        write_table(tmp_path / str(number) / "train.parquet", image=images, label=labels)
+        (written,) = run("parquet", tmp_path / str(number), tmp_path / f"out{number}")
+        store = BetonStore(written.path)
+        assert store.classes == classes and store.labels.tolist() == wanted
+        assert store.name(0) == f"{classes[wanted[0]]}/row 0"
+    write_table(tmp_path / "x" / "train.parquet", image=images, label=[0.5, 1.0, 2.0])
+    with pytest.raises(DataError, match="the labels in column 'label' are of type double"):
+        run("parquet", tmp_path / "x", tmp_path / "outx")
+
+
+def test_bare_bytes_and_damage_in_parquet(tmp_path: Path) -> None:
+    data = [jpeg(i, quality=95) for i in range(200)]
+    path = tmp_path / "a" / "x.parquet"
+    write_table(path, jpg=data)
+    (written,) = run("parquet", tmp_path / "a", tmp_path / "out")
+    store = BetonStore(written.path)
+    assert [bytes(store.read(i)) for i in range(200)] == data and store.name(7) == "row 7"
+    whole = bytearray(path.read_bytes())
+    whole[4:40] = bytes(36)
+    path.write_bytes(whole)
+    with pytest.raises(BadImagesError, match="none of the 200 images"):
+        run("parquet", tmp_path / "a", tmp_path / "out2", skip_bad=True)
+    with pytest.raises(DataError, match=r"holds no \.parquet files"):
+        run("parquet", tmp_path / "out", tmp_path / "out3")
+
+
+def test_odd_parquet(tmp_path: Path) -> None:
+    rows: list[tuple[bytes | None, str, int]] = [(jpeg(0), "0", 0), (None, "1", 0)]
+    parquet(tmp_path / "a" / "x.parquet", rows, ["one"])
+    with pytest.raises(BadImagesError) as caught:
+        run("parquet", tmp_path / "a", tmp_path / "out")
+    assert "row has no bytes" in caught.value.bad[0][1]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match="is no whole parquet file"):
+        run("parquet", tmp_path / "b", tmp_path / "out")
+    with pytest.raises(DataError, match="convert parquet --source"):
+        open_store(tmp_path / "a", "train")

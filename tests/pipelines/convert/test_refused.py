@@ -1,0 +1,124 @@
+"""Conversions that the operating system stops: one line, and no half file with a real name."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError
+from fastsiam.jobs.convert import convert_demo
+from fastsiam.pipelines.convert import Kind
+from fastsiam.pipelines.convert.parquet import ParquetStore, parquet_files
+from tests.conftest import fastsiam, write_images
+from tests.conversions import checked, failing, run
+from tests.sources import jpeg, parquet
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write_images(tmp_path / "images", classes=1, each=2)
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("method", ["exists", "is_dir", "glob", "rglob", "iterdir"])
+def test_a_source_that_cannot_be_looked_into(
+    kind: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train").mkdir()
+    monkeypatch.setattr(Path, method, failing(errno.EIO))
+    with pytest.raises(DataError) as caught:
+        run(kind, tmp_path, tmp_path / "out")
+    assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["train.beton.partial", "train.beton.journal", "manifest.json"])
+def test_a_folder_in_the_place_of_a_file(name: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    with pytest.raises(DataError, match=r"^cannot write .*: Is a directory; check the path"):
+        run("folder", source, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json.tmp").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("where", ["start", "replace", "disk_usage"])
+def test_a_disk_that_fills_up(
+    number: int, where: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        if where == "start":
+            patch.setattr("fastsiam.pipelines.convert.journal.start", failing(number))
+        else:
+            patch.setattr(shutil if where == "disk_usage" else os, where, failing(number))
+        with pytest.raises(DataError, match=r"^no room for .*train\.beton \(.*goes on from here$"):
+            run("folder", source, tmp_path / "out")
+    assert not (tmp_path / "out" / "train.beton").exists()
+    run("folder", source, tmp_path / "out")
+    assert checked(tmp_path / "out") == []
+
+
+def test_no_room_for_the_manifest_leaves_the_old_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    run("folder", source, out)
+    before = (out / "manifest.json").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", failing(errno.ENOSPC))
+        with pytest.raises(
+            DataError, match=r"^cannot write .*manifest\.json: No space .*make room"
+        ):
+            run("folder", source, out)
+    assert (out / "manifest.json").read_text() == before
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "train.beton"]
+
+
+def test_nothing_to_verify(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (line,) = checked(tmp_path / "nowhere")
+    assert "does not exist: name a .beton file or a folder" in line
+    (line,) = checked(tmp_path / ("x" * 300))
+    assert line.endswith(": File name too long; choose a shorter path")
+    run("folder", source, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").unlink()
+    (tmp_path / "out" / "manifest.json").mkdir()
+    (line,) = checked(tmp_path / "out")
+    assert "manifest.json cannot be read" in line and "convert again" in line
+    monkeypatch.setattr(Path, "glob", failing(errno.EACCES))
+    (line,) = checked(tmp_path / "out")
+    assert "Permission denied; give this user" in line
+
+
+def test_parquet_files_that_are_gone(tmp_path: Path) -> None:
+    parquet(tmp_path / "train-0.parquet", [(jpeg(0), "0", 0)], ["one"])
+    store = ParquetStore(tmp_path, parquet_files(tmp_path, "train"))
+    (tmp_path / "train-0.parquet").unlink()
+    with pytest.raises(DataError, match=r"^cannot read the files of .*No such file.*; check the"):
+        store.stamp()
+
+
+def test_no_place_for_the_demos_images(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("in the way")
+    with pytest.raises(
+        DataError, match=r"^cannot write the demo's images into .*: .*; check the p"
+    ):
+        convert_demo(ConvertConfig(out=str(tmp_path / "out")))
+
+
+def test_the_command_line_says_it_in_one_line(source: Path, tmp_path: Path) -> None:
+    arguments = ["convert", "folder", "--source", str(source), "--out", str(tmp_path / "out")]
+    (tmp_path / "out" / "manifest.json").mkdir(parents=True)
+    done = fastsiam(*arguments, code=1)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "manifest.json: Is a directory; check the path" in line
+    assert "Traceback" not in done.stderr
+    (tmp_path / "out" / "manifest.json").rmdir()
+    fastsiam(*arguments)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert list(manifest["files"]) == ["train.beton"]

@@ -1,0 +1,53 @@
+"""What is found of damage to converted files."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fastsiam.pipelines.store import BetonStore
+from tests.conftest import fastsiam, write_images
+from tests.conversions import checked, run
+
+
+def test_damage_inside_a_jpeg_is_found_by_decoding(tmp_path: Path) -> None:
+    """Pillow decodes a JPEG with a wrong byte; what it cannot decode, verify --decode names."""
+    write_images(tmp_path / "images", classes=1, each=3)
+    bad = tmp_path / "images" / "class0" / "001.jpg"
+    data = bad.read_bytes()
+    # Without its tables the header is whole and the end is there, but nothing can be decoded.
+    start = data.index(b"\xff\xdb")
+    end = data.index(b"\xff\xc0")
+    bad.write_bytes(data[:start] + data[end:])
+    run("folder", tmp_path / "images", tmp_path / "out")
+    assert checked(tmp_path / "out", decode=False) == []
+    (line,) = checked(tmp_path / "out", decode=True)
+    assert "image 1 of" in line and "class0/001.jpg" in line
+    done = fastsiam("convert", "verify", str(tmp_path / "out"), "--decode", code=1)
+    assert "class0/001.jpg" in done.stderr and "NOT whole (1 fault)" in done.stdout
+
+
+def test_verify_holds_files_against_the_manifest(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("folder", images, out)
+    run("folder", images, tmp_path / "other", limit=9)
+    shutil.copy(tmp_path / "other" / "train.beton", out / "train.beton")
+    assert checked(out) == [f"{out / 'train.beton'} is another file than its manifest describes"]
+    (out / "val.beton").unlink()
+    assert f"{out / 'val.beton'} is in the manifest and not there" in checked(out)
+    (out / "manifest.json").write_text("{")
+    assert "cannot be read" in checked(out)[0]
+    assert "no .beton files" in checked(images)[0]
+
+
+def test_verify_from_the_command_line(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run("folder", images, out)
+    assert fastsiam("convert", "verify", str(out)).stdout.count("whole") == 2
+    path = out / "val.beton"
+    store = BetonStore(path)
+    data = bytearray(path.read_bytes())
+    data[store.start[2] + 5] ^= 1
+    path.write_bytes(data)
+    done = fastsiam("convert", "verify", str(path), code=1)
+    assert "image 2 of" in done.stderr and "not those that were written" in done.stderr

@@ -1,0 +1,79 @@
+"""The index of a tar: built once, kept where there is room, made anew when it does not fit."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastsiam.pipelines.store import ArchiveStore
+from fastsiam.pipelines.store.archive_index import ROW
+from tests.sources import (
+    jpeg,
+    tar,
+)
+
+
+def test_the_index_is_built_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
+    with caplog.at_level(logging.INFO):
+        first = ArchiveStore([path])
+    assert "indexed 3 images of 1 classes" in caplog.text
+    kept = tmp_path / ".t.fastsiam-index"
+    assert str(kept) in caplog.text and ROW.itemsize == 24
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        second = ArchiveStore([path])
+    assert not caplog.text and (first.rows == second.rows).all()
+    body = kept.read_bytes()
+    kept.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))  # damaged
+    ArchiveStore([path])
+    assert kept.read_bytes() == body
+    tar(path, [("a/0.jpg", jpeg(7))])  # another file
+    assert len(ArchiveStore([path])) == 1
+
+
+def test_a_folder_that_takes_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tar(tmp_path / "data" / "t.tar", [("a/0.jpg", jpeg(0))])
+    (tmp_path / "data" / ".t.fastsiam-index").mkdir()  # in its way, for root may write anywhere
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ArchiveStore([path])
+    assert len(list((tmp_path / "cache" / "fastsiam").glob("*.index"))) == 1
+
+
+def test_a_place_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a read-only file system: neither writing nor clearing up works."""
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with caplog.at_level(logging.INFO):
+        assert len(ArchiveStore([path])) == 1
+    assert "not kept" in caplog.text
+
+
+def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
+    """1.28 million rows are 30 MB, and open in a fraction of a second (not timed here)."""
+    from fastsiam.pipelines.store.archive_index import Index, file_facts, keep
+    from fastsiam.pipelines.store.mapped import Mapped
+
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+    rows = np.zeros(1_281_167, ROW)
+    rows["offset"], rows["size"] = 512, len(jpeg(0))
+    names = zlib.compress(b"\0".join(b"a/%07d.jpg" % i for i in range(len(rows))), 1)
+    index = Index(rows, ("a",), False, names)
+    kept = keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
+    assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
+    store = ArchiveStore([path])
+    assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)

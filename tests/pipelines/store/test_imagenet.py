@@ -1,0 +1,73 @@
+"""ImageNet's official archives, and the labels of its validation images."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from fastsiam.errors import DataError
+from fastsiam.pipelines.store import open_store
+from tests.sources import (
+    VAL_WNIDS,
+    WNIDS,
+    imagenet,
+)
+
+
+def test_the_official_archives(tmp_path: Path) -> None:
+    imagenet(tmp_path)
+    for place in (tmp_path, tmp_path / "ILSVRC2012_img_train.tar"):
+        train, val = open_store(place, "train"), open_store(place, "val")
+        assert train.classes == val.classes == WNIDS
+        assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)
+        assert train.name(3) == f"{WNIDS[1]}/{WNIDS[1]}_0.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("val.txt", "ILSVRC2012_val_00000001.JPEG 2\nILSVRC2012_val_00000002.JPEG 0\n"),
+        ("imagenet_2012_validation_synset_labels.txt", f"{WNIDS[2]}\n{WNIDS[0]}\n{WNIDS[1]}\n"),
+        (
+            "LOC_val_solution.csv",
+            f"ImageId,PredictionString\nILSVRC2012_val_00000002,{WNIDS[0]} 1 2 3 4\n"
+            f"ILSVRC2012_val_00000001,{WNIDS[2]} 1 2 3 4 {WNIDS[2]} 5 6 7 8\n"
+            f"ILSVRC2012_val_00000003,{WNIDS[1]} 1 2 3 4\n",
+        ),
+    ],
+)
+def test_plain_lists_of_validation_labels(name: str, text: str, tmp_path: Path) -> None:
+    imagenet(tmp_path, val=2 if name == "val.txt" else 3)
+    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
+    with pytest.raises(
+        DataError, match=r"without their labels: put ILSVRC2012_devkit_t12\.tar\.gz"
+    ):
+        open_store(tmp_path, "val")
+    (tmp_path / name).write_text(text)
+    val = open_store(tmp_path, "val")
+    wanted = VAL_WNIDS[: len(val)]
+    assert [val.classes[label] for label in val.labels] == list(wanted)
+
+
+def test_the_devkits_own_list_needs_the_devkit(tmp_path: Path) -> None:
+    imagenet(tmp_path)
+    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
+    (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n3\n1\n")
+    with pytest.raises(DataError, match="numbers the classes as the devkit does"):
+        open_store(tmp_path, "val")
+
+
+def test_a_flat_validation_folder_gets_labels_too(tmp_path: Path) -> None:
+    imagenet(tmp_path / "kaggle")
+    for name in ("train", "val"):
+        archive = tmp_path / "kaggle" / f"ILSVRC2012_img_{name}.tar"
+        (tmp_path / "kaggle" / name).mkdir()
+        with tarfile.open(archive) as content:
+            content.extractall(tmp_path / "kaggle" / name, filter="data")
+        archive.unlink()
+    train, val = open_store(tmp_path / "kaggle", "train"), open_store(tmp_path / "kaggle", "val")
+    assert train.classes == val.classes == WNIDS  # the class tars in train/ are read in place
+    assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)

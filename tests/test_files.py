@@ -1,0 +1,79 @@
+"""Files are there whole or not at all, and what fails is told in one line with what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fastsiam.errors import CheckpointError, DataError
+from fastsiam.files import explained, reason, why, written_whole
+
+
+def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    for text in ("first", "second"):
+        with written_whole(path) as temporary:
+            temporary.write_text(text)
+            assert not path.exists() or path.read_text() == "first"
+        assert path.read_text() == text
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_at_once_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with written_whole(path, by_many=True) as one:
+        one.write_text("one, which is longer")
+        with written_whole(path, by_many=True) as other:
+            other.write_text("other")
+        assert path.read_text() == "other"
+    assert path.read_text() == "one, which is longer" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "No space left on device; make room and try again"),
+        (errno.EACCES, "Permission denied; give this user the right to do so"),
+        (errno.EIO, "Input/output error; check the disk, or the connection to it"),
+        (errno.EMFILE, "Too many open files; allow more open files (ulimit -n)"),
+        (errno.ENODEV, "No such device"),
+    ],
+)
+def test_an_error_of_the_system_says_what_to_do(number: int, advice: str) -> None:
+    with (
+        pytest.raises(DataError) as caught,
+        explained(DataError, "cannot read it"),
+    ):
+        raise OSError(number, os.strerror(number), "/some/path")
+    assert str(caught.value) == f"cannot read it: {advice}"
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_advice_of_ones_own_comes_first() -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"^x: No space left on device; delete old runs$"),
+        explained(CheckpointError, "x", advice="delete old runs"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match=r"^mine$"), explained(DataError, "x"):
+        raise ValueError("mine")
+
+
+def test_errors_that_say_little() -> None:
+    assert why(RuntimeError("first line\nsecond")) == "first line"
+    assert why(OSError()) == reason(OSError()) == "OSError"
