@@ -1,0 +1,80 @@
+"""Runs of version 0.1: they go on, are evaluated, exported and shown.
+
+``tests/data/run-0.1`` was made by the last commit of 0.1 on the images that ``write_images`` makes:
+6 of 12 steps; ``metrics-whole.jsonl`` is what that commit wrote when it went on to the end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import SimSiamConfig, TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import load_pretrained
+from fastsiam.jobs.train import train_here
+from fastsiam.training.log import read_metrics
+from tests.conftest import ROOT, fastsiam, with_settings
+
+OLD = ROOT / "tests" / "data" / "run-0.1"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(OLD, tmp_path / "run"))
+
+
+def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
+    recorded = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
+    assert recorded == checkpoints.load(run).config
+    method = recorded.model.method
+    assert isinstance(method, SimSiamConfig) and method.predictor_lr == "constant"
+    assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
+    assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
+    own = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
+    assert with_settings(recorded, **own) == small
+
+
+def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
+    train_here(with_settings(small, out=str(run)), "imagenet")
+    assert checkpoints.load(run).step == 12
+    expected = [json.loads(x) for x in (OLD / "metrics-whole.jsonl").read_text().splitlines()]
+    found = read_metrics(run)
+    assert [line["kind"] for line in found] == [line["kind"] for line in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        if theirs["kind"] == "train":
+            for name in ("loss", "z_std", "rank", "lr"):
+                assert ours[name] == pytest.approx(theirs[name], abs=2e-3), name
+        else:
+            assert ours["epoch"] == theirs["epoch"]
+
+
+def test_other_settings_are_still_refused(small: TrainConfig, run: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"crop: 16 -> 20"):
+        train_here(with_settings(small, out=str(run), crop=20, eval_resize=20), "imagenet")
+
+
+def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
+    knn = fastsiam("eval", "knn", str(run), "--data", str(images), "--device", "cpu")
+    assert "after 2 epochs" in knn.stdout
+    weights = run / "weights.safetensors"
+    wide = fastsiam("export", str(run), "--format", "torchvision", "--out", str(weights), code=1)
+    assert "is 4 channels wide" in wide.stderr
+    fastsiam("report", str(run))
+    page = (run / "report.html").read_text()
+    assert "predictor-dim" in page or "predictor_dim" in page
+    read = load_pretrained(run)
+    assert read.epoch == 2 and read.network().features == 32
+
+
+def test_an_unknown_format_is_one_line(run: Path, tmp_path: Path) -> None:
+    import torch
+
+    state = torch.load(checkpoints.last(run), weights_only=True)
+    torch.save(state | {"format": 99}, tmp_path / "later.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
+        checkpoints.load(tmp_path / "later.pt")
