@@ -41,7 +41,7 @@ class ArchiveStore(Store):
     Args:
         paths: the tar files.
         split: which images, if the tars hold folders train/ and val/.
-        of_split: all images are of that split, if the tars hold no such folders.
+        of_split: if the tars hold no such folders, take all images; else there are none.
 
     Raises:
         NoSplitError: the tars hold no images of that split.
