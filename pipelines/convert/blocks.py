@@ -78,7 +78,7 @@ class Job:
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Let nobody wait for a block that will not come."""
+        """Wake the workers that wait for a block which will not come: theirs are given up."""
         with self._changed:
             self._turn.value = -1
             self._changed.notify_all()

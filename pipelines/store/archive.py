@@ -67,7 +67,7 @@ class ArchiveStore(Store):
         self.labels = self.rows["label"].astype(np.int64)
 
     def read(self, index: int) -> Bytes:
-        """Return an image's encoded bytes: a view into the mapped tar, unless they are gzipped."""
+        """Return an image's encoded bytes: a view into the mapped tar, or unpacked if gzipped."""
         data = self._stored(index)
         if self.rows["flags"][index] & Flags.GZIP:
             unpacked = gunzip(data, _LARGEST_UNZIPPED + 1)
