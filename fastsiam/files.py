@@ -73,8 +73,8 @@ def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iter
     Args:
         kind: of the error to raise.
         what: what could not be done, such as "cannot read /data/list.txt".
-        advice: what the user can do about it; without it, what is known to help against the
-            system's reason.
+        advice: what the user can do about it; if empty, what is known to help against the system's
+            reason.
 
     Raises:
         FastSiamError: of that kind, in one line: what, the system's reason, the advice.

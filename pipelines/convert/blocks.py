@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
+from fastsiam.files import explained
 
 from ..processes import AbandonedError
 from ..store import Bytes, Store
@@ -77,7 +78,7 @@ class Job:
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """Let nobody wait for a block that will not come."""
+        """Wake the workers that wait for a block which will not come: theirs are given up."""
         with self._changed:
             self._turn.value = -1
             self._changed.notify_all()
@@ -179,6 +180,7 @@ class _Records:
         return starts
 
     def _write(self, starts: list[int]) -> None:
+        """Write the records that are held to their places."""
         self._rows["start"][self._written : self._written + len(starts)] = starts
         for data, at in zip(self._held, starts, strict=True):
             _write_all(self._job.file, data, at)
@@ -188,6 +190,12 @@ class _Records:
 
 
 def _prepared(job: Job, index: int) -> Record:
+    """Read an image and make its record.
+
+    Raises:
+        ValueError: the image is bad; says why.
+        DataError: it cannot be read, or memory does not hold it.
+    """
     try:
         data = job.store.read(index)
         if not job.store.is_intact(index, data):
@@ -213,14 +221,18 @@ def _may_be_read_later(job: Job, error: DataError) -> bool:
         raise error
     if not isinstance(cause, OSError) or cause.errno is None:
         return False
-    if not job.store.root.exists():
-        raise DataError(f"{job.store.root} is gone") from error
+    with explained(DataError, f"cannot read {job.store.root}"):
+        if not job.store.root.exists():
+            raise DataError(
+                f"{job.store.root} is gone; the same command goes on from here"
+            ) from error
     if cause.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR):
         raise error
     return True
 
 
 def _reason(error: DataError) -> str:
+    """Say in a few words why an image is bad; its name stands beside that."""
     cause = error.__cause__
     return str((isinstance(cause, OSError) and cause.strerror) or error)
 

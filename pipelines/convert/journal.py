@@ -95,7 +95,9 @@ def locked(journal: Path) -> Iterator[IO[str]]:
             try:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise DataError(f"another conversion is writing {journal.stem} just now") from error
+                raise DataError(
+                    f"another conversion is writing {journal.stem} just now: let it end first"
+                ) from error
             except OSError:
                 pass  # a file system without locks
             if journal.exists() and os.path.samestat(os.fstat(log.fileno()), journal.stat()):

@@ -15,7 +15,7 @@ from ..store.beton import FIELD, HEADER, METADATA
 BLOCK_BYTES = 2**23
 """The images of a block have about so many bytes in the source."""
 _BLOCK_IMAGES = 4096
-"""The most images of a block, unless a group of the source would have more than 16 blocks."""
+"""The most images of a block; those of a long group are longer, so that it has 16 at most."""
 _SMALLEST_PAGE, LARGEST_PAGE = 2**23, 2**31
 
 

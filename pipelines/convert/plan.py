@@ -23,7 +23,7 @@ from ..store import BetonStore, Store
 
 _FORMAT = 2
 _ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
-"""Options that change nothing of what a finished file holds, each with one value for all."""
+"""Options that have no part in what a finished file holds: one value stands for all others."""
 
 
 def planned(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:

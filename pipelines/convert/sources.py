@@ -55,6 +55,7 @@ def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, St
 
 
 def _found(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
+    """Look for the data set in each place where it may lie, and open it."""
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
     here = root if root.is_dir() else root.parent

@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,22 +81,9 @@ def write(
         done = journal.read(log, plan, partial, say)
         start = done[-1].end if done else layout.first_record(len(indices))
         journal.start(log, plan, partial, start, anew=not done)
-        done_images = int(cuts[len(done)])
-        done_bytes = int(sizes[:done_images].sum())
-        _check_room(path, int(sizes.sum()) - done_bytes, say)
+        _check_room(path, int(sizes[cuts[len(done)] :].sum()), say)
         job = blocks.Job(store, indices, cuts, config, partial, len(done), start)
-        progress(done_images, done_bytes)
-        written = {block.number: block for block in done}
-        with forked(config.workers, blocks.begin, job) as run:
-            for block in run(blocks.write_block, range(len(done), len(cuts) - 1)):
-                log.write(block.line())
-                log.flush()
-                written[block.number] = block
-                first, last = cuts[block.number : block.number + 2]
-                done_images += int(last - first)
-                done_bytes += int(sizes[first:last].sum())
-                progress(done_images, done_bytes)
-        ordered = [written[number] for number in range(len(cuts) - 1)]
+        ordered = _write_missing(job, done, log, sizes, progress)
         _refuse_bad(store, ordered, config)
         about = finish(store, ordered, partial, plan, config)
         os.replace(partial, path)
@@ -104,7 +91,43 @@ def write(
     return about
 
 
+def _write_missing(
+    job: blocks.Job,
+    done: list[Block],
+    log: IO[str],
+    sizes: NDArray[np.int64],
+    progress: Progress,
+) -> list[Block]:
+    """Write the blocks that are missing and note each in the journal.
+
+    Args:
+        job: what is written.
+        done: the first blocks, of an earlier try.
+        log: the journal.
+        sizes: (images,) bytes of each in the source.
+        progress: called at the beginning, and as blocks are done.
+
+    Returns:
+        All blocks, in order.
+    """
+    images = int(job.cuts[len(done)])
+    size = int(sizes[:images].sum())
+    progress(images, size)
+    written = {block.number: block for block in done}
+    with forked(job.config.workers, blocks.begin, job) as run:
+        for block in run(blocks.write_block, range(len(done), len(job.cuts) - 1)):
+            log.write(block.line())
+            log.flush()
+            written[block.number] = block
+            first, last = job.cuts[block.number : block.number + 2]
+            images += int(last - first)
+            size += int(sizes[first:last].sum())
+            progress(images, size)
+    return [written[number] for number in range(len(job.cuts) - 1)]
+
+
 def _forget(*files: Path) -> None:
+    """Remove files of an earlier try that are needed no more."""
     for file in files:
         file.unlink(missing_ok=True)
 
@@ -134,6 +157,7 @@ def _reporting(path: Path) -> Iterator[None]:
 
 
 def _refuse_bad(store: Store, blocks: list[Block], config: ConvertConfig) -> None:
+    """Raise BadImagesError if images are bad and not to be left out, or if all are bad."""
     bad = [(store.where(index), reason) for block in blocks for index, reason in block.bad]
     images = sum(len(block.rows) for block in blocks)
     if not images:

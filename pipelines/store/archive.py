@@ -41,7 +41,7 @@ class ArchiveStore(Store):
     Args:
         paths: the tar files.
         split: which images, if the tars hold folders train/ and val/.
-        of_split: all images are of that split, if the tars hold no such folders.
+        of_split: if the tars hold no such folders, take all images; else there are none.
 
     Raises:
         NoSplitError: the tars hold no images of that split.
@@ -67,7 +67,7 @@ class ArchiveStore(Store):
         self.labels = self.rows["label"].astype(np.int64)
 
     def read(self, index: int) -> Bytes:
-        """Return an image's encoded bytes: a view into the mapped tar, unless they are gzipped."""
+        """Return an image's encoded bytes: a view into the mapped tar, or unpacked if gzipped."""
         data = self._stored(index)
         if self.rows["flags"][index] & Flags.GZIP:
             unpacked = gunzip(data, _LARGEST_UNZIPPED + 1)

@@ -78,7 +78,7 @@ def homes(files: list[Mapped]) -> list[Path]:
 
 
 def load(home: Path, facts: list[list[str | int]]) -> Index | None:
-    """Read a kept index; None unless it is whole and of the files with these ``file_facts``."""
+    """Read a kept index if it is whole and of files with these ``file_facts``; else return None."""
     try:
         head, _, body = home.read_bytes().partition(b"\n")
         known = json.loads(head)

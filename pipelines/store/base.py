@@ -1,4 +1,4 @@
-"""What a data set is to everything that reads one: position -> encoded bytes, label, name."""
+"""The interface of data sets: images by position, each with its bytes, label and name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Split = Literal["train", "val"]
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-"""What Pillow may take a file for, whatever its name: others of its readers start programs."""
+"""Formats that Pillow may find in a file, whatever its name; readers of others start programs."""
 
 _MOST_CLASSES = 10**6
 
@@ -29,7 +29,7 @@ Bytes = bytes | memoryview
 
 
 class Store(ABC):
-    """An index-addressed set of images.
+    """A data set: images that are asked for by position, from 0 to ``len(store) - 1``.
 
     Names and labels live in numpy arrays and files are mapped, so that loader processes share them
     without copying.
@@ -44,7 +44,11 @@ class Store(ABC):
     labels: NDArray[np.int64]
     """(images,) position of each image's class among ``classes``, or -1."""
     groups: NDArray[np.int64] | None = None
-    """(images,) number of the piece that has to be read as a whole to get at each image, if any."""
+    """(images,) number of the piece of the source that holds each image.
+
+    None where every image is read by itself. A piece, such as a row group of a parquet file, is
+    read as a whole.
+    """
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -88,7 +92,7 @@ class Store(ABC):
         """Return a text that changes when the files do (names, sizes, modification times)."""
 
     def is_intact(self, index: int, data: Bytes) -> bool:
-        """Compare an image's bytes with the checksum that the store holds of them, if it does."""
+        """Tell whether bytes have the checksum of an image; true where none is held."""
         return True
 
     def decode(self, index: int) -> Image.Image:

@@ -57,7 +57,7 @@ _FORMATS: dict[int, Any] = {
     NDARRAY_FIELD: "<u8",
     6: "<u8",
 }
-"""Metadata of FFCV's field types."""
+"""Type of the metadata of one image, for each of FFCV's kinds of fields."""
 _MARK = struct.Struct("<8sHQQII")
 _MAGIC = b"fastsiam"
 _ANNEX_FORMAT = 1
@@ -66,7 +66,7 @@ _MOST_FIELDS = 64
 
 @dataclass(frozen=True)
 class Annex:
-    """What our files hold besides FFCV's."""
+    """What files of ``fastsiam convert`` hold beyond FFCV's format: names and checksums."""
 
     about: dict[str, Any]
     """The split's part of the manifest."""
@@ -77,7 +77,7 @@ class Annex:
     """Names of the images, joined by zeros."""
 
     def pack(self) -> bytes:
-        """Return it as bytes: an npz archive, whose members have checksums of their own."""
+        """Return the annex as bytes: an npz archive, whose members have checksums of their own."""
         text = json.dumps({"about": self.about, "classes": self.classes}).encode()
         buffer = io.BytesIO()
         np.savez_compressed(
@@ -112,7 +112,7 @@ class BetonStore(Store):
         self.fields = tuple(field["name"].decode("ascii", "replace") for field in fields)
         """Names of the file's fields."""
         self.image_field = self.fields[_choose(fields, IMAGE_FIELD, b"image") or 0]
-        """Name of the one that holds the images."""
+        """Name of the field that holds the images."""
         image, label = _read_metadata(path, view, header, fields)
         table = _read_table(path, view, header)
         self.modes = image["mode"].copy()
@@ -128,7 +128,7 @@ class BetonStore(Store):
         self.crc: NDArray[np.uint32] | None = None
         """(images,) CRC-32 of each record, where the file names them."""
         self.about: dict[str, Any] = {}
-        """What the converter noted."""
+        """The file's part of the manifest; empty in files of FFCV's own making."""
         if self._annex_place is not None:
             self._read_annex(header, len(fields))
         else:
@@ -165,7 +165,7 @@ class BetonStore(Store):
         return f"image {index} of {self.root}" + (f" ({self.name(index)})" if self.ours else "")
 
     def is_intact(self, index: int, data: Bytes) -> bool:
-        """Compare an image's bytes with their checksum; true where the file holds none."""
+        """Tell whether bytes have the checksum of an image; true where the file holds none."""
         return self.crc is None or zlib.crc32(data) == int(self.crc[index])
 
     def sizes(self) -> NDArray[np.int64]:

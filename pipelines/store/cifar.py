@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them: pickled pixels in a .tar.gz.
 
-A pickle can name any function and have it called when it is read. Here nothing that a file names is
-looked up: the three names that numpy's arrays need stand for stand-ins of ours, every other name is
-refused.
+A pickle can name any function and have it called when it is read. Here no name leads to a function
+of Python's or numpy's: the three names that numpy's arrays need lead to stand-ins of ours, and a
+pickle with any other name is refused.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def _images(
 
 
 class _Dtype:
+    """Stands in for numpy.dtype: keeps the name of the type."""
+
     def __init__(self, kind: object = None, *_: object) -> None:
         self.kind = kind.decode() if isinstance(kind, bytes) else kind
 
@@ -128,7 +130,7 @@ class _Dtype:
 
 
 class _Array:
-    """What is kept of a pickled array: the name of its type and its bytes."""
+    """Stands in for numpy.ndarray: keeps the name of the type and the bytes."""
 
     def __init__(self, *_: object) -> None:
         self.dtype: object = None
@@ -146,6 +148,8 @@ def _reconstruct(*_: object) -> _Array:
 
 
 class _Unpickler(pickle.Unpickler):
+    """Reads a pickle in which all names lead to the stand-ins."""
+
     _KNOWN = {  # noqa: RUF012 - a constant
         ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
@@ -167,7 +171,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _unpickle(path: Path, member: str, data: bytes) -> dict[bytes, Any]:
-    """Read a pickle, a dict."""
+    """Read a pickle of the archive, which is to be a dict; DataError if it is anything else."""
     try:
         for operation, argument, _ in pickletools.genops(data):
             # An index into a table that the reader makes as long as that: a few bytes for 64 GB.

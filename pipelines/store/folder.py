@@ -17,7 +17,10 @@ from fastsiam.files import explained, reason
 from .base import IMAGE_ENDINGS, Bytes, Store, is_image_name
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
-"""A network file system answers slowly, but many at once."""
+"""Threads that ask for files' sizes, and files that each asks for at a time.
+
+A network file system takes long to answer, but answers many at once.
+"""
 
 
 class FolderStore(Store):
@@ -25,6 +28,10 @@ class FolderStore(Store):
 
     With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is
     the position of the class folder's name among the sorted names. Without, every label is -1.
+
+    Raises:
+        DataError: the folder cannot be listed, holds no images, or holds some in class folders and
+            some beside them.
     """
 
     kind = "files of a folder"

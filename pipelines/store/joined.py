@@ -52,7 +52,7 @@ class JoinedStore(Store):
         return store.raw_size(own)
 
     def is_intact(self, index: int, data: Bytes) -> bool:
-        """Compare an image's bytes with their checksum."""
+        """Tell whether bytes have the checksum of an image; true where none is held."""
         store, own = self._find(index)
         return store.is_intact(own, data)
 

@@ -27,7 +27,7 @@ _NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
 
 
 class Flags(enum.IntFlag):
-    """What is odd about an image, for those who cannot take everything."""
+    """What is unusual about an encoded image: not every decoder takes all of these."""
 
     PROGRESSIVE = 1
     """A progressive JPEG: decoded by software where the hardware takes baseline only."""
@@ -46,7 +46,7 @@ class Flags(enum.IntFlag):
     BAD = 128
     """Its header cannot be read."""
     HELD_OUT = 256
-    """Not odd: it lies in a folder val/ or test/ of its archive."""
+    """Nothing unusual: the image lies in a folder val/ or test/ of its archive."""
 
 
 _PROGRESSIVE, _GRAY, _CMYK = int(Flags.PROGRESSIVE), int(Flags.GRAY), int(Flags.CMYK)
@@ -61,7 +61,7 @@ class Probe:
     height: int
     width: int
     flags: int
-    """Of ``Flags``."""
+    """Sum of the ``Flags`` that hold."""
     scan: int = 0
     """JPEG: where the first scan begins."""
     rotation: tuple[tuple[int, int], ...] = ()

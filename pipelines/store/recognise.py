@@ -34,7 +34,7 @@ def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
             this order: ``<split>.beton`` or its parts; a folder named after the split; tars;
             CIFAR's archive; images, which are training images.
         split: "train" or "val" (for which "test" stands too).
-        sources: take .beton files last, not first: what they were made of is wanted.
+        sources: open what .beton files were made of, if it lies beside them, in place of the files.
 
     Raises:
         DataError: there is no such data or no such split, or it cannot be read.
@@ -175,7 +175,10 @@ def _tars(folder: Path) -> list[Path]:
 
 
 def _open_tars(folder: Path, split: Split) -> Store:
-    """Open a split's tars, chosen by their names; else all, and their folders have to tell."""
+    """Open the tars whose names hold the split's; all, if no name tells a split.
+
+    In the second case the folders within the tars tell the splits, if anything does.
+    """
     tars = _tars(folder)
     for word in _SPLIT_NAMES[split]:
         if chosen := [path for path in tars if word in _words(path)]:

@@ -18,11 +18,7 @@ from fastsiam.pipelines.convert import BadImagesError, blocks, layout
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conftest import fastsiam, write_images
 from tests.conversions import checked, run
-from tests.sources import (
-    encoded,
-    jpeg,
-    picture,
-)
+from tests.sources import encoded, jpeg, picture
 
 
 def test_the_file_is_the_same_for_any_number_of_workers(

@@ -18,12 +18,7 @@ from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, open_
 from fastsiam.training.log import read_metrics
 from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
 from tests.conversions import checked, run, same_images
-from tests.sources import (
-    folder_members,
-    imagenet_train_tar,
-    jpeg,
-    tar,
-)
+from tests.sources import folder_members, imagenet_train_tar, jpeg, tar
 
 
 def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:

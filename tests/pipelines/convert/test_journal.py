@@ -21,9 +21,7 @@ from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, go_on, run, same_images
-from tests.sources import (
-    jpeg,
-)
+from tests.sources import jpeg
 
 SLOW = """
 import sys, time, signal

@@ -10,10 +10,7 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conversions import checked, run
-from tests.sources import (
-    jpeg,
-    parquet,
-)
+from tests.sources import jpeg, parquet
 
 
 def test_hugging_faces_parquet(tmp_path: Path) -> None:

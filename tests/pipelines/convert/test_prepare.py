@@ -11,12 +11,7 @@ from PIL import Image
 from fastsiam.config import ConvertConfig
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store.beton import JPEG, RAW
-from tests.sources import (
-    encoded,
-    jpeg,
-    picture,
-    rotated_jpeg,
-)
+from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
 
 def how(data: bytes, **options: object) -> tuple[str, Image.Image]:

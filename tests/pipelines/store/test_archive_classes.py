@@ -8,10 +8,7 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, FolderStore, open_store
-from tests.sources import (
-    jpeg,
-    tar,
-)
+from tests.sources import jpeg, tar
 
 
 def test_deep_folders_are_listed_as_a_folder_is(tmp_path: Path) -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastsiam.pipelines.store import ArchiveStore
-from fastsiam.pipelines.store.archive_index import ROW
-from tests.sources import (
-    jpeg,
-    tar,
-)
+from fastsiam.pipelines.store import ArchiveStore, archive_build
+from fastsiam.pipelines.store.archive_index import ROW, Index, file_facts, keep
+from fastsiam.pipelines.store.mapped import Mapped
+from tests.sources import imagenet_train_tar, jpeg, tar
 
 
 def test_the_index_is_built_once(
@@ -65,9 +63,6 @@ def test_a_place_that_takes_nothing(
 
 def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     """1.28 million rows are 30 MB, and open in a fraction of a second (not timed here)."""
-    from fastsiam.pipelines.store.archive_index import Index, file_facts, keep
-    from fastsiam.pipelines.store.mapped import Mapped
-
     path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(1_281_167, ROW)
     rows["offset"], rows["size"] = 512, len(jpeg(0))
@@ -77,3 +72,22 @@ def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
     store = ArchiveStore([path])
     assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)
+
+
+def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tar of tars, and of shards."""
+    members = [(f"n{i % 5:08d}/{i}.jpg", jpeg(i)) for i in range(40)]
+    paths = [imagenet_train_tar(tmp_path / "train.tar", members)]
+    shards = [
+        [(f"{n}{i}.jpg", jpeg(i)), (f"{n}{i}.cls", b"%d" % i)] for n in (0, 1) for i in (0, 1)
+    ]
+    more = [tar(tmp_path / "more" / f"{i}.tar", shard) for i, shard in enumerate(shards)]
+    for tars in (paths, more):
+        files = [Mapped(path) for path in tars]
+        alone = archive_build.build(files, "tars")
+        with monkeypatch.context() as patch:
+            patch.setattr(archive_build, "ALONE_BYTES", 0)
+            together = archive_build.build(files, "tars")
+        np.testing.assert_array_equal(together.rows, alone.rows)
+        assert together.names == alone.names and together.classes == alone.classes
+        assert len(alone.rows) == (40 if tars is paths else 4)

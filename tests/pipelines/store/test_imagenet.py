@@ -9,11 +9,7 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import open_store
-from tests.sources import (
-    VAL_WNIDS,
-    WNIDS,
-    imagenet,
-)
+from tests.sources import VAL_WNIDS, WNIDS, imagenet
 
 
 def test_the_official_archives(tmp_path: Path) -> None:

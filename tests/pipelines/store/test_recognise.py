@@ -9,11 +9,7 @@ import pytest
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
-from tests.sources import (
-    WNIDS,
-    jpeg,
-    tar,
-)
+from tests.sources import WNIDS, jpeg, tar
 
 
 def test_tars_beside_folders_of_images_are_refused(tmp_path: Path) -> None:

@@ -10,11 +10,7 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore
-from tests.sources import (
-    jpeg,
-    tar,
-    tar_bytes,
-)
+from tests.sources import jpeg, tar, tar_bytes
 
 
 def test_long_names(tmp_path: Path) -> None:

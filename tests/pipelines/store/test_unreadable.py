@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,17 @@ def test_files_of_a_split_that_cannot_be_listed(
         beton_files(tmp_path, "train")
 
 
-@pytest.mark.parametrize("store", [ArchiveStore, BetonStore, CifarStore])
+def open_cifar(path: Path) -> Store:
+    return CifarStore(path, "train")
+
+
+def open_tar(path: Path) -> Store:
+    return ArchiveStore([path])
+
+
+@pytest.mark.parametrize("opened", [open_tar, BetonStore, open_cifar])
 @pytest.mark.parametrize("kind", ["missing", "folder", "below a file"])
-def test_no_file_to_open(store: type[Store], kind: str, tmp_path: Path) -> None:
+def test_no_file_to_open(opened: Callable[[Path], Store], kind: str, tmp_path: Path) -> None:
     path = tmp_path / "data"
     if kind == "folder":
         path.mkdir()
@@ -61,11 +70,7 @@ def test_no_file_to_open(store: type[Store], kind: str, tmp_path: Path) -> None:
         path.write_text("")
         path /= "data"
     with pytest.raises(DataError, match=r"cannot read|is no whole CIFAR archive") as caught:
-        {
-            ArchiveStore: lambda: ArchiveStore([path]),
-            BetonStore: lambda: BetonStore(path),
-            CifarStore: lambda: CifarStore(path, "train"),
-        }[store]()
+        opened(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
