@@ -23,14 +23,16 @@ from ffcv.memory_managers.os_cache import OSCacheManager  # noqa: E402
 from ffcv.pipeline.compiler import Compiler  # noqa: E402
 from ffcv.pipeline.state import State  # noqa: E402
 
-__all__ = ["EpochIterator", "Loader", "SimpleRGBImageDecoder", "State", "open_loader"]
+__all__ = ["PATH", "EpochIterator", "Loader", "SimpleRGBImageDecoder", "State", "open_loader"]
 
 torch.set_num_threads(_threads[0])
 numba.set_num_threads(_threads[1])
 epoch_iterator.IS_CUDA = False  # it would make new streams for every epoch; we copy ourselves
 
-# FFCV's library is linked with libjpeg-turbo; whoever knows the one finds the other.
-binding.load_library_permanently(str(ffcv._libffcv.__file__))
+PATH = str(ffcv._libffcv.__file__)
+"""FFCV's library. It is linked with libjpeg-turbo: whoever knows the one finds the other."""
+
+binding.load_library_permanently(PATH)
 
 
 def open_loader(

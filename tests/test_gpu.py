@@ -32,7 +32,13 @@ from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
 from tests.pipelines.test_pipelines import readable
 from tests.rank_jobs import knn_problem
-from tests.views.test_cuda_kernels import assert_equal_pil, assert_equal_reference, crops_of
+from tests.views.cases import UNEQUAL
+from tests.views.test_cuda_kernels import (
+    assert_equal_pil,
+    assert_equal_reference,
+    crops_of,
+    crops_of_sides,
+)
 
 from .conftest import with_settings
 
@@ -150,6 +156,25 @@ def test_views_equal_the_cpus(pipeline: str, gpu: TrainConfig) -> None:
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "pipeline", ["torchvision", "memory", pytest.param("ffcv", marks=pytest.mark.ffcv)]
+)
+def test_views_of_different_sides_equal_the_cpus(pipeline: Any, images: Path) -> None:
+    """Two epochs: buffers that rotate hold the crops of all sides."""
+    root, batches = readable(pipeline, images / "train"), []
+    for device in ("cpu", "cuda"):
+        data = DataConfig(data=str(root), pipeline=pipeline, workers=2)
+        loader = build_loader(data, UNEQUAL, batch=4, device=device)
+        batches.append([batch for epoch in range(2) for batch in loader.epoch(epoch)])
+        loader.close()
+    for here, there in zip(*batches, strict=True):
+        assert torch.equal(here.index, there.index.cpu())
+        assert torch.equal(here.label, there.label.cpu())
+        for a, b in zip(here.views, there.views, strict=True):
+            assert b.is_cuda and b.is_contiguous(memory_format=torch.channels_last)
+            torch.testing.assert_close(a, b.cpu(), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(gpu, precision=precision)
@@ -179,6 +204,20 @@ def test_the_photometric_kernels_equal_the_reference(
     config = AugmentConfig.alike(hue=0.5, brightness=0.8, blur_sigma_min=0.05, blur_sigma_max=sigma)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(32), size=[(224, 224)] * 32)
     assert_equal_reference(on_the_gpu, crops_of(photographs, 224, 32), params, config, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_photometric_kernels_take_any_number_of_views(
+    dtype: torch.dtype, photographs: list[Image.Image]
+) -> None:
+    """Two of 224 pixels and three of 96: to the last bit, solarised too."""
+    sides = {24: 224, 12: 96}
+    views = tuple(replace(view, crop=sides[view.crop]) for view in UNEQUAL.views)
+    config = replace(UNEQUAL, views=views)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(24), size=[(300, 300)] * 24)
+    assert (params.solarise < 256).any()
+    crops = crops_of_sides(photographs, 24, config)
+    assert_equal_reference(on_the_gpu, crops, params, config, dtype)
 
 
 @pytest.mark.parametrize("side", [32, 224])

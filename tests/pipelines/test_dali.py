@@ -27,6 +27,7 @@ from tests.conftest import ROOT, write_images
 from tests.pipelines.store.test_beton import Quiet
 from tests.pipelines.test_pipelines import equal, joined
 from tests.sources import encoded, folder_members, picture, rotated_jpeg, tar
+from tests.views.cases import UNEQUAL
 
 pytestmark = pytest.mark.dali
 
@@ -77,11 +78,11 @@ def loaders() -> Iterator[Loaders]:
 def pil_crops(
     store: Store, index: NDArray[np.int64], params: ViewParams, side: int
 ) -> NDArray[np.uint8]:
-    """Make the crops (2, N, S, S, 3) with PIL, as torchvision does."""
-    crops = np.empty((2, len(index), side, side, 3), np.uint8)
+    """Make the crops (V, N, S, S, 3) with PIL, as torchvision does."""
+    crops = np.empty((*params.flip.shape, side, side, 3), np.uint8)
     for row, i in enumerate(index.tolist()):
         image = store.decode(i)
-        for view in range(2):
+        for view in range(len(crops)):
             box = params.box[view, row].tolist()
             crop = TF.resized_crop(image, *box, [side, side])
             crops[view, row] = TF.hflip(crop) if params.flip[view, row] else crop
@@ -145,6 +146,30 @@ def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders
     assert gap.mean() < 0.2 and gap.mean((2, 3, 4)).max() < 0.3
     assert gap[:, :, 4:-4, 4:-4].max() == 1
     assert (gap > 2).mean() < 0.001
+
+
+def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
+    """Each near PIL's, but for edges; DALI's graph has one decoder, and gets each image once."""
+    store = open_store(real_images, "train")
+    augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
+    loader = loaders(store, batch=100, augment=augment)
+    dali, fed = loader._cropper._dali, list[int]()
+    assert dali.serialize().count(b"decoders__Image") == 1
+    feed = dali.feed_input
+
+    def counted(name: str, data: list[NDArray[np.uint8]]) -> None:
+        fed.append(len(data) if name == "encoded" else 0)
+        feed(name, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dali, "feed_input", counted)
+        for index, params, crops in loader.crops(0, skip=3):
+            for own, (side, views) in zip(crops, augment.by_side.items(), strict=True):
+                theirs = pil_crops(store, index, params.views(views), side)
+                gap = np.abs(own.cpu().numpy().astype(np.int64) - theirs)
+                inside = gap[:, :, 4:-4, 4:-4]
+                assert inside.max() <= 1 and inside.mean() < 0.2 and gap.mean() < 1
+    assert sum(fed) == 200
 
 
 def sixteen_bits(seed: int) -> bytes:
@@ -419,7 +444,7 @@ from fastsiam.pipelines.dali_backend import DaliLoader
 store = open_store(Path(sys.argv[1]), "train")
 order = Order(images=len(store), batch=4, seed=0)
 loader = DaliLoader(
-    store, order, AugmentConfig(crop=16), workers=2, device=torch.device("cpu"), dtype=torch.float32
+    store, order, AugmentConfig.alike(crop=16), workers=2, device=torch.device("cpu"), dtype=torch.float32
 )
 """
 
@@ -459,6 +484,22 @@ def test_crops_of_the_gpu_are_near_pils(
     assert gap.mean() < 1
     assert gap.mean((2, 3, 4)).max() < 3
     assert (gap[:, :, 4:-4, 4:-4] > 4).mean() < 0.01
+
+
+@pytest.mark.gpu
+def test_views_of_different_sides_on_the_gpu(
+    gpu: torch.device, real_images: Path, loaders: Loaders
+) -> None:
+    store = open_store(real_images, "train")
+    augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
+    loader = loaders(store, batch=100, augment=augment, device=gpu)
+    for index, params, crops in loader.crops(0, skip=3):
+        for own, (side, views) in zip(crops, augment.by_side.items(), strict=True):
+            theirs = pil_crops(store, index, params.views(views), side)
+            assert own.is_cuda
+            assert np.abs(own.cpu().numpy().astype(np.int64) - theirs).mean() < 1.5
+    for batch in loader.epoch(0, skip=3):
+        assert [view.shape[2] for view in batch.views] == [24, 12, 24, 12, 12]
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ graph within 0.2 levels in the mean.)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +23,7 @@ from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
 from tests.pipelines.test_pipelines import NEEDS
 from tests.sources import picture, rotated_jpeg
+from tests.views.cases import UNEQUAL
 
 EXACT = 1e-3  # float32's rounding in the normalisation, in levels
 
@@ -93,15 +95,27 @@ def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
 def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
-    for augment in (CROPS, VIEWS):
+    for augment in (CROPS, VIEWS, UNEQUAL):
         expected = batches("torchvision", root, augment, epoch=1)
         found = batches(name, root, augment, epoch=1)
         assert len(found) == len(expected) == 3
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.index, theirs.index)
             assert torch.equal(ours.label, theirs.label)
-            assert levels(ours.view1, theirs.view1).max() <= EXACT
-            assert levels(ours.view2, theirs.view2).max() <= EXACT
+            for one, other in zip(ours.views, theirs.views, strict=True):
+                assert levels(one, other).max() <= EXACT
+
+
+@pytest.mark.parametrize(("name", "kind"), [pytest.param("torchvision", "folder"), *PAIRS])
+def test_more_views_leave_the_first_as_they_are(name: str, kind: str, all_kinds: Path) -> None:
+    """To the last bit, of the same side and of another."""
+    root = source(kind, all_kinds)
+    expected = batches(name, root, VIEWS, epoch=1)
+    for more in ((VIEWS.views[0],), UNEQUAL.views):
+        found = batches(name, root, replace(VIEWS, views=(*VIEWS.views, *more)), epoch=1)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert len(ours.views) == 2 + len(more)
+            assert torch.equal(ours.view1, theirs.view1) and torch.equal(ours.view2, theirs.view2)
 
 
 def torchvisions(root: Path, epoch: int) -> list[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -17,13 +18,21 @@ import torch
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.errors import BackendError, DataError
 from fastsiam.jobs.convert import convert_data
-from fastsiam.pipelines import backends, build_eval_loader, build_loader, open_training_images
+from fastsiam.pipelines import (
+    Store,
+    backends,
+    build_eval_loader,
+    build_loader,
+    open_training_images,
+)
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.pipelines.store.beton import BetonStore
 from fastsiam.pipelines.workers import count
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Batch, CropLoader, Loader
 from fastsiam.views.draws import draw_views
 from tests.conftest import ROOT, write_images
+from tests.views.cases import UNEQUAL
 
 NEEDS = {"ffcv": [pytest.mark.ffcv], "dali": [pytest.mark.dali]}
 PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
@@ -92,6 +101,65 @@ def test_batches_have_the_promised_form(name: str, images: Path) -> None:
     assert batch.index.dtype == batch.label.dtype == torch.int64
     assert batch.index.shape == batch.label.shape == (8,)
     assert not torch.equal(batch.view1, batch.view2)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_views_have_their_own_sides(name: str, images: Path) -> None:
+    loader = build(name, images / "train", augment=UNEQUAL, dtype=torch.bfloat16)
+    batch = first(loader)
+    sides = [24, 12, 24, 12, 12]
+    assert [view.shape for view in batch.views] == [(8, 3, side, side) for side in sides]
+    for view in batch.views:
+        assert view.dtype == torch.bfloat16
+        assert view.is_contiguous(memory_format=torch.channels_last)
+    assert not torch.equal(batch.views[3], batch.views[4])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_crops_lie_side_by_side(name: str, images: Path) -> None:
+    loader = build(name, images / "train", augment=UNEQUAL)
+    assert isinstance(loader, CropLoader) == BACKENDS[name].crops  # type: ignore[index]
+    if isinstance(loader, CropLoader):
+        index, params, crops = next(iter(loader.crops(0)))
+        assert [own.shape for own in crops] == [(2, 8, 24, 24, 3), (3, 8, 12, 12, 3)]
+        assert params.flip.shape == (5, 8) and all(own.dtype == torch.uint8 for own in crops)
+        assert next(iter(loader.epoch(0))).index.tolist() == index.tolist()
+    loader.close()
+
+
+@pytest.mark.parametrize("augment", [SMALL, UNEQUAL], ids=["two views", "five views"])
+@pytest.mark.parametrize("name", ["torchvision", "memory"])
+def test_pil_decodes_an_image_once(
+    name: str, augment: AugmentConfig, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many views are cut out of it; for what stays in memory, once for all epochs."""
+    decoded: list[int] = []
+    decode = Store.decode
+
+    def counted(store: Store, index: int) -> Any:
+        decoded.append(index)
+        return decode(store, index)
+
+    monkeypatch.setattr(Store, "decode", counted)
+    loader = build(name, images / "train", augment=augment)
+    for epoch in range(2):
+        assert len(list(loader.epoch(epoch))) == 3
+    assert len(decoded) == (24 if name == "memory" else 48)
+    loader.close()
+
+
+@pytest.mark.ffcv
+def test_ffcv_decodes_an_image_once(images: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.pipelines.count_decodes"]
+    done = subprocess.run(
+        [*command, str(readable("ffcv", images / "train"))],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout) == (0, "24\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
@@ -410,8 +478,6 @@ def test_evaluation_sees_every_image_once(world: int, images: Path) -> None:
 
 
 def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)), raising=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert [count(workers) for workers in (-1, 0, 5)] == [3, 0, 5]

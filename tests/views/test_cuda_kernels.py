@@ -26,11 +26,12 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
 from fastsiam.views.photometric import reference
+from tests.views.cases import UNEQUAL
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
+from fastsiam.pipelines.geometric import crop_views, cut_views
 from fastsiam.pipelines.geometric import cuda as geometric_cuda
-from fastsiam.pipelines.geometric import cut_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]
@@ -129,6 +130,47 @@ def test_blur(side: int, interpreted: Run, photographs: list[Image.Image]) -> No
         assert (blurred[1] - sharp[1]).abs().mean() > 0.1
 
 
+@pytest.mark.parametrize("gray_p", [0, 1])
+def test_solarise(gray_p: float, interpreted: Run, photographs: list[Image.Image]) -> None:
+    """Thresholds from all to none, of views that are blurred and of others."""
+    config = OFF.changed(crop=19, gray_p=gray_p)
+    threshold = np.array([[0, 1, 90, 128], [200, 255, 256, 128]], np.int16)
+    for sigma in (0, 1.1):
+        blur = np.full((2, 4), sigma, np.float32)
+        blur[1, 3] = 0
+        params = draw(config, 4, solarise=threshold, blur=blur)
+        crops = crops_of(photographs, 19, 4)
+        changed = assert_equal_reference(interpreted, crops, params, config)
+        same = reference.photometric(
+            (crops,), replace(params, solarise=0 * threshold + 256), config
+        )
+        assert torch.equal(changed[1][2], same[1][2])
+        assert (changed[0] - same[0]).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_views_of_different_sides(
+    dtype: torch.dtype, interpreted: Run, photographs: list[Image.Image]
+) -> None:
+    """Five views of two sides, each with its own probabilities, one without hue."""
+    crops = crops_of_sides(photographs, 6)
+    params = draw(UNEQUAL, 6)
+    assert (params.solarise < 256).any() and (params.blur > 0).any()
+    views = assert_equal_reference(interpreted, crops, params, UNEQUAL, dtype)
+    assert [view.shape[2] for view in views] == [24, 12, 24, 12, 12]
+
+
+def crops_of_sides(
+    photographs: list[Image.Image], count: int, config: AugmentConfig = UNEQUAL
+) -> Crops:
+    """Return crops of so many images for views of different sides."""
+    sides = config.by_side.items()
+    return tuple(
+        torch.cat([crops_of(photographs[view:], side, count)[:1] for view in views])
+        for side, views in sides
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_whole_stage(
     dtype: torch.dtype, interpreted: Run, photographs: list[Image.Image]
@@ -148,6 +190,25 @@ def test_without_hue_there_is_no_trip_through_hsv(
 ) -> None:
     config = AugmentConfig.alike(crop=16, hue=0, jitter_p=1)
     assert_equal_reference(interpreted, crops_of(photographs, 16, 6), draw(config, 6), config)
+
+
+def test_crops_of_different_sides(interpreted: Run) -> None:
+    """By the kernels of each side; the CPU's crops are the measure."""
+    random = np.random.default_rng(0)
+    size = random.integers(20, 70, (5, 2))
+    start = np.cumsum(3 * size.prod(1)) - 3 * size.prod(1)
+    pixels = torch.from_numpy(random.integers(0, 256, 3 * int(size.prod(1).sum()), np.uint8))
+    params = draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(5), size=size)
+    expected = crop_views(pixels, start, size, params, UNEQUAL)
+    assert [own.shape[:3] for own in expected] == [(2, 5, 24), (3, 5, 12)]
+    for cuts, own in zip(cut_views(params, UNEQUAL), expected, strict=True):
+        found = run_crops(interpreted, pixels, start, size, cuts, own.shape[2])
+        assert torch.equal(found, own)
+
+
+def run_crops(run: Run, pixels: Tensor, *arguments: Any) -> Tensor:
+    crops: Tensor = run(geometric_cuda.crop_side, pixels, *arguments)
+    return crops
 
 
 def crop_with_pil(image: Image.Image, params: ViewParams, view: int, row: int, side: int) -> Any:

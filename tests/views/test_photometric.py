@@ -19,6 +19,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.torchvision_backend import apply_view
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import reference as P
+from tests.views.cases import UNEQUAL
 
 Levels = np.ndarray
 
@@ -78,6 +79,53 @@ def test_blur_equals_pils(low: float, high: float, pictures: list[Image.Image]) 
         p.filter(ImageFilter.GaussianBlur(float(s))) for p, s in zip(pictures, sigma, strict=True)
     ]
     assert difference(P.gaussian_blur(to_tensor(pictures), sigma), expected) == 0
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 128, 255])
+def test_solarise_equals_torchvisions(threshold: int, pictures: list[Image.Image]) -> None:
+    expected = [TF.solarize(picture, threshold) for picture in pictures]
+    same = torch.full((len(pictures),), threshold)
+    assert difference(P.solarise(to_tensor(pictures), same), expected) == 0
+    assert difference(to_tensor(pictures), expected) > 20
+
+
+def test_each_view_has_its_own_threshold(pictures: list[Image.Image]) -> None:
+    """And 256 leaves white as it is."""
+    thresholds = np.random.default_rng(3).integers(0, 257, len(pictures))
+    thresholds[-1] = 256
+    expected = [
+        TF.solarize(picture, int(t)) if t < 256 else picture
+        for picture, t in zip(pictures, thresholds, strict=True)
+    ]
+    assert difference(P.solarise(to_tensor(pictures), torch.from_numpy(thresholds)), expected) == 0
+
+
+def test_views_of_different_sides_equal_the_baselines(pictures: list[Image.Image]) -> None:
+    """Each with its own probabilities, one without hue, in the order of the settings."""
+    config = UNEQUAL.changed(scale_min=1.0, scale_max=1.0, ratio_min=1.0, ratio_max=1.0)
+    n = len(pictures)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(n), size=[(96, 96)] * n)
+    blurred, solarised = params.blur > 0, params.solarise < 256
+    assert (blurred & solarised & params.gray).any() and (solarised & ~blurred).any()
+
+    def crop(number: int, row: int) -> np.ndarray:
+        side = config.views[number].crop
+        small = np.asarray(pictures[row].resize((side, side), Image.Resampling.BILINEAR))
+        return small[:, ::-1] if params.flip[number, row] else small
+
+    crops = tuple(
+        torch.from_numpy(np.stack([[crop(v, row) for row in range(n)] for v in numbers]))
+        for numbers in config.by_side.values()
+    )
+    views = P.photometric(crops, params, config)
+    assert [view.shape[2] for view in views] == [24, 12, 24, 12, 12]
+    for number, view in enumerate(views):
+        assert view.is_contiguous(memory_format=torch.channels_last)
+        for row, picture in enumerate(pictures):
+            expected = TF.to_tensor(apply_view(picture, params, number, row, config))
+            expected = TF.normalize(expected, list(config.mean), list(config.std))
+            levels = (view[row] - expected).abs() * torch.tensor(config.std).view(3, 1, 1) * 255
+            assert levels.max() < 1e-3, (number, row)
 
 
 @pytest.mark.parametrize("hue", [0.1, 0.0])

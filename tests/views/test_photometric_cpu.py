@@ -20,6 +20,7 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
 from fastsiam.views.photometric import cpu, photometric, reference
+from tests.views.cases import UNEQUAL
 
 CONFIG = AugmentConfig()
 NEUTRAL = np.array([1, 1, 1, 0], np.float32)
@@ -86,6 +87,51 @@ def test_blur(low: float, high: float, photographs: Tensor) -> None:
     params = parameters(photographs)
     sigma = np.random.default_rng(2).uniform(low, high, (2, 24)).astype(np.float32)
     assert difference(photographs, only(params, blur=sigma)) < 1e-3
+
+
+@pytest.mark.parametrize("sigma", [0.0, 1.3])
+@pytest.mark.parametrize("gray", [False, True])
+def test_solarise(gray: bool, sigma: float, photographs: Tensor) -> None:
+    """After the blur, once where gray's three channels are one."""
+    params = parameters(photographs)
+    threshold = np.random.default_rng(4).integers(0, 257, (2, 24)).astype(np.int16)
+    threshold[0, :3] = 0, 255, 256
+    blur = np.full((2, 24), sigma, np.float32)
+    changed = only(params, gray=np.full((2, 24), gray), blur=blur, solarise=threshold)
+    assert difference(photographs, changed) < 1e-3
+    same = cpu.photometric((photographs,), replace(changed, solarise=params.solarise), CONFIG)
+    inverted = cpu.photometric((photographs,), changed, CONFIG)
+    assert torch.equal(inverted[0][2], same[0][2]) and not torch.equal(inverted[0], same[0])
+
+
+def unequal_crops(photographs: Tensor) -> tuple[Tensor, ...]:
+    """Return crops of 24 images as ``UNEQUAL`` has them."""
+    both = photographs.flatten(0, 1)
+    return tuple(
+        torch.stack([both[24 * (v % 2) :][:24, v : v + side, v : v + side] for v in views])
+        for side, views in UNEQUAL.by_side.items()
+    )
+
+
+def test_views_of_different_sides(photographs: Tensor) -> None:
+    crops = unequal_crops(photographs)
+    params = draw_views(UNEQUAL, seed=1, epoch=2, index=np.arange(24), size=[(300, 300)] * 24)
+    ours, theirs = (f(crops, params, UNEQUAL) for f in (cpu.photometric, reference.photometric))
+    scale = 255 * torch.tensor(UNEQUAL.std).view(3, 1, 1)
+    assert [view.shape[2] for view in ours] == [24, 12, 24, 12, 12]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.is_contiguous(memory_format=torch.channels_last)
+        assert float(((one - other).abs() * scale).max()) < 1e-3
+
+
+def test_a_view_is_what_it_is_alone(photographs: Tensor) -> None:
+    """Whatever is made beside it: two views of the five, to the last bit."""
+    crops = unequal_crops(photographs)
+    params = draw_views(UNEQUAL, seed=1, epoch=2, index=np.arange(24), size=[(300, 300)] * 24)
+    whole = cpu.photometric(crops, params, UNEQUAL)
+    some = replace(UNEQUAL, views=UNEQUAL.views[:2])
+    two = cpu.photometric(tuple(own[:1] for own in crops), params.views((0, 1)), some)
+    assert all(torch.equal(one, other) for one, other in zip(two, whole, strict=False))
 
 
 @pytest.mark.parametrize("hue", [0.1, 0.0])

@@ -1,0 +1,88 @@
+"""The table of pipelines says what is so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fastsiam.config import DataConfig, Pipeline
+from fastsiam.config.data import ImagePipeline
+from fastsiam.errors import DataError
+from fastsiam.pipelines import open_store
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
+from fastsiam.pipelines.workers import count
+from tests.conftest import ROOT
+from tests.pipelines.test_pipelines import NEEDS, readable
+
+
+def test_every_pipeline_has_its_row() -> None:
+    assert tuple(BACKENDS) == get_args(Pipeline)
+    assert all(name == backend.name for name, backend in BACKENDS.items())
+    assert [name for name in BACKENDS if BACKENDS[name].real] == list(get_args(ImagePipeline))
+    assert BACKENDS[BASELINE].real and BACKENDS[BASELINE].central_crops
+    assert not BACKENDS[CEILING].real and BACKENDS[CEILING].decoder is None
+
+
+def test_the_table_loads_neither_torch_nor_a_package() -> None:
+    script = (
+        "import sys; import fastsiam.pipelines; from fastsiam.pipelines.backends import BACKENDS\n"
+        "print([m for m in sys.modules if m.split('.')[0] in "
+        "{'torch', 'torchvision', 'ffcv', 'nvidia', 'numba'} or m.endswith('_backend')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
+    folder = open_store(images / "train", "train")
+    converted = open_store(readable("ffcv", images / "train"), "train")
+    data = DataConfig(data=str(images / "train"))
+    for backend in BACKENDS.values():
+        assert backend.reads(converted)
+        assert backend.reads(folder) == (not backend.needs_beton)
+        if backend.needs_beton:
+            with pytest.raises(DataError, match=f"--pipeline {backend.name} reads one .beton"):
+                backend.require_readable(folder, data)
+    assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
+
+
+def test_batches_made_ahead() -> None:
+    data = DataConfig(workers=3, prefetch=5)
+    ahead = {name: backend.made_ahead(data) for name, backend in BACKENDS.items()}
+    assert ahead == {"torchvision": 6, "ffcv": 6, "dali": 6, "memory": 0, "synthetic": 0}
+    assert BACKENDS[BASELINE].made_ahead(DataConfig(workers=0)) == 2
+    assert BACKENDS[BASELINE].made_ahead(DataConfig()) == 2 * max(1, count(-1))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, [])) for n in BACKENDS])
+def test_what_can_run_here_says_so(name: Pipeline) -> None:
+    line = BACKENDS[name].readiness("CPU")
+    assert line.startswith("ready: ") and "{" not in line and "\n" not in line
+
+
+def test_what_cannot_run_here_says_what_to_install() -> None:
+    broken = Backend(
+        name="dali",
+        module="no_such_module",
+        about="",
+        open=BACKENDS["dali"].open,
+        package="sys",
+        extra="dali",
+    )
+    line = broken.readiness("CPU")
+    assert line.startswith("not ready: pip install 'fastsiam[dali]' (")
+    assert "no_such_module" in line and "\n" not in line
+    missing = Backend(
+        name="dali", module="order", about="", open=broken.open, package="no_such.package"
+    )
+    assert broken.installed and not missing.installed
+
+
+def test_all_are_told_of() -> None:
+    assert tuple(readiness()) == get_args(Pipeline)
