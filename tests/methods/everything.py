@@ -135,10 +135,12 @@ def registered() -> Iterator[None]:
         EverythingConfig: Everything,
         AheadConfig: Ahead,
     }
+    known = dict(METHOD_CONFIGS), dict(METHODS)
     METHOD_CONFIGS.update({config.name: config for config in methods})
     METHODS.update(methods)
     try:
         yield
     finally:
-        for config in methods:
-            del METHOD_CONFIGS[config.name], METHODS[config]
+        for table, before in zip((METHOD_CONFIGS, METHODS), known, strict=True):
+            table.clear()  # type: ignore[attr-defined]
+            table.update(before)  # type: ignore[attr-defined]

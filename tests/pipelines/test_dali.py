@@ -24,7 +24,7 @@ from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.dali_backend import DaliLoader
 from fastsiam.views.draws import ViewParams
 from tests.conftest import ROOT, write_images
-from tests.pipelines.store.test_beton import Quiet
+from tests.conversions import Quiet
 from tests.pipelines.test_pipelines import equal, joined
 from tests.sources import encoded, folder_members, picture, rotated_jpeg, tar
 from tests.views.cases import UNEQUAL
@@ -444,7 +444,8 @@ from fastsiam.pipelines.dali_backend import DaliLoader
 store = open_store(Path(sys.argv[1]), "train")
 order = Order(images=len(store), batch=4, seed=0)
 loader = DaliLoader(
-    store, order, AugmentConfig.alike(crop=16), workers=2, device=torch.device("cpu"), dtype=torch.float32
+    store, order, AugmentConfig.alike(crop=16), workers=2,
+    device=torch.device("cpu"), dtype=torch.float32,
 )
 """
 

@@ -27,8 +27,7 @@ from fastsiam.pipelines.store.beton import (
     head,
 )
 from tests.conftest import ROOT, write_images
-from tests.conversions import Quiet as Quiet  # test_dali takes it from here
-from tests.conversions import checked
+from tests.conversions import Quiet, checked
 from tests.sources import encoded, picture
 
 
