@@ -179,7 +179,7 @@ def ranks(tmp_path: Path) -> Callable[[str, int], list[object]]:
     def run(job: str, world: int) -> list[object]:
         command = [sys.executable, "-m", "tests.rank_jobs", job, str(world), str(tmp_path)]
         processes = [subprocess.Popen([*command, str(rank)], cwd=ROOT) for rank in range(world)]
-        codes = [process.wait(timeout=120) for process in processes]
+        codes = [process.wait(timeout=300) for process in processes]
         assert codes == [0] * world
         return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
 

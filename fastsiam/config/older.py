@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 _OF_THE_METHOD = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
@@ -16,7 +17,7 @@ def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
     Args:
         sections: nested dictionaries, out of a checkpoint or config.json.
     """
-    sections = {name: dict(values) for name, values in sections.items()}
+    sections = copy.deepcopy(sections)
     model, augment = sections.get("model", {}), sections.get("augment", {})
     if "method" not in model:
         method = {name: model.pop(name) for name in _OF_THE_METHOD if name in model}

@@ -1,0 +1,109 @@
+"""Settings as flags, as plain values, and as version 0.1 had them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastsiam.config import AugmentConfig, OptimConfig, SimSiamConfig, TrainConfig, ViewConfig
+from fastsiam.config.flags import differences, from_flags, to_flags, train_flags
+from fastsiam.config.recipes import RECIPES
+
+PAPER = TrainConfig()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_survive_flags_and_plain_values(recipe: str) -> None:
+    config = RECIPES[recipe]()
+    assert from_flags(to_flags(config)) == config
+    assert TrainConfig.from_dict(config.to_dict()) == config
+
+
+def test_every_flag_is_a_field_and_the_other_way_round() -> None:
+    flags = {flag.name for flag in train_flags()}
+    assert flags == set(to_flags(PAPER))
+    assert {"crop", "lr", "dim", "backbone", "method", "views", "mean", "solarise_p"} <= flags
+
+
+def test_one_value_is_for_all_views() -> None:
+    config = from_flags(to_flags(PAPER) | {"crop": "96", "blur_p": 0.25})
+    assert [(v.crop, v.blur_p) for v in config.augment.views] == [(96, 0.25)] * 2
+
+
+def test_a_value_for_each_view() -> None:
+    flags = to_flags(PAPER) | {"crop": "96,64", "blur_p": "1.0,0.1", "solarise_p": "0,0.2"}
+    views = from_flags(flags).augment.views
+    assert [(v.crop, v.blur_p, v.solarise_p) for v in views] == [(96, 1.0, 0.0), (64, 0.1, 0.2)]
+    again = to_flags(from_flags(flags))
+    assert (again["crop"], again["blur_p"], again["hue"]) == ("96,64", "1.0,0.1", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"crop": "96,64,32"}, "crop has 3 values for 2 views: give one, or one for each"),
+        ({"crop": "big"}, "crop takes a whole number, or one for each view"),
+        ({"blur_p": "1,often"}, "blur-p takes a number, or one for each view"),
+        ({"solarise_threshold": 300}, "solarise-threshold is a level, 0 to 255, not 300"),
+        ({"solarise_p": 2}, "solarise-p is a probability"),
+        ({"views": 3}, "simsiam compares two views of each image, not 3"),
+        ({"views": 1}, "views must be at least 2, not 1"),
+        ({"method": "nothing"}, "unknown method 'nothing'; there are simsiam"),
+        ({"crop": "224,8"}, "crop 8 is too small for the imagenet stem"),
+        ({"predictor_lr": "falling"}, "predictor-lr must be constant or cosine"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_flags(to_flags(PAPER) | change)
+
+
+def test_differences_are_named_as_flags() -> None:
+    other = from_flags(
+        to_flags(PAPER) | {"crop": "224,96", "dim": 64, "lr": 0.1, "log_every": 7, "workers": 3}
+    )
+    assert differences(PAPER, other) == [
+        "crop: 224 -> 224,96",
+        "dim: 2048 -> 64",
+        "lr: 0.05 -> 0.1",
+    ]
+    assert differences(PAPER, PAPER) == []
+
+
+def test_views_of_one_side_are_grouped() -> None:
+    large, small = ViewConfig(crop=64), ViewConfig(crop=32)
+    augment = AugmentConfig(views=(large, small, large, small))
+    assert augment.by_side == {64: (0, 2), 32: (1, 3)} and augment.crop == 64
+    assert AugmentConfig().by_side == {224: (0, 1)}
+    assert augment.changed(crop=16).by_side == {16: (0, 1, 2, 3)}
+
+
+def test_settings_of_0_1_are_read() -> None:
+    old = {
+        "augment": {"crop": 32, "blur_p": 0.0, "mean": [0.5, 0.5, 0.5]},
+        "model": {"backbone": "resnet18", "stem": "cifar", "dim": 64, "stop_gradient": False},
+        "optim": {"lr": 0.03, "predictor_lr": "cosine"},
+    }
+    config = TrainConfig.from_dict(old)
+    assert config.augment == AugmentConfig.alike(crop=32, blur_p=0.0, mean=(0.5, 0.5, 0.5))
+    assert config.model.backbone == "resnet18" and config.optim == OptimConfig(lr=0.03)
+    expected = SimSiamConfig(dim=64, stop_gradient=False, predictor_lr="cosine")
+    assert config.model.method == expected
+    assert old["model"]["dim"] == 64, "what was given stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"optim": {"speed": 1}}, "unknown setting optim.speed"),
+        ({"nothing": {}}, "unknown setting nothing"),
+        ({"augment": {"views": [{"sides": 1}, {}]}}, "unknown setting augment.views.sides"),
+        ({"model": {"method": {"name": "simsiam", "queue": 1}}}, "model.method.queue"),
+        ({"model": {"method": {"dim": 1}}}, "unknown method ''"),
+        ({"optim": 3}, "optim must be a table"),
+    ],
+)
+def test_unknown_settings_are_refused_by_name(sections: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig.from_dict(sections)
