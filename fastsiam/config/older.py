@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 _OF_THE_METHOD = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
+_OF_ALL_VIEWS = "mean", "std"
 
 
 def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
@@ -17,14 +17,19 @@ def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
     Args:
         sections: nested dictionaries, out of a checkpoint or config.json.
     """
-    sections = copy.deepcopy(sections)
-    model, augment = sections.get("model", {}), sections.get("augment", {})
+    sections = {k: dict(v) if isinstance(v, dict) else v for k, v in sections.items()}
+    model, augment, optim = (sections.get(name, {}) for name in ("model", "augment", "optim"))
+    if not all(isinstance(section, dict) for section in (model, augment, optim)):
+        return sections  # whoever builds the settings refuses it by name
     if "method" not in model:
-        method = {name: model.pop(name) for name in _OF_THE_METHOD if name in model}
-        if "predictor_lr" in (optim := sections.get("optim", {})):
-            method["predictor_lr"] = optim.pop("predictor_lr")
+        method = _taken(model, _OF_THE_METHOD) | _taken(optim, ("predictor_lr",))
         sections["model"] = model | {"method": {"name": "simsiam"} | method}
     if "views" not in augment:
-        common = {name: augment.pop(name) for name in ("mean", "std") if name in augment}
+        common = _taken(augment, _OF_ALL_VIEWS)
         sections["augment"] = common | {"views": [augment, augment]}
     return sections
+
+
+def _taken(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Take some settings out of a section."""
+    return {name: values.pop(name) for name in names if name in values}
