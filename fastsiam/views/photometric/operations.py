@@ -105,7 +105,7 @@ def in_views_order(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, .
     Returns:
         The views (N, ...) in the order of ``config.views``.
     """
-    views = {}
+    views: dict[int, Tensor] = {}
     for own, numbers in zip(made, config.by_side.values(), strict=True):
         views |= dict(zip(numbers, own.chunk(len(numbers)), strict=True))
     return tuple(views[number] for number in sorted(views))
