@@ -90,7 +90,7 @@ def build_loader(
     )
     backend = BACKENDS[data.pipeline]
     store = open_training_images(data, batch=batch, chosen=chosen) if backend.real else None
-    images = len(store) if store is not None else backend.images or 0
+    images = len(store) if store is not None else backend.made_up or 0
     order = Order(
         images=images if chosen is None else len(chosen),
         batch=batch,

@@ -93,7 +93,7 @@ class Backend:
     """Extra that installs the package for CUDA 13, if that is another."""
     needs_beton: bool = False
     """It reads a .beton file and nothing else."""
-    images: int | None = None
+    made_up: int | None = None
     """How many images it makes up, in an epoch; None if it reads real ones."""
     crops: bool = True
     """Its loaders yield uint8 crops too: see ``fastsiam.views.batch.CropLoader``."""
@@ -111,7 +111,7 @@ class Backend:
     @property
     def real(self) -> bool:
         """Whether its batches are made of images."""
-        return self.images is None
+        return self.made_up is None
 
     @property
     def installed(self) -> bool:
@@ -348,7 +348,7 @@ _ROWS = (
         module="synthetic_backend",
         about="tensors on the {device}, the ceiling of training speed",
         open=_open_synthetic,
-        images=1_281_167,  # as many as ImageNet's training set has
+        made_up=1_281_167,  # as many as ImageNet's training set has
         crops=False,
     ),
 )

@@ -25,13 +25,12 @@ def main(data: str) -> int:
     decompress: Any = ctypes.CDLL(ffcv_library.PATH).tjDecompress2
     decompress.argtypes, decompress.restype = ARGUMENTS, INT
 
-    @ctypes.CFUNCTYPE(INT, *ARGUMENTS)
-    def counted(*arguments: Any) -> int:
+    def count(*arguments: Any) -> int:
         decoded.append(arguments[2])
         return int(decompress(*arguments))
 
-    address = ctypes.cast(counted, ctypes.c_void_p).value
-    binding.add_symbol("tjDecompress2", address)
+    counted = ctypes.CFUNCTYPE(INT, *ARGUMENTS)(count)
+    binding.add_symbol("tjDecompress2", ctypes.cast(counted, POINTER).value)
     loader = build_loader(DataConfig(data=data, pipeline="ffcv", workers=2), UNEQUAL, batch=8)
     for _ in loader.epoch(0):
         pass

@@ -444,8 +444,12 @@ from fastsiam.pipelines.dali_backend import DaliLoader
 store = open_store(Path(sys.argv[1]), "train")
 order = Order(images=len(store), batch=4, seed=0)
 loader = DaliLoader(
-    store, order, AugmentConfig.alike(crop=16), workers=2,
-    device=torch.device("cpu"), dtype=torch.float32,
+    store,
+    order,
+    AugmentConfig.alike(crop=16),
+    workers=2,
+    device=torch.device("cpu"),
+    dtype=torch.float32,
 )
 """
 

@@ -23,9 +23,11 @@ from fastsiam.config import AugmentConfig
 from fastsiam.kernels.jit import compiled
 from fastsiam.kernels.threads import in_threads, take
 from fastsiam.views.batch import Crops
-from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, NO_LEVEL, SATURATION, ViewParams
+from fastsiam.views.draws import CONTRAST, NO_LEVEL, ViewParams
 
 from . import reference
+from .cpu_blur import blur
+from .cpu_colours import grayscale, jitter, solarise, sum_of_luma
 from .operations import Operations, side_by_side
 from .reference import box_weights
 
@@ -143,15 +145,8 @@ def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
     return box
 
 
-# A Python float is float64, and one of these in a loop halves its speed.
-_ZERO, _ONE, _TWO, _THREE, _FOUR, _FIVE, _SIX = (np.float32(i) for i in range(7))
-_HALF, _TOP = np.float32(0.5), np.float32(255)
-_RED, _GREEN, _BLUE = (np.float32(weight / 2**16) for weight in (19595, 38470, 7471))
-_WRAP, _UNWRAP = np.float32(256), np.float32(1 / 256)
-_SEXTANT, _CIRCLE = np.float32(85), np.float32(510)
-_WHOLE, _PER_WHOLE = np.float32(85 * 255), np.float32(1 / (85 * 255))
+_ZERO = np.float32(0)  # a Python float is float64
 _BELOW_HALF, _ODD, _CUT = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)  # ties go to even
-_BOX_HALF, _BOX_BITS = np.uint32(1 << 23), np.uint32(24)
 
 
 def normalize(crops: Tensor, config: AugmentConfig) -> Tensor:
@@ -221,15 +216,15 @@ def finish(pixels, view, tables, width, scratch, out):
         else:
             for c in range(3):
                 _to_float(kept[c, begin:end], chunk[c])
-        _jitter(r, g, b, order, factor, 0 if again else first, _SLOTS, mean, hsv)
+        jitter(r, g, b, order, factor, 0 if again else first, _SLOTS, mean, hsv)
         if gray:
-            _grayscale(r, g, b)
+            grayscale(r, g, b)
         if blurred:
             _place(chunk, begin // width, end // width, width, box, smooth)
         else:
             if threshold < NO_LEVEL:
                 for c in range(3):
-                    _solarise(chunk[c, : end - begin], threshold)
+                    solarise(chunk[c, : end - begin], threshold)
             _normalize(r, g, b, scale, shift, line, out[3 * begin : 3 * end])
     if blurred:
         _blur_and_normalize(smooth, gray, width, box, threshold, scale, shift, line, out)
@@ -255,8 +250,8 @@ def _mean_gray(pixels, order, factor, chunk, hsv, kept):
         end = min(begin + chunk.shape[1], count)
         r, g, b = chunk[0, : end - begin], chunk[1, : end - begin], chunk[2, : end - begin]
         _split(pixels[3 * begin : 3 * end], r, g, b)
-        _jitter(r, g, b, order, factor, 0, last, _ZERO, hsv)
-        total += _sum_of_luma(r, g, b)
+        jitter(r, g, b, order, factor, 0, last, _ZERO, hsv)
+        total += sum_of_luma(r, g, b)
         if last > 0:
             for c in range(3):
                 _to_bytes(chunk[c], kept[c, begin:end])
@@ -269,126 +264,6 @@ def _split(pixels, r, g, b):
         r[i] = np.float32(pixels[3 * i])
         g[i] = np.float32(pixels[3 * i + 1])
         b[i] = np.float32(pixels[3 * i + 2])
-
-
-@compiled
-def _jitter(r, g, b, order, factor, first, last, mean, hsv):
-    """Apply the operations of the slots [first, last)."""
-    for slot in range(first, last):
-        op = order[slot]
-        if op == BRIGHTNESS:
-            _brightness(r, factor[op])
-            _brightness(g, factor[op])
-            _brightness(b, factor[op])
-        elif op == CONTRAST:
-            _contrast(r, factor[op], mean)
-            _contrast(g, factor[op], mean)
-            _contrast(b, factor[op], mean)
-        elif op == SATURATION:
-            _saturation(r, g, b, factor[op])
-        elif op == HUE:
-            _hue(r, g, b, factor[op], hsv)
-
-
-@compiled
-def _blend(degenerate, x, factor):
-    y = degenerate + factor * (x - degenerate)
-    y = y if y > _ZERO else _ZERO
-    return np.floor(y if y < _TOP else _TOP)
-
-
-@compiled
-def _brightness(x, factor):
-    for i in range(len(x)):
-        x[i] = _blend(_ZERO, x[i], factor)
-
-
-@compiled
-def _contrast(x, factor, mean):
-    for i in range(len(x)):
-        x[i] = _blend(mean, x[i], factor)
-
-
-@compiled
-def _luma(r, g, b):
-    return np.floor(r * _RED + g * _GREEN + b * _BLUE + _HALF)
-
-
-@compiled
-def _saturation(r, g, b, factor):
-    for i in range(len(r)):
-        luma = _luma(r[i], g[i], b[i])
-        r[i] = _blend(luma, r[i], factor)
-        g[i] = _blend(luma, g[i], factor)
-        b[i] = _blend(luma, b[i], factor)
-
-
-@compiled
-def _grayscale(r, g, b):
-    for i in range(len(r)):
-        luma = _luma(r[i], g[i], b[i])
-        r[i] = luma
-        g[i] = luma
-        b[i] = luma
-
-
-@compiled
-def _solarise(x, threshold):
-    """Invert whole levels from the threshold on, whatever their type."""
-    for i in range(len(x)):
-        level = np.int32(x[i])
-        x[i] = np.int32(255) - level if level >= threshold else level
-
-
-@compiled
-def _sum_of_luma(r, g, b):
-    total = np.int32(0)
-    for i in range(len(r)):
-        total += np.int32(_luma(r[i], g[i], b[i]))
-    return np.int64(total)
-
-
-@compiled
-def _hue(r, g, b, factor, hsv):
-    """Turn the hue.
-
-    The roundings are those of PIL's way to HSV, a mixture of float and double, and back: equal for
-    every colour. In two loops, because one needs more registers than there are.
-    """
-    places, saturations, values = hsv[0], hsv[1], hsv[2]
-    shift = np.float32(np.trunc(np.float64(factor) * 255.0))
-    for i in range(len(r)):
-        red, green, blue = r[i], g[i], b[i]
-        value = max(red, max(green, blue))
-        chroma = value - min(red, min(green, blue))
-        of_red, of_green = red == value, green == value
-        plus = value - (blue if of_red else (red if of_green else green))
-        minus = value - (green if of_red else (blue if of_green else red))
-        base = _ZERO if of_red else (_TWO if of_green else _FOUR)
-        rest = min(plus, minus) / max(chroma, _ONE)  # the other one is the chroma
-        sextant = (base + _ONE) - rest if plus >= minus else (base - _ONE) + rest
-        turns = sextant / _SIX
-        turns = turns if turns >= _ZERO else turns + _ONE
-        hue = np.floor(turns * _TOP) + shift
-        hue = hue - _WRAP * np.floor(hue * _UNWRAP)
-        places[i] = hue + hue  # in 510ths of a turn, so that a sextant has 85
-        saturations[i] = np.floor(chroma / max(value, _ONE) * _TOP)
-        values[i] = value
-    _from_hue(places, saturations, values, _FIVE * _SEXTANT, r)
-    _from_hue(places, saturations, values, _THREE * _SEXTANT, g)
-    _from_hue(places, saturations, values, _SEXTANT, b)
-
-
-@compiled
-def _from_hue(places, saturations, values, offset, out):
-    """Make a channel: by the place on the circle its full value, its least, or in between."""
-    for i in range(len(out)):
-        place = places[i] + offset
-        place = place if place < _CIRCLE else place - _CIRCLE
-        place = min(place, _FOUR * _SEXTANT - place)
-        place = min(max(place, _ZERO), _SEXTANT)
-        level = values[i] * (_WHOLE - saturations[i] * place)
-        out[i] = np.floor(level * _PER_WHOLE + _HALF)
 
 
 @compiled
@@ -447,104 +322,12 @@ def _blur_and_normalize(smooth, gray, width, box, threshold, scale, shift, line,
     border = np.int64(box[2]) + 1
     pitch = width + 2 * border
     for c in range(1 if gray else 3):
-        _blur(smooth[c], width, height, box)
+        blur(smooth[c], width, height, box)
         if threshold < NO_LEVEL:
-            _solarise(smooth[c, 0], threshold)
+            solarise(smooth[c, 0], threshold)
     second, third = (0, 0) if gray else (1, 2)
     for y in range(height):
         begin = (border + y) * pitch + border
         end = begin + width
         r, g, b = smooth[0, 0, begin:end], smooth[second, 0, begin:end], smooth[third, 0, begin:end]
         _normalize(r, g, b, scale, shift, line, out[3 * y * width : 3 * (y + 1) * width])
-
-
-@compiled
-def _blur(planes, width, height, box):
-    """Blur planes[0], three times along the rows and three times along the columns.
-
-    The two planes have borders of the box's reach, so that each pass is one long loop; what it
-    makes of the borders themselves is overwritten.
-    """
-    inner, outer, whole = box[0], box[1], np.int64(box[2])
-    border = whole + 1
-    pitch = width + 2 * border
-    begin = border * pitch + border
-    count = (height - 1) * pitch + width
-    for turn in range(6):
-        source, target = planes[turn % 2], planes[1 - turn % 2]
-        if turn < 3:
-            _extend_rows(source, width, height, border)
-            _box(source, target, begin, count, 1, whole, inner, outer)
-        else:
-            _extend_columns(source, width, height, border)
-            _box(source, target, begin, count, pitch, whole, inner, outer)
-
-
-@compiled
-def _extend_rows(plane, width, height, border):
-    pitch = width + 2 * border
-    for y in range(border, border + height):
-        row = plane[y * pitch : (y + 1) * pitch]
-        row[:border] = row[border]
-        row[border + width :] = row[border + width - 1]
-
-
-@compiled
-def _extend_columns(plane, width, height, border):
-    pitch = width + 2 * border
-    for y in range(border):
-        plane[y * pitch : (y + 1) * pitch] = plane[border * pitch : (border + 1) * pitch]
-        below, last = border + height + y, border + height - 1
-        plane[below * pitch : (below + 1) * pitch] = plane[last * pitch : (last + 1) * pitch]
-
-
-@compiled
-def _box(plane, out, begin, count, step, whole, inner, outer):
-    """Average over ``whole`` pixels to both sides, ``step`` apart, and parts of the next ones."""
-    left = plane[begin - (whole + 1) * step :]
-    right = plane[begin + (whole + 1) * step :]
-    out = out[begin : begin + count]
-    if whole == 0:
-        _box1(left, plane[begin:], right, inner, outer, out)
-    elif whole == 1:
-        above, middle, below = plane[begin - step :], plane[begin:], plane[begin + step :]
-        _box3(left, above, middle, below, right, inner, outer, out)
-    else:
-        for first in range(0, count, _CHUNK):
-            last = min(first + _CHUNK, count)
-            total = np.zeros((1, last - first), np.uint32)[0]
-            for k in range(-whole, whole + 1):
-                _add(plane[begin + k * step + first :], total)
-            _box_of(left[first:], total, right[first:], inner, outer, out[first:last])
-
-
-@compiled
-def _box1(left, x, right, inner, outer, out):
-    for i in range(len(out)):
-        out[i] = _level(np.uint32(x[i]), np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
-
-
-@compiled
-def _box3(left, x, y, z, right, inner, outer, out):
-    for i in range(len(out)):
-        total = np.uint32(x[i]) + np.uint32(y[i]) + np.uint32(z[i])
-        out[i] = _level(total, np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
-
-
-@compiled
-def _box_of(left, total, right, inner, outer, out):
-    for i in range(len(out)):
-        out[i] = _level(total[i], np.uint32(left[i]) + np.uint32(right[i]), inner, outer)
-
-
-@compiled
-def _add(x, total):
-    for i in range(len(total)):
-        total[i] = np.uint32(total[i] + np.uint32(x[i]))
-
-
-@compiled
-def _level(whole, ends, inner, outer):
-    """Weigh, round. Sums stay below 2**32; numba would make them 64 bits wide."""
-    total = np.uint32(np.uint32(whole) * inner) + np.uint32(np.uint32(ends) * outer)
-    return np.uint32(np.uint32(total) + _BOX_HALF) >> _BOX_BITS
