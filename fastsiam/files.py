@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastsiam.errors import FastSiamError
+
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
@@ -35,6 +37,20 @@ def written_whole(path: Path) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def written_for_user(path: Path) -> Iterator[Path]:
+    """Give a temporary file's path as ``written_whole``, for a file that a user asked for.
+
+    Raises:
+        FastSiamError: the file cannot be written; one line says why.
+    """
+    try:
+        with written_whole(path) as temporary:
+            yield temporary
+    except OSError as error:
+        raise FastSiamError(f"cannot write {path}: {why(error)}") from error
 
 
 def why(error: BaseException) -> str:
