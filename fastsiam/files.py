@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fastsiam.errors import FastSiamError
 
@@ -51,6 +53,17 @@ def written_for_user(path: Path) -> Iterator[Path]:
             yield temporary
     except OSError as error:
         raise FastSiamError(f"cannot write {path}: {why(error)}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values into a file that a user asked for.
+
+    Raises:
+        FastSiamError: the file cannot be written; one line says why.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    with written_for_user(path) as temporary:
+        temporary.write_text(text)
 
 
 def why(error: BaseException) -> str:

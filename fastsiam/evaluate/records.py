@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import written_for_user
+from fastsiam.files import write_json
 
 Kind = Literal["knn", "linear", "finetune"]
 
@@ -230,12 +230,10 @@ def keep_record(record: Record, targets: Sequence[Path]) -> None:
     Raises:
         FastSiamError: one cannot be written; the others were tried.
     """
-    text = json.dumps(record.to_dict(), indent=2, allow_nan=False) + "\n"
     failed = []
     for target in targets:
         try:
-            with written_for_user(target) as temporary:
-                temporary.write_text(text)
+            write_json(target, record.to_dict())
         except FastSiamError as error:
             failed.append(str(error))
     if failed:
