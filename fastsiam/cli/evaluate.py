@@ -90,12 +90,11 @@ def features(run: Path, config: FeaturesConfig) -> None:
 def neighbours(run: Path, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
     from fastsiam import distributed
-    from fastsiam.jobs.features import draw_neighbours
-    from fastsiam.report.pictures import save_picture
+    from fastsiam.jobs.features import write_neighbours
 
     out = picture_path(Path(config.out))
     place = distributed.start(RunConfig(device=config.device))
-    save_picture(draw_neighbours(run, config, place), out)
+    write_neighbours(run, config, place, out=out)
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")
 
 

@@ -22,9 +22,10 @@ from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.accuracy import Accuracy
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.finetune import FineTuning
-from fastsiam.evaluate.linear import Heads, LinearTraining
+from fastsiam.evaluate.heads import Heads
+from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.evaluate.records import read_records
-from fastsiam.jobs import labelled
+from fastsiam.jobs import epochs, labelled
 from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_linear
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
@@ -147,30 +148,30 @@ def test_linear_evaluation_of_a_run(run: Path, cached: bool) -> None:
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = replace(QUICK, cached=cached, lrs="0.1,30", optimizer="sgd")
     record = evaluate_linear(run, config, HERE)
-    assert [line["lr"] for line in record["results"]] == [0.1, 30]
-    assert record["best"] in record["results"]
-    assert record["best"]["top1"] == max(line["top1"] for line in record["results"])
-    assert record["images_validated"] == 12 and record["data"]["train"] == 24
-    assert record["protocol"] | {"storage": None} == {
+    assert [line["lr"] for line in record.results] == [0.1, 30]
+    assert record.best in record.results
+    assert record.best["top1"] == max(line["top1"] for line in record.results)
+    assert record.images_validated == 12 and record.data.train == 24
+    assert record.protocol | {"storage": None} == {
         "optimizer": "sgd", "lars_trust": None, "rates": [0.1, 30], "batch": 8, "epochs": 4,
         "momentum": 0.9, "weight_decay": 0.0, "schedule": "cosine per step", "seed": 0,
         "cached": cached, "storage": None, "scale_min": None if cached else 0.08,
     }  # fmt: skip
     name = "linear-sgd-cached-epoch1-" if cached else "linear-sgd-epoch1-"
-    assert read_records(run) == [json.loads(json.dumps(record))]
+    assert read_records(run) == [record]
     (kept,) = (run / "eval").iterdir()
     assert kept.name.startswith(name) and kept.suffix == ".json"
-    assert "base rate 30" in record["summary"][1] and "best of 2 rates" in record["summary"][2]
+    assert "base rate 30" in record.summary[1] and "best of 2 rates" in record.summary[2]
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
-    assert evaluate_linear(run, config, HERE)["results"] == record["results"]  # repeatable
+    assert evaluate_linear(run, config, HERE).results == record.results  # repeatable
 
 
 def test_stored_in_half_precision(run: Path) -> None:
     config = replace(QUICK, cached=True, lrs="1")
     full = evaluate_linear(run, config, HERE)
     half = evaluate_linear(run, replace(config, storage="fp16"), HERE)
-    assert half["results"][0]["top1"] == pytest.approx(full["results"][0]["top1"], abs=9)
-    assert half["protocol"]["storage"] == "fp16"
+    assert half.results[0]["top1"] == pytest.approx(full.results[0]["top1"], abs=9)
+    assert half.protocol["storage"] == "fp16"
 
 
 def test_features_of_a_batch_may_be_computed_in_parts(run: Path) -> None:
@@ -178,7 +179,7 @@ def test_features_of_a_batch_may_be_computed_in_parts(run: Path) -> None:
     config = replace(QUICK, lrs="30", optimizer="sgd")
     whole = evaluate_linear(run, config, HERE)
     parts = evaluate_linear(run, replace(config, feature_batch=2), HERE)
-    assert parts["results"] == whole["results"]
+    assert parts.results == whole.results
 
 
 def test_a_backbone_that_changes_is_noticed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +208,7 @@ def test_an_interrupted_evaluation_goes_on(
     evaluate: Any, config: Any, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = evaluate(run, config, HERE)
-    monkeypatch.setattr(labelled, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(epochs, "_SECONDS_BETWEEN_SAVES", 0.0)
     kind = TRAINING[evaluate.__name__]
     epoch = kind.epoch
     begun: list[int] = []
@@ -225,7 +226,7 @@ def test_an_interrupted_evaluation_goes_on(
         evaluate(run, config, HERE)
     assert len(list((run / "eval").glob("*.partial"))) == 1
     again = evaluate(run, config, HERE)
-    assert again["results"] == whole["results"]
+    assert again.results == whole.results
     assert not list((run / "eval").glob("*.partial"))
 
 
@@ -233,18 +234,18 @@ TRAINING: dict[str, Any] = {"evaluate_linear": LinearTraining, "evaluate_finetun
 
 
 def test_another_protocol_begins_anew(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labelled, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(epochs, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole = evaluate_linear(run, replace(QUICK, epochs=2), HERE)
-    remove = labelled.Partial.remove
-    monkeypatch.setattr(labelled.Partial, "remove", lambda partial: None)
+    remove = epochs.Partial.remove
+    monkeypatch.setattr(epochs.Partial, "remove", lambda partial: None)
     evaluate_linear(run, QUICK, HERE)  # leaves its state
     (path,) = (run / "eval").glob("linear-epoch1-*.partial")
     assert torch.load(path, weights_only=True)["epoch"] == 4
-    monkeypatch.setattr(labelled.Partial, "remove", remove)
-    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE)["results"] == whole["results"]
+    monkeypatch.setattr(epochs.Partial, "remove", remove)
+    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE).results == whole.results
     other = next((run / "eval").glob("*.json")).with_suffix(".partial")
     other.write_bytes(path.read_bytes()[:1000])
-    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE)["results"] == whole["results"]
+    assert evaluate_linear(run, replace(QUICK, epochs=2), HERE).results == whole.results
 
 
 def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
@@ -253,12 +254,12 @@ def test_fine_tuning_trains_all_of_it_and_leaves_the_run_alone(
     before = (run / "checkpoints" / "last.pt").read_bytes()
     config = FinetuneConfig(epochs=30, batch=8, lr=3.0, scale_min=0.5, workers=0, device="cpu")
     record = evaluate_finetuned(run, config, HERE)
-    assert record["best"]["top1"] > 60  # chance is 33
-    assert record["images_validated"] == 12 and record["protocol"]["epochs"] == 30
+    assert record.best["top1"] > 60  # chance is 33
+    assert record.images_validated == 12 and record.protocol["epochs"] == 30
     assert (run / "checkpoints" / "last.pt").read_bytes() == before
     backbone = open_subject(run, config, HERE).network
-    assert fingerprint(backbone) == record["network"]["fingerprint"]
-    assert read_records(run)[0]["kind"] == "finetune"
+    assert fingerprint(backbone) == record.network.fingerprint
+    assert read_records(run)[0].kind == "finetune"
 
 
 @pytest.mark.parametrize("kind", ["linear", "finetune"])
@@ -269,16 +270,16 @@ def test_low_shot_takes_a_fixed_share_of_every_class(kind: str, run: Path, tmp_p
         config = FinetuneConfig(percent=25, epochs=2, workers=0, device="cpu")
         evaluate = evaluate_finetuned
     record = evaluate(run, config, HERE)
-    assert record["data"]["train"] == 6 and record["data"]["percent"] == 25  # 2 of each 8
-    assert record["protocol"]["batch"] == 6
+    assert record.data.train == 6 and record.data.percent == 25  # 2 of each 8
+    assert record.protocol["batch"] == 6
     assert len(list((run / "eval").glob(f"{kind}-25percent-epoch1-*.json"))) == 1
-    assert "25percent, seed 0" in record["summary"][0]
+    assert "25percent, seed 0" in record.summary[0]
     evaluate(run, replace(config, seed=1), HERE)  # another subset, another record
     assert len(list((run / "eval").glob(f"{kind}-25percent-epoch1-*.json"))) == 2
     names = tmp_path / "mine.txt"
     names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\n")
     listed = evaluate(run, replace(config, percent=100, subset=str(names)), HERE)
-    assert listed["data"]["train"] == 3
+    assert listed.data.train == 3
     assert len(list((run / "eval").glob(f"{kind}-mine-epoch1-*.json"))) == 1
 
 
@@ -340,9 +341,9 @@ def test_two_ranks_on_the_command_line(run: Path) -> None:
         fastsiam("eval", "linear", str(run), *flags, *more, "--workers", "0", "--gpus", "2")
         both = read_records(run)
         for one, two in zip(alone, both, strict=True):
-            assert one["results"] == two["results"]
-            assert two["images_validated"] == 12
-        assert both[-1]["images"]["ranks"] == 2
+            assert one.results == two.results
+            assert two.images_validated == 12
+        assert both[-1].images.ranks == 2
 
 
 def test_data_without_validation_images(run: Path, tmp_path: Path) -> None:
@@ -353,7 +354,7 @@ def test_data_without_validation_images(run: Path, tmp_path: Path) -> None:
 
 def test_the_checkpoint_may_be_named(run: Path) -> None:
     path = checkpoints.last(run)
-    assert evaluate_linear(path, QUICK, HERE)["network"]["file"] == str(path)
+    assert evaluate_linear(path, QUICK, HERE).network.file == str(path)
     assert len(read_records(run)) == 1
 
 
@@ -363,10 +364,10 @@ def test_fine_tuning_is_longer_on_one_percent(run: Path, tmp_path: Path) -> None
     write_images(tmp_path / "many" / "val", classes=2, each=2, side=8)
     config = FinetuneConfig(data=str(tmp_path / "many"), percent=1, workers=0, device="cpu")
     record = evaluate_finetuned(run, replace(config, eval_every=0), HERE)
-    assert record["data"]["train"] == 4  # 1.33%
-    assert record["protocol"]["epochs"] == 60
+    assert record.data.train == 4  # 1.33%
+    assert record.protocol["epochs"] == 60
     ten = evaluate_finetuned(run, replace(config, percent=10, eval_every=0), HERE)
-    assert ten["protocol"]["epochs"] == 30
+    assert ten.protocol["epochs"] == 30
 
 
 def test_a_skipped_first_step_leaves_no_garbage_in_the_momenta(run: Path) -> None:
