@@ -191,7 +191,9 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
     assert record.first_with("untrained")["top1"] == knn[0]
     assert record.first_with("trained")["top1"] == knn[-1]
     assert set(record.per_class) == {"class0", "class1", "class2"}
-    assert np.mean(list(record.per_class.values())) == pytest.approx(record.first_with("trained")["top1"])
+    assert np.mean(list(record.per_class.values())) == pytest.approx(
+        record.first_with("trained")["top1"]
+    )
     (path,) = (run / "eval").glob("knn-epoch1-*.json")
     kept = json.loads(path.read_text())
     assert Record.from_dict(kept) == record and kept == json.loads(json.dumps(record.to_dict()))
