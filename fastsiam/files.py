@@ -68,4 +68,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def why(error: BaseException) -> str:
     """Say in a few words why a file could not be written; torch reports that as RuntimeError."""
+    if isinstance(error, FileExistsError):  # of a folder to be made
+        return f"{error.filename} is no folder"
     return getattr(error, "strerror", None) or str(error).splitlines()[0]
