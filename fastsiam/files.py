@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fastsiam.errors import FastSiamError
 
@@ -93,5 +95,29 @@ def reason(error: OSError, advice: str = "") -> str:
 
 def why(error: BaseException) -> str:
     """Say in a few words why a file operation failed; torch reports that as RuntimeError."""
+    if isinstance(error, FileExistsError):  # of a folder to be made
+        return f"{error.filename} is no folder"
     first = next(iter(str(error).splitlines()), "")
     return getattr(error, "strerror", None) or first or type(error).__name__
+
+
+@contextlib.contextmanager
+def written_for_user(path: Path) -> Iterator[Path]:
+    """Give a temporary file's path as ``written_whole``, for a file that a user asked for.
+
+    Raises:
+        FastSiamError: the file cannot be written; one line says why.
+    """
+    with explained(FastSiamError, f"cannot write {path}"), written_whole(path) as temporary:
+        yield temporary
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values into a file that a user asked for.
+
+    Raises:
+        FastSiamError: the file cannot be written; one line says why.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    with written_for_user(path) as temporary:
+        temporary.write_text(text)

@@ -299,13 +299,13 @@ def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> No
     ]
     for evaluate, config in cases:
         there, here = (evaluate(run, config, place) for place in places)
-        for one, other in zip(there["results"], here["results"], strict=True):
+        for one, other in zip(there.results, here.results, strict=True):
             assert one["top1"] == pytest.approx(other["top1"], abs=17)  # two of twelve images
-        assert there["network"]["fingerprint"] == here["network"]["fingerprint"]
+        assert there.network.fingerprint == here.network.fingerprint
     for precision in ("fp32", "fp16"):  # with fp16 the scaler's first step is usually skipped
         finetune = FinetuneConfig(**few | {"precision": precision, "scale_min": 0.5, "lr": 3.0})
         record = evaluate_finetuned(run, replace(finetune, epochs=30), places[0])
-        assert record["images_validated"] == 12 and record["best"]["top1"] > 60  # chance is 33
+        assert record.images_validated == 12 and record.best["top1"] > 60  # chance is 33
 
 
 def test_knn_is_exact_on_a_gpu() -> None:

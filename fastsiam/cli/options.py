@@ -115,6 +115,17 @@ def recipe_named(name: str) -> TrainConfig:
     return RECIPES[name]()
 
 
+def picture_path(path: Path) -> Path:
+    """Return the path of a picture to write; another ending than a picture's is a usage error."""
+    from fastsiam.report.pictures import check_picture
+
+    try:
+        check_picture(path)
+    except ValueError as error:
+        raise typer.BadParameter(f"--out {error}") from error
+    return path
+
+
 def _use_recipe(context: typer.Context, name: str) -> str:
     recipe_named(name)
     context.meta[_RECIPE] = name

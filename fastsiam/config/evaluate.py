@@ -149,6 +149,11 @@ class LabelConfig(EvalConfig):
             value = getattr(self, name)
             require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
 
+    @property
+    def global_batch(self) -> int:
+        """Images of a step over all ranks, with the default filled in."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearConfig(LabelConfig):
@@ -200,6 +205,11 @@ class LinearConfig(LabelConfig):
         """The base rates."""
         return numbers(self.lrs, "lrs") or [0.1 if self.optimizer == "lars" else 30.0]
 
+    @property
+    def global_batch(self) -> int:
+        """Images of a step over all ranks, with the default filled in."""
+        return self.batch or (4096 if self.optimizer == "lars" else 256)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
@@ -217,6 +227,11 @@ class FinetuneConfig(LabelConfig):
         require(self.lr > 0, f"lr must be above 0, not {self.lr}")
         require(self.batch >= 2, f"batch must be at least 2 (BN), not {self.batch}")
         require(self.epochs >= 0, f"epochs must be at least 1, not {self.epochs}")
+
+    @property
+    def global_batch(self) -> int:
+        """Images of a step over all ranks."""
+        return self.batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

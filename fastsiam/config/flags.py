@@ -50,9 +50,14 @@ def to_flags(config: TrainConfig) -> dict[str, Any]:
     """Return every setting by its flag's name; one in which views differ as ``a,b``, as text."""
     return {
         name: value
-        for f in fields(config)
-        for name, value in _settings(getattr(config, f.name)).items()
+        for settings in flags_by_section(config).values()
+        for name, value in settings.items()
     }
+
+
+def flags_by_section(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Return what ``to_flags`` does, apart for each section."""
+    return {f.name: _settings(getattr(config, f.name)) for f in fields(config)}
 
 
 def from_flags(flags: Mapping[str, Any]) -> TrainConfig:

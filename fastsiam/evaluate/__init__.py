@@ -1,1 +1,1 @@
-"""Measures of a frozen backbone's quality."""
+"""Measures of a trained network: kNN, linear evaluation, fine-tuning, and their records."""

@@ -1,4 +1,4 @@
-"""Features of a frozen encoder, or of none."""
+"""Features of images: what a frozen network makes of them, or their pixels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from fastsiam.training.numerics import autocast
 from fastsiam.views.batch import EvalBatch
 
 
@@ -38,7 +39,7 @@ def feature_batches(
 @torch.no_grad()
 def frozen(network: nn.Module, image: Tensor, *, dtype: torch.dtype) -> Tensor:
     """Return a network's output for a batch of images as float32, without a gradient."""
-    with torch.autocast(image.device.type, dtype=dtype, enabled=dtype != torch.float32):
+    with autocast(image.device, dtype):
         features: Tensor = network(image)
     return features.float()
 

@@ -1,28 +1,220 @@
 """Records of evaluations: ``RUN/eval/*.json``, which the report and the model card show.
 
-A record says what was evaluated (``network``, with a hash of its weights), on which images
-(``data``, ``images``), by which ``protocol``, what came out (``results``, ``per_class``) and where
-(``environment``); ``summary`` says it in lines for people.
+An ``Evaluation`` says what is evaluated and how; a ``Record`` is one with what came out.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
+from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import why, written_whole
+from fastsiam.files import write_json
+
+Kind = Literal["knn", "linear", "finetune"]
 
 
-def check_targets(*targets: Path | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFacts:
+    """Which network an evaluation is of."""
+
+    backbone: str
+    stem: str
+    layout: str
+    """Whose file it is: fastsiam's, or another program's."""
+    file: str
+    epoch: float | None
+    """Epochs that it was trained for; None where the file does not say."""
+    untrained: bool
+    """Whether its weights are fresh ones."""
+    fingerprint: str
+    """Hash of its weights and statistics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFacts:
+    """Which images a network is evaluated on."""
+
+    root: str
+    train: int
+    """Training images that are used."""
+    val: int
+    """Validation images."""
+    classes: int
+    labels_crc32: str
+    """Checksum of all labels, in the order of the images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingDataFacts(DataFacts):
+    """Images of an evaluation that trains with labels, perhaps on a part of them."""
+
+    percent: float
+    """Share of the training images that was asked for."""
+    subset: str | None
+    """File with the names of those to use."""
+    chosen_crc32: str | None
+    """Checksum of their positions; None if all are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """How images are made ready, and where the network takes them."""
+
+    crop: int
+    """Side of the central crop, in pixels."""
+    resize: int
+    """Shorter side before that crop, in pixels."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    pipeline: str
+    precision: str
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is evaluated and how: all that its figures depend on."""
+
+    kind: Kind
+    network: NetworkFacts
+    data: DataFacts
+    images: ImageFacts
+    protocol: dict[str, Any]
+    """The measure's settings."""
+
+    @property
+    def identity(self) -> str:
+        """What evaluations by the same protocol on the same images share, wherever these lie."""
+        data, images = asdict(self.data), asdict(self.images)
+        for elsewhere in ("pipeline", "ranks"):
+            del images[elsewhere]
+        del data["root"]
+        return json.dumps([data, images, self.protocol], sort_keys=True)
+
+    def path(self, run: Path, *details: str) -> Path:
+        """Return where the record goes within a run.
+
+        The file's name ends in a hash of ``identity``: another evaluation has another name.
+
+        Args:
+            run: the run's folder.
+            details: of the protocol, for people; empty ones are left out.
+        """
+        mark = f"{zlib.crc32(self.identity.encode()):08x}"[:6]
+        parts = [self.kind, *filter(None, details), f"epoch{self.network.epoch:g}", mark]
+        return run / "eval" / f"{'-'.join(parts)}.json"
+
+    def record(
+        self,
+        *,
+        results: list[dict[str, Any]],
+        summary: list[str],
+        per_class: dict[str, float | None],
+        speed: dict[str, float],
+        images_validated: int | None = None,
+    ) -> Record:
+        """Return the record of what came out, here and today."""
+        return Record(
+            **{f.name: getattr(self, f.name) for f in fields(Evaluation)},
+            results=results,
+            summary=summary,
+            per_class=per_class,
+            speed=speed,
+            images_validated=images_validated,
+            environment=environment(),
+            date=time.strftime("%Y-%m-%d"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Evaluation):
+    """An evaluation and what came out of it."""
+
+    results: list[dict[str, Any]]
+    """A line of figures for each features, k and temperature (kNN), or for each rate (the others).
+    Accuracies are percent."""
+    summary: list[str]
+    """The results for people; those of kNN line by line."""
+    per_class: dict[str, float | None]
+    """Top-1 of each class in percent, of ``headline``; None for a class without images."""
+    speed: dict[str, float]
+    images_validated: int | None = None
+    """Validation images that were counted, each once; None for kNN, which takes them all."""
+    environment: dict[str, Any]
+    """Machine, versions, commit."""
+    date: str
+    """Day of the evaluation."""
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The line of ``results`` with the highest top-1."""
+        return max(self.results, key=lambda line: line["top1"])
+
+    @property
+    def headline(self) -> dict[str, Any]:
+        """The line of ``results`` that stands for the network: the best, or kNN's first vote."""
+        if self.kind != "knn":
+            return self.best
+        return self.first_with(self.results[-1]["features"])
+
+    def first_with(self, features: str) -> dict[str, Any]:
+        """Return kNN's first result with these features: pixels, untrained or trained."""
+        return next(line for line in self.results if line["features"] == features)
+
+    def class_lines(self) -> list[str]:
+        """Return the accuracies of the classes for people, a line each below a heading."""
+        heading = self.summary[self.results.index(self.headline)]
+        return [f"of each class, {heading}:"] + [
+            f"  {name}: " + ("no images" if top1 is None else f"{top1:.2f}%")
+            for name, top1 in self.per_class.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; what scripts look for most stands there by its own name."""
+        plain = asdict(self)
+        if self.kind == "knn":
+            del plain["images_validated"]
+            kinds = dict.fromkeys(line["features"] for line in self.results)
+            return plain | {kind: self.first_with(kind) for kind in kinds}
+        return plain | {"best": self.best}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Record:
+        """Rebuild a record out of ``to_dict``; names that are none of its fields are passed over.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no record.
+        """
+        data_kind = DataFacts if plain["kind"] == "knn" else TrainingDataFacts
+        if plain["kind"] not in get_args(Kind) or not plain["results"]:
+            raise ValueError("an evaluation of no kind that is known, or without results")
+        images = plain["images"]
+        nested = {
+            "network": NetworkFacts(**plain["network"]),
+            "data": data_kind(**plain["data"]),
+            "images": ImageFacts(
+                **images | {"mean": tuple(images["mean"]), "std": tuple(images["std"])}
+            ),
+        }
+        known = {f.name: plain[f.name] for f in fields(cls) if f.name in plain}
+        return cls(**known | nested)
+
+
+def check_targets(*targets: Path) -> None:
     """Make the folders of files that will be written, before hours are spent on what goes in.
 
     Raises:
         FastSiamError: one cannot be written.
     """
-    for target in filter(None, targets):
+    for target in targets:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             possible = os.access(target.parent, os.W_OK) and not target.is_dir()
@@ -32,28 +224,23 @@ def check_targets(*targets: Path | None) -> None:
             raise FastSiamError(f"cannot write {target}: it is a folder, or not yours to write")
 
 
-def keep_record(record: dict[str, Any], *targets: Path | None) -> None:
+def keep_record(record: Record, targets: Sequence[Path]) -> None:
     """Write a record to some files.
 
     Raises:
         FastSiamError: one cannot be written; the others were tried.
     """
-    text = json.dumps(record, indent=2, allow_nan=False) + "\n"
     failed = []
-    for target in filter(None, targets):
+    for target in targets:
         try:
-            with written_whole(target) as temporary:
-                temporary.write_text(text)
-        except OSError as error:
-            failed.append(f"cannot write {target}: {why(error)}")
+            write_json(target, record.to_dict())
+        except FastSiamError as error:
+            failed.append(str(error))
     if failed:
         raise FastSiamError("; ".join(failed))
 
 
-_PARTS = ("kind", "network", "data", "images", "protocol", "results", "summary", "date")
-
-
-def read_records(run: Path) -> list[dict[str, Any]]:
+def read_records(run: Path) -> list[Record]:
     """Return the records of a run's evaluations, in the order of their files' names.
 
     Raises:
@@ -62,8 +249,7 @@ def read_records(run: Path) -> list[dict[str, Any]]:
     found = []
     for path in sorted((run / "eval").glob("*.json")):
         try:
-            record = json.loads(path.read_text())
-            found.append({**record, **{part: record[part] for part in _PARTS}})
-        except (ValueError, KeyError, TypeError) as error:
+            found.append(Record.from_dict(json.loads(path.read_text())))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is no record of an evaluation: move it elsewhere") from error
     return found

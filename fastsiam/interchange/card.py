@@ -15,6 +15,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
+from fastsiam.evaluate.records import Record
 from fastsiam.model.backbones import skeleton
 from fastsiam.training.log import read_metrics
 
@@ -23,16 +24,14 @@ from .recognise import Pretrained, title
 _PADDING = {"cifar": 1, "cifar-pad2": 2, "cifar-no-relu": 1}
 
 
-def model_card(
-    pretrained: Pretrained, *, format: str, file: str, results: Sequence[Mapping[str, Any]]
-) -> str:
+def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
     """Return the card, in Markdown.
 
     Args:
         pretrained: the weights.
         format: the layout that they are written in.
         file: name of their file, beside the card.
-        results: evaluations, as in ``RUN/eval/*.json``.
+        results: evaluations of these very weights.
     """
     config, recorded = pretrained.config, _recorded(pretrained)
     parts = [
@@ -213,14 +212,14 @@ def _knn_of(pretrained: Pretrained) -> list[str]:
     ]
 
 
-def _result(record: Mapping[str, Any]) -> str:
+def _result(record: Record) -> str:
     """Return one evaluation as a table, with its protocol."""
-    settings = record["protocol"].items()
+    settings = record.protocol.items()
     protocol = ", ".join(f"{key} {_cell(x)}" for key, x in settings if x is not None)
-    rows = record["results"]
+    rows = record.results
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = _table(columns, ([row.get(key, "") for key in columns] for row in rows))
-    return f"**{record['kind']}** ({protocol})\n\n{table}"
+    return f"**{record.kind}** ({protocol})\n\n{table}"
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

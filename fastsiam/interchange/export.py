@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import SimSiamConfig
 from fastsiam.errors import CheckpointError
+from fastsiam.evaluate.records import Record
 from fastsiam.methods import SimSiam
 from fastsiam.model.backbones import BLOCKS
 
@@ -106,7 +107,7 @@ def export_weights(
     *,
     format: str,
     out: Path,
-    results: Sequence[Mapping[str, Any]] = (),
+    results: Sequence[Record] = (),
     force: bool = False,
 ) -> list[Path]:
     """Write weights as another program reads them, and a model card beside them.
@@ -118,7 +119,7 @@ def export_weights(
             ``detectron2``: a pickle of numpy arrays.
         out: ``.safetensors`` or torch's ``.pt``, ``.pth``, ``.pth.tar``, ``.bin``; simsiam: one of
             torch's; detectron2: ``.pkl``. The card has its name with ``.md`` behind.
-        results: evaluations for the card, as in ``RUN/eval/*.json``.
+        results: evaluations of these very weights, for the card.
         force: overwrite files that are there.
 
     Returns:

@@ -22,9 +22,13 @@ from PIL import Image
 from fastsiam import distributed
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import demo
+from fastsiam.errors import DataError
+from fastsiam.evaluate.records import Record
+from fastsiam.files import why
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import train_here
 from fastsiam.jobs.views import show_views
+from fastsiam.report.pictures import save_picture
 from fastsiam.report.run import write_report
 from fastsiam.training.log import read_metrics
 
@@ -119,11 +123,19 @@ def make_images(folder: Path, *, seed: int = 0) -> None:
 
 
 def make_images_once(folder: Path) -> None:
-    """Make the images if they are not there yet."""
-    if not (folder / "done").exists():
-        print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
+    """Make the images if they are not there yet.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    if (folder / "done").exists():
+        return
+    print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
+    try:
         make_images(folder)
         (folder / "done").touch()
+    except OSError as error:
+        raise DataError(f"cannot make images in {folder}: {why(error)}") from error
 
 
 def run_demo(out: Path) -> None:
@@ -141,21 +153,21 @@ def run_demo(out: Path) -> None:
         run, LinearConfig(cached=True, optimizer="sgd", lrs=LINEAR_RATES), place
     )
     sheet, _ = show_views([config.data], config.augment, images=12, epoch=0, seed=0)
-    sheet.save(out / "views.png")
+    save_picture(sheet, out / "views.png")
     page = write_report([run], run / "report.html")
     curve = [line for line in read_metrics(run) if line["kind"] == "knn"]
-    print(_summary(knn, curve, linear["best"]["top1"]))
+    print(_summary(knn, curve, linear.best["top1"]))
     print(f"images and their views   {out / 'views.png'}")
     print(f"curves and settings      {page}")
     print("\nthe real job, on 8 GPUs:  fastsiam train --data /path/to/imagenet --gpus 8")
 
 
-def _summary(knn: dict[str, Any], curve: list[dict[str, Any]], linear: float) -> str:
+def _summary(knn: Record, curve: list[dict[str, Any]], linear: float) -> str:
     """The demo's figures: kNN accuracy of pixels, and of the network before, during and after."""
-    protocol = knn["trained"]
+    protocol = knn.first_with("trained")
     rows = [
-        ("raw pixels", knn["pixels"]["top1"]),
-        ("untrained network", knn["untrained"]["top1"]),
+        ("raw pixels", knn.first_with("pixels")["top1"]),
+        ("untrained network", knn.first_with("untrained")["top1"]),
     ]
     rows += [(f"after {line['epoch']:g} epochs", line["top1"]) for line in curve if line["epoch"]]
     return (

@@ -16,15 +16,16 @@ from fastsiam.distributed import Place
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
+from fastsiam.evaluate.records import check_targets
 from fastsiam.files import why, written_whole
 from fastsiam.jobs.subject import Subject, open_subject
 from fastsiam.pipelines import build_eval_loader, open_store
 from fastsiam.pipelines.store import Split
-from fastsiam.report.pictures import picture_rows
+from fastsiam.report.pictures import picture_rows, save_picture
 from fastsiam.views.batch import EvalLoader
 
 _GROUP_ROWS = 8192
-"""Of a row group of a .parquet file."""
+"""Rows that a .parquet file holds together: what is in memory while it is written."""
 
 
 def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
@@ -116,6 +117,22 @@ def _import_pyarrow() -> None:
             f"a .parquet file needs pyarrow ({error}): pip install 'fastsiam[convert]', "
             "or write .npy"
         ) from error
+
+
+def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:
+    """Draw neighbours into a file; whether that is possible is tried first.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file of another program.
+        config: which images and how many.
+        place: this process, alone.
+        out: the picture.
+
+    Raises:
+        FastSiamError: the file cannot be written.
+    """
+    check_targets(out)
+    save_picture(draw_neighbours(path, config, place), out)
 
 
 def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image.Image:

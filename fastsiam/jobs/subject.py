@@ -1,12 +1,11 @@
-"""What is evaluated: a trained network, and images as it takes them.
+"""The subject of an evaluation: a trained network, and images as it takes them.
 
-The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``; the
-evaluations that use both are in ``evaluation`` and ``embed``.
+The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``. Measuring
+both is the business of ``jobs.evaluate``, writing the features out that of ``jobs.features``.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,9 +22,9 @@ from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place
-from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.features import feature_batches, fingerprint
+from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader
@@ -85,43 +84,38 @@ class Subject:
         for line in lines:
             self.console.say(line)
 
-    def record(self, kind: str) -> dict[str, Any]:
-        """Begin a record: what is evaluated, how its images are made, and where."""
-        return {
-            "kind": kind,
-            "network": {
-                "backbone": self.pretrained.model.backbone,
-                "stem": self.pretrained.model.stem,
-                "layout": self.pretrained.layout,
-                "file": str(self.pretrained.path),
-                "epoch": self.pretrained.epoch,
-                "untrained": self.untrained,
-                "fingerprint": fingerprint(self.network),
-            },
-            "data": {"root": str(self.data.root)},
-            "images": {
-                "crop": self.augment.crop,
-                "resize": self.resize,
-                "mean": list(self.augment.mean),
-                "std": list(self.augment.std),
-                "pipeline": self.data.pipeline,
-                "precision": _short(self.dtype),
-                "ranks": self.place.world,
-            },
-            "environment": environment(),
-            "date": time.strftime("%Y-%m-%d"),
-        }
+    def facts(self) -> NetworkFacts:
+        """Return for a record which network this is; its weights are hashed as they are now."""
+        return NetworkFacts(
+            backbone=self.pretrained.model.backbone,
+            stem=self.pretrained.model.stem,
+            layout=self.pretrained.layout,
+            file=str(self.pretrained.path),
+            epoch=self.pretrained.epoch,
+            untrained=self.untrained,
+            fingerprint=fingerprint(self.network),
+        )
 
-    def record_path(self, record: dict[str, Any], *details: str) -> Path | None:
-        """Return where a record goes: into its run's ``eval``; None for the files of others.
+    def evaluation(self, kind: Kind, data: DataFacts, protocol: dict[str, Any]) -> Evaluation:
+        """Return what is evaluated and how, before it is done."""
+        images = ImageFacts(
+            crop=self.augment.crop,
+            resize=self.resize,
+            mean=tuple(self.augment.mean),
+            std=tuple(self.augment.std),
+            pipeline=self.data.pipeline,
+            precision=_short(self.dtype),
+            ranks=self.place.world,
+        )
+        return Evaluation(
+            kind=kind, network=self.facts(), data=data, images=images, protocol=protocol
+        )
 
-        Its name ends in a hash of data and protocol: another evaluation has another name.
-        """
-        if (run := self.pretrained.run) is None:
-            return None
-        mark = f"{zlib.crc32(sameness(record).encode()):08x}"[:6]
-        parts = [record["kind"], *filter(None, details), f"epoch{self.pretrained.epoch:g}", mark]
-        return run / "eval" / f"{'-'.join(parts)}.json"
+    def as_untrained(self) -> Subject:
+        """Return the same with the weights that its run began with; images and settings stay."""
+        fresh = _untrained(self.pretrained)
+        network = _placed(fresh.network(), self.place)
+        return replace(self, pretrained=fresh, network=network, untrained=True)
 
 
 def open_subject(
@@ -150,28 +144,7 @@ def open_subject(
     if config.untrained:
         pretrained = _untrained(pretrained)
     own = pretrained.config
-    small = pretrained.model.stem != "imagenet"
-    data = own.data if own else DataConfig()
-    augment = own.augment if own else AugmentConfig()
-    crop = own.augment.crop if own else (32 if small else 224)
-    resize = own.monitor.eval_resize if own else (32 if small else 256)
-    augment = AugmentConfig.alike(
-        crop=config.crop or crop,
-        mean=config.mean or augment.mean,
-        std=config.std or augment.std,
-    )
-    resize = config.resize or max(resize, augment.crop)
-    if resize < augment.crop:
-        raise FastSiamError(
-            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
-        )
-    pipeline = data.pipeline if config.pipeline == "run" else config.pipeline
-    data = replace(
-        data,
-        data=config.data or data.data,
-        pipeline="torchvision" if pipeline == "synthetic" else pipeline,
-        workers=config.workers,
-    )
+    augment, resize = _image_settings(pretrained, config)
     network = pretrained.network(layer)
     if place.device.type == "cpu":
         keep_freed_memory()
@@ -179,10 +152,10 @@ def open_subject(
     torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
     return Subject(
         pretrained=pretrained,
-        network=network.to(place.device).to(memory_format=torch.channels_last).eval(),
+        network=_placed(network, place),
         features=network.features,
         untrained=config.untrained,
-        data=data,
+        data=_data_settings(own.data if own else DataConfig(), config),
         augment=augment,
         resize=resize,
         dtype=_precision(config, own, place),
@@ -243,22 +216,55 @@ def labelled_loaders(
     return train, val
 
 
-def described_data(train: EvalLoader, val: EvalLoader) -> dict[str, Any]:
-    """Return for a record how many images there are, and a checksum of which and their labels."""
+def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:
+    """Return for a record which images there are, with a checksum of their labels."""
     checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
-    return {
-        "train": train.images,
-        "val": val.images,
-        "classes": len(train.classes),
-        "labels_crc32": f"{checksum:08x}",
-    }
+    return DataFacts(
+        root=str(data.root),
+        train=train.images,
+        val=val.images,
+        classes=len(train.classes),
+        labels_crc32=f"{checksum:08x}",
+    )
 
 
-def sameness(record: dict[str, Any]) -> str:
-    """Return what makes two records ones of the same evaluation, wherever it was made."""
-    data = {key: value for key, value in record["data"].items() if key != "root"}
-    images = {k: v for k, v in record["images"].items() if k not in ("pipeline", "ranks")}
-    return json.dumps([data, images, record["protocol"]], sort_keys=True)
+def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[AugmentConfig, int]:
+    """Settle crop, normalisation and the shorter side before the crop.
+
+    Raises:
+        FastSiamError: the images would be smaller than the crop.
+    """
+    own = pretrained.config
+    crop, resize = (224, 256) if pretrained.model.stem == "imagenet" else (32, 32)
+    trained_with = AugmentConfig()
+    if own is not None:
+        crop, resize, trained_with = own.augment.crop, own.monitor.eval_resize, own.augment
+    augment = AugmentConfig.alike(
+        crop=config.crop or crop,
+        mean=config.mean or trained_with.mean,
+        std=config.std or trained_with.std,
+    )
+    resize = config.resize or max(resize, augment.crop)
+    if resize < augment.crop:
+        raise FastSiamError(
+            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
+        )
+    return augment, resize
+
+
+def _data_settings(trained_on: DataConfig, config: EvalConfig) -> DataConfig:
+    """Settle which images are loaded, and by which pipeline."""
+    pipeline = trained_on.pipeline if config.pipeline == "run" else config.pipeline
+    return replace(
+        trained_on,
+        data=config.data or trained_on.data,
+        pipeline="torchvision" if pipeline == "synthetic" else pipeline,
+        workers=config.workers,
+    )
+
+
+def _placed(network: nn.Module, place: Place) -> nn.Module:
+    return network.to(place.device).to(memory_format=torch.channels_last).eval()
 
 
 def _untrained(pretrained: Pretrained) -> Pretrained:

@@ -22,10 +22,9 @@ from fastsiam.distributed import Place
 from fastsiam.environment import environment
 from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
-from fastsiam.evaluate.knn import KnnResult
+from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import written_whole
 from fastsiam.interchange import Pretrained, load_pretrained
-from fastsiam.jobs.evaluate import knn
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.model.backbones import check_backbone
@@ -213,7 +212,7 @@ def _monitor(
     def evaluate(backbone: nn.Module) -> KnnResult:
         known, asked = (feature_batches(backbone, x, dtype=dtype) for x in (bank, queries))
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-        (result,) = knn(known, asked, bank, votes)
+        (result,) = knn_between(known, asked, votes=votes, classes=len(bank.classes))
         return result
 
     return evaluate

@@ -1,8 +1,9 @@
-"""Pictures of images: beside their two views as a pipeline makes them, or beside their nearest."""
+"""Pictures of images: beside their views as a pipeline makes them, or beside their nearest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,30 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
+from fastsiam.files import written_for_user
 
 _GAP = 4
+
+
+def check_picture(path: Path) -> None:
+    """Refuse a file whose name has no ending of a picture, before it is drawn.
+
+    Raises:
+        ValueError: says so.
+    """
+    Image.init()
+    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
+        raise ValueError(f"{path}: no picture's ending; .png is one")
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a picture into a file of the kind that its ending says.
+
+    Raises:
+        FastSiamError: it cannot be written.
+    """
+    with written_for_user(path) as temporary:
+        picture.save(temporary, format=Image.registered_extensions()[path.suffix.lower()])
 
 
 def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
@@ -27,10 +50,10 @@ def contact_sheet(
 
     Args:
         sources: N images of any size; shown shrunk, with a border that keeps their shape.
-        views: arrays (N, S, S, 3) uint8, shown beside the sources in their order.
+        views: arrays (N, S, S, 3) uint8, shown beside the sources in their order; S may differ.
         columns: sources in a row.
     """
-    cell, shown = max(96, views[0].shape[1]), 1 + len(views)
+    cell, shown = max(96, *(view.shape[1] for view in views)), 1 + len(views)
     width, height = shown * cell + (shown + 1) * _GAP, cell + 2 * _GAP
     rows = -(-len(sources) // columns)
     sheet = Image.new("RGB", (min(columns, len(sources)) * width, rows * height), "white")

@@ -6,13 +6,15 @@ import html
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import differences
+from fastsiam.config.flags import differences, flags_by_section
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
+from fastsiam.files import written_for_user
 from fastsiam.report import html as page
 from fastsiam.training.log import read_metrics
 
@@ -31,7 +33,7 @@ _CURVES = (
         "Effective rank of the projections",
         "dimensions in use; at most the smaller of batch and dim",
     ),
-    ("train", "images_per_second", "Images per second", "one image is two views; all ranks"),
+    ("train", "images_per_second", "Images per second", "an image with all its views; all ranks"),
     (
         "train",
         "data_wait",
@@ -39,6 +41,30 @@ _CURVES = (
         "0: the loader keeps up; 1: nothing but waiting",
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What a run was made with: its ``config.json``, of this version or an older one."""
+
+    recipe: str
+    config: TrainConfig
+    environment: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: Path) -> _Settings:
+        """Read the settings of a run's folder.
+
+        Raises:
+            DataError: they are missing or damaged.
+        """
+        path = run / "config.json"
+        try:
+            found = json.loads(path.read_text())
+            config = TrainConfig.from_dict(found["config"])
+            return cls(found["recipe"], config, found["environment"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -49,7 +75,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         out: where the page goes.
 
     Raises:
-        DataError: a folder holds no metrics.
+        DataError: a folder holds no metrics or no settings.
+        FastSiamError: the page cannot be written.
     """
     metrics = {}
     for run in runs:
@@ -60,7 +87,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
                 f"(no lines in {run / 'metrics.jsonl'})"
             )
         metrics[_name(run, runs)] = lines
-    settings = _settings(runs[0])
+    settings = _Settings.of(runs[0])
     changes = "".join(_changes(settings, other) for other in runs[1:])
     figures = "".join(
         page.figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
@@ -70,10 +97,12 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     body = (
         f"{_results(metrics)}{_evaluations(runs)}{changes}"
         f'<h2>Curves</h2><div class="curves">{figures}</div>'
-        f'<h2>Settings</h2><div class="settings">{_sections(settings["config"])}</div>'
-        f"<h2>Machine</h2>{page.table(page.flat(settings['environment']).items())}"
+        f'<h2>Settings</h2><div class="settings">{_sections(settings.config)}</div>'
+        f"<h2>Machine</h2>{page.table(page.flat(settings.environment).items())}"
     )
-    out.write_text(page.whole(f"fastsiam: {', '.join(metrics)}", _facts(settings), body))
+    text = page.whole(f"fastsiam: {', '.join(metrics)}", _facts(settings), body)
+    with written_for_user(out) as temporary:
+        temporary.write_text(text)
     return out
 
 
@@ -82,19 +111,10 @@ def _name(run: Path, runs: Sequence[Path]) -> str:
     return run.name if len({r.resolve().name for r in runs}) == len(runs) and run.name else str(run)
 
 
-def _settings(run: Path) -> dict[str, Any]:
-    """Read what a run was made with."""
-    try:
-        settings: dict[str, Any] = json.loads((run / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read the settings of the run, {run / 'config.json'}") from error
-    return settings
-
-
-def _changes(settings: dict[str, Any], run: Path) -> str:
+def _changes(settings: _Settings, run: Path) -> str:
     """Name the settings in which another run trained something different."""
-    first, other = (TrainConfig.from_dict(s["config"]) for s in (settings, _settings(run)))
-    text = "; ".join(differences(first, other)) or "the same settings"
+    other = _Settings.of(run).config
+    text = "; ".join(differences(settings.config, other)) or "the same settings"
     return f"<p>{html.escape(f'{run.name}: {text}')}</p>"
 
 
@@ -127,13 +147,13 @@ def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> b
     return buffer.getvalue()
 
 
-def _facts(settings: dict[str, Any]) -> str:
-    config, environment = settings["config"], settings["environment"]
+def _facts(settings: _Settings) -> str:
+    config, environment = settings.config, settings.environment
     where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     return (
-        f"SimSiam, {config['model']['backbone']}, recipe {settings['recipe']}, "
-        f"pipeline {config['data']['pipeline']}, "
-        f"global batch {config['optim']['batch']}, {config['optim']['epochs']} epochs; {where}; "
+        f"{config.model.method.title}, {config.model.backbone}, recipe {settings.recipe}, "
+        f"pipeline {config.data.pipeline}, "
+        f"global batch {config.optim.batch}, {config.optim.epochs} epochs; {where}; "
         f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
     )
 
@@ -176,20 +196,20 @@ def _evaluations(runs: Sequence[Path]) -> str:
     rows = []
     for run in runs:
         for record in read_records(run):
-            images, data, epoch = record["images"], record["data"], record["network"]["epoch"]
+            images, data, epoch = record.images, record.data, record.network.epoch
             seen = (
-                f"{data['root']}: {data['train']:,} / {data['val']:,}; shorter side "
-                f"{images['resize']}, crop {images['crop']}"
+                f"{data.root}: {data.train:,} / {data.val:,}; shorter side "
+                f"{images.resize}, crop {images.crop}"
             )
-            epoch = "" if epoch is None else f"{epoch:g}"
-            rows += [
-                (_name(run, runs), epoch, line, seen, record["date"]) for line in record["summary"]
-            ]
+            epochs = "" if epoch is None else f"{epoch:g}"
+            rows += [(_name(run, runs), epochs, line, seen, record.date) for line in record.summary]
     heads = ("run", "epochs", "result", "images to train on / to validate", "date")
     return "<h2>Evaluations</h2>" + page.table(rows, heads) if rows else ""
 
 
-def _sections(config: dict[str, dict[str, Any]]) -> str:
+def _sections(config: TrainConfig) -> str:
+    """Tables of all settings by their flat names, which are those of the command line."""
     return "".join(
-        f"<div><h3>{name}</h3>{page.table(values.items())}</div>" for name, values in config.items()
+        f"<div><h3>{section}</h3>{page.table(settings.items())}</div>"
+        for section, settings in flags_by_section(config).items()
     )

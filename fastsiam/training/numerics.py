@@ -31,6 +31,11 @@ def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
 
 
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """Return a context in which a network computes in a type; float32 leaves all as it is."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
 def with_settled_precision(config: TrainConfig, device: torch.device) -> TrainConfig:
     """Write down what "auto" means here, so that a run resumed elsewhere is the same or refused."""
     dtype = autocast_type(config.numerics.precision, device)

@@ -1,4 +1,4 @@
-"""The command line: every option from the config and only there, errors in one line, fast help."""
+"""The command line: errors in one line, fast help, and what each command prints and leaves."""
 
 from __future__ import annotations
 
@@ -7,111 +7,34 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from types import ModuleType
+from typing import get_args
 
 import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fastsiam.cli.options import command_from, field_docs
-from fastsiam.config import AugmentConfig, OptimConfig, Pipeline, TrainConfig
-from fastsiam.config.recipes import RECIPES, cifar10, imagenet
+from fastsiam import cli
+from fastsiam.bench.config import CASES
+from fastsiam.config import (
+    Pipeline,
+    TrainConfig,
+)
+from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.jobs.train import train_here
 from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
 
 
-def parse(*arguments: str) -> tuple[str, TrainConfig]:
-    """Give arguments to a command made by ``command_from``; return what it got."""
-    got: list[tuple[str, TrainConfig]] = []
-    app = typer.Typer()
-    app.command()(command_from(lambda recipe, config: got.append((recipe, config))))
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return got[0]
-
-
-OPTIONS = [
-    f for section in fields(TrainConfig) for f in fields(getattr(TrainConfig(), section.name))
-]
-
-
-def test_every_field_is_an_option_with_its_help() -> None:
-    text = re.sub(r"[│╭╮╰╯─\s]+", "", fastsiam("train", "--help").stdout)
-    for section in fields(TrainConfig):
-        docs = field_docs(type(getattr(TrainConfig(), section.name)))
-        for f in fields(getattr(TrainConfig(), section.name)):
-            assert f"--{f.name.replace('_', '-')}" in text
-            assert docs[f.name].endswith(".") and "\n" not in docs[f.name]
-            assert docs[f.name].replace(" ", "")[:40] in text, f.name
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_field_makes_the_round_trip(name: str) -> None:
-    expected = RECIPES[name]()
-    assert parse("--recipe", name) == (name, expected)
-    assert parse(*flags(expected, recipe="imagenet")) == ("imagenet", expected)
-
-
-def test_flag_beats_recipe_beats_default_in_any_order() -> None:
-    assert parse()[1] == imagenet()
-    for arguments in (
-        ["--recipe", "cifar10", "--lr", "0.5"],
-        ["--lr", "0.5", "--recipe", "cifar10"],
-    ):
-        expected = replace(cifar10(), optim=replace(cifar10().optim, lr=0.5))
-        assert parse(*arguments) == ("cifar10", expected)
-    assert parse("--recipe", "cifar10")[1] == cifar10()  # nothing leaked from the call before
-
-
-def test_recipes_are_the_papers() -> None:
-    paper = imagenet()
-    assert paper.optim == OptimConfig(
-        epochs=100, batch=512, lr=0.05, momentum=0.9, weight_decay=1e-4
-    )
-    assert (paper.model.backbone, paper.model.dim, paper.model.predictor_dim) == (
-        "resnet50",
-        2048,
-        512,
-    )
-    assert paper.augment == AugmentConfig.alike(
-        crop=224, scale_min=0.2, jitter_p=0.8, gray_p=0.2, blur_p=0.5
-    )
-    small = cifar10()
-    assert (small.optim.epochs, small.optim.batch, small.optim.lr, small.optim.weight_decay) == (
-        800,
-        512,
-        0.03,
-        5e-4,
-    )
-    assert (small.model.backbone, small.model.stem, small.model.projector_layers) == (
-        "resnet18",
-        "cifar",
-        2,
-    )
-    assert small.augment.blur_p == 0 and small.augment.crop == 32
-    for config in (paper, small):
-        assert (config.monitor.knn_k, config.monitor.knn_temperature) == (200, 0.2)
-        assert config.optim.predictor_lr == "constant" and config.optim.warmup_epochs == 0
-
-
-def test_help_shows_the_recipes_defaults() -> None:
-    def default(text: str, option: str) -> str:
-        body = re.sub(r"[│\s]+", " ", text)
-        return re.search(rf"--{option} .*?\[default: ([^\]]+)\]", body).group(1)  # type: ignore[union-attr]
-
-    plain, small = (
-        fastsiam("train", "--help").stdout,
-        fastsiam("train", "--recipe", "cifar10", "--help").stdout,
-    )
-    assert (default(plain, "epochs"), default(small, "epochs")) == ("100", "800")
-    assert (default(plain, "backbone"), default(small, "backbone")) == ("resnet50", "resnet18")
-
-
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["eval", "knn", "--help"], ["--version"]]
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["eval", "knn", "--help"],
+        ["bench", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_does_not_import_torch(arguments: list[str]) -> None:
     script = (
@@ -210,6 +133,88 @@ def test_the_users_world_in_one_line(kind: str, message: str, tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("notes", "line"),
+    [
+        ([], "error: no such thing"),
+        (["saved last.pt at step 7"], "error: no such thing (saved last.pt at step 7)"),
+        (["one", "two"], "error: no such thing (one) (two)"),
+    ],
+)
+def test_notes_stand_behind_the_message(
+    notes: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        error = FastSiamError("no such thing")
+        for note in notes:
+            error.add_note(note)
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code == 1 and capsys.readouterr().err == f"{line}\n"
+
+
+def test_a_signal_has_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop() -> None:
+        raise Interrupted("SIGTERM: stopped", exit_code=143)
+
+    monkeypatch.setattr(cli, "app", stop)
+    with pytest.raises(SystemExit) as exit:
+        cli.main()
+    assert exit.value.code == 143 and capsys.readouterr().err == "SIGTERM: stopped\n"
+
+
+def test_an_os_error_of_the_program_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file is the user's, the operation on it says so in a line of its own."""
+
+    def fail() -> None:
+        raise FileNotFoundError("a helper's own socket")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(FileNotFoundError):
+        cli.main()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["info", "--json", "{file}/info.json"],
+        ["views", "--data", "{images}", "--recipe", "cifar10", "--out", "{file}/views.png"],
+        ["views", "--data", "{images}", "--json", "{file}/v.json", "--out", "{file}.png"],
+        ["demo", "--out", "{file}/demo"],
+    ],
+    ids=["info", "views", "the views' draws", "demo"],
+)
+def test_a_file_that_cannot_be_written_is_one_line(
+    arguments: list[str], images: Path, tmp_path: Path
+) -> None:
+    """A file stands where a folder is needed."""
+    (tmp_path / "file").write_text("")
+    places = {"file": tmp_path / "file", "images": images}
+    done = fastsiam(*(argument.format(**places) for argument in arguments), code=1)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    why = r"(Not a directory|.*/file is no folder)"
+    assert re.match(rf"error: cannot (write|make images in) .*file/.*: {why}$", line)
+    assert "Traceback" not in done.stderr
+
+
+def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple[str, int]] = []
+    suite = ModuleType("fastsiam.bench.suite")
+    suite.run = lambda case, config: measured.append((case, config.repeats))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastsiam.bench.suite", suite)
+    for arguments in ([], ["--repeats", "2"], ["all", "--repeats", "3"], ["step"]):
+        result = CliRunner().invoke(cli.app, ["bench", *arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    assert measured == [("all", 5), ("all", 2), ("all", 3), ("step", 5)]
+    text = CliRunner().invoke(cli.app, ["bench", "--help"]).output
+    assert all(f"\n  {case} " in text for case in (*CASES, "profile", "report"))
+
+
 def test_a_bad_image_on_two_ranks_is_one_line_too(
     small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
@@ -244,6 +249,7 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
     ]
     assert all("(k 7, T 0.1, bank 24)" in line for line in lines)
     record = json.loads(out.read_text())
+    assert record["pixels"]["k"] == record["untrained"]["k"] == 7
     assert record["trained"]["k"] == 7 and f"{record['trained']['top1']:.2f}%" in lines[2]
     again = fastsiam(
         "eval", "knn", str(run / "checkpoints" / "last.pt"), "--k", "7", "--temperature", "0.1"
@@ -281,6 +287,8 @@ def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_p
 def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
     done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
     assert "must be one of torchvision, ffcv, dali" in done.stderr
+    done = fastsiam("views", "--data", str(images), "--out", "views.xyz", code=2)
+    assert "--out views.xyz: no picture's ending" in done.stderr
 
 
 def test_info_lists_versions_and_pipelines(tmp_path: Path) -> None:
@@ -320,11 +328,3 @@ def test_cli_py_runs_from_the_checkout() -> None:
         check=True,
     )
     assert done.stdout.startswith("fastsiam ")
-
-
-def test_config_survives_json() -> None:
-    for recipe in RECIPES.values():
-        config: Any = json.loads(json.dumps(recipe().to_dict()))
-        assert TrainConfig.from_dict(config) == recipe()
-    with pytest.raises(ValueError, match=r"unknown setting optim\.speed"):
-        TrainConfig.from_dict({"optim": {"speed": 9}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.features import collected, feature_batches, pixel_batches
 from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
+from fastsiam.evaluate.records import Record
 from fastsiam.jobs.evaluate import evaluate_knn
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
@@ -178,24 +179,28 @@ def test_evaluation_of_a_run_with_baselines(small: TrainConfig) -> None:
     run = train_here(with_settings(small, epochs=1), "imagenet")
     config = KnnConfig(baselines=True, workers=0, device="cpu", k="5,3", temperature="0.2,0.07")
     record = evaluate_knn(run, config, HERE)
-    assert [(r["features"], r["k"], r["temperature"]) for r in record["results"]] == [
+    assert [(r["features"], r["k"], r["temperature"]) for r in record.results] == [
         (kind, k, t)
         for kind in ("pixels", "untrained", "trained")
         for k in (5, 3)
         for t in (0.2, 0.07)
     ]
     counts = {"root": small.data.data, "train": 24, "val": 12, "classes": 3}
-    assert counts.items() <= record["data"].items()
+    assert counts.items() <= asdict(record.data).items()
     knn = [line["top1"] for line in read_metrics(run) if line["kind"] == "knn"]
-    assert record["untrained"]["top1"] == knn[0] and record["trained"]["top1"] == knn[-1]
-    assert set(record["per_class"]) == {"class0", "class1", "class2"}
-    assert np.mean(list(record["per_class"].values())) == pytest.approx(record["trained"]["top1"])
+    assert record.first_with("untrained")["top1"] == knn[0]
+    assert record.first_with("trained")["top1"] == knn[-1]
+    assert set(record.per_class) == {"class0", "class1", "class2"}
+    assert np.mean(list(record.per_class.values())) == pytest.approx(
+        record.first_with("trained")["top1"]
+    )
     (path,) = (run / "eval").glob("knn-epoch1-*.json")
     kept = json.loads(path.read_text())
-    assert kept == json.loads(json.dumps(record))
+    assert Record.from_dict(kept) == record and kept == json.loads(json.dumps(record.to_dict()))
+    assert kept["trained"] == record.headline and kept["untrained"]["top1"] == knn[0]
     assert kept["network"]["fingerprint"].startswith("sha256:")
     alone = evaluate_knn(run, replace(config, baselines=False, untrained=True), HERE)
-    assert alone["results"][0]["top1"] == knn[0] and len(list((run / "eval").iterdir())) == 2
+    assert alone.results[0]["top1"] == knn[0] and len(list((run / "eval").iterdir())) == 2
 
 
 @pytest.mark.parametrize(
@@ -212,8 +217,8 @@ def test_every_pipeline_gives_the_same_record(
         evaluate_knn(run, replace(config, pipeline=name), HERE)
         for name in ("torchvision", pipeline)
     )
-    assert record["results"] == expected["results"]
-    assert record["images"]["pipeline"] == pipeline
+    assert record.results == expected.results
+    assert record.images.pipeline == pipeline
 
 
 def test_unlabelled_and_mismatched_data_are_refused(small: TrainConfig, tmp_path: Path) -> None:

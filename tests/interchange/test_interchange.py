@@ -1083,7 +1083,7 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
         "kNN top-1 ",
         "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
         "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
-        f"| 0.1 | {linear['results'][0]['top1']:g} | 100 |",
+        f"| 0.1 | {linear.results[0]['top1']:g} | 100 |",
         "views of 32 x 32 pixels",
         'timm.create_model("resnet18", num_classes=0)',
     ):

@@ -45,7 +45,7 @@ def test_evaluations_are_shown(small: TrainConfig) -> None:
     )
     page = write_report([run], run / "report.html").read_text()
     assert "<h2>Evaluations</h2>" in page
-    for line in knn["summary"] + linear["summary"]:
+    for line in knn.summary + linear.summary:
         assert f"<td>{line}</td>" in page
     (run / "eval" / "knn.json").write_text("{}")
     with pytest.raises(DataError, match=r"knn\.json is no record of an evaluation"):

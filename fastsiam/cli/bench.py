@@ -1,0 +1,101 @@
+"""``fastsiam bench``: what there is to measure, and what is made of the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+import typer.core
+
+from fastsiam.bench.config import CASES, FIELDS, BenchConfig
+from fastsiam.cli.options import command_of
+from fastsiam.config import Pipeline
+
+
+class _BenchGroup(typer.core.TyperGroup):
+    """``fastsiam bench`` alone, or followed by options, means ``fastsiam bench all``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["all", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_BenchGroup,
+    help="Measure: how fast each pipeline is here, what bounds training, what would be faster. "
+    "Without a command: all.",
+)
+
+
+def _measure(case: str, text: str) -> Callable[..., None]:
+    """Return the command that measures a case."""
+
+    def measure(config: BenchConfig) -> None:
+        from fastsiam.bench.suite import run
+
+        run(case, config)
+
+    measure.__doc__ = text
+    return command_of(measure, BenchConfig, options=FIELDS[case])
+
+
+for _case, _text in CASES.items():
+    app.command(_case)(_measure(_case, _text))
+
+
+@app.command()
+def profile(
+    pipeline: Annotated[
+        Pipeline, typer.Option(help="Pipeline that feeds the training.")
+    ] = "torchvision",
+    data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
+    recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
+    batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
+    workers: Annotated[int, typer.Option(min=-1, help="Loader's processes or threads.")] = -1,
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")
+    ] = "auto",
+    out: Annotated[
+        Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
+    ] = Path("trace.json"),
+) -> None:
+    """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
+    from fastsiam.bench.profile import profile as trace
+    from fastsiam.bench.session import session
+
+    try:
+        config = BenchConfig(data=data, recipe=recipe, batch=batch, workers=workers, device=device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    with session(config) as own:
+        print(trace(own, pipeline, steps, out))
+    print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
+
+
+@app.command()
+def report(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="Files that --json of the other commands wrote.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for index.html, the charts and tables.md.")
+    ] = Path("bench-report"),
+    readme: Annotated[
+        Path | None,
+        typer.Option(help="Also renew the tables in this file, between <!-- bench: FILE CASE -->."),
+    ] = None,
+) -> None:
+    """Make a page, charts and Markdown tables of measurements."""
+    from fastsiam.bench.report import renew, write_report
+
+    if not files and not readme:
+        raise typer.BadParameter("name files of records, or a --readme")
+    for path in write_report(files, out) if files else ():
+        print(f"wrote {path}")
+    if readme:
+        for marker in renew(readme, readme.parent):
+            print(f"renewed {marker} in {readme}")

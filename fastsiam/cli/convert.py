@@ -1,0 +1,74 @@
+"""``fastsiam convert``: data sets as files that every pipeline reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastsiam.cli.options import command_of
+from fastsiam.config import ConvertConfig
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Turn a data set into one verified file that every pipeline reads.",
+)
+
+
+def imagenet(config: ConvertConfig) -> None:
+    """ImageNet: the official archives, folders, WebDataset shards or Hugging Face's parquet."""
+    from fastsiam.jobs.convert import convert_data
+
+    convert_data("imagenet", config)
+
+
+def cifar10(config: ConvertConfig) -> None:
+    """CIFAR-10: its authors' python archive, or its images as files."""
+    from fastsiam.jobs.convert import convert_data
+
+    convert_data("cifar10", config)
+
+
+def folder(config: ConvertConfig) -> None:
+    """Whatever --data of the train command takes: folders of images, tars, .beton files or parts.
+
+    Class folders or none; train/ beside val/ or test/, or training images alone.
+    """
+    from fastsiam.jobs.convert import convert_data
+
+    convert_data("folder", config)
+
+
+def parquet(config: ConvertConfig) -> None:
+    """Parquet files with an image column (a struct of bytes and path) and a label."""
+    from fastsiam.jobs.convert import convert_data
+
+    convert_data("parquet", config)
+
+
+def demo_images(config: ConvertConfig) -> None:
+    """Small images that are made on the spot, for trying things out."""
+    from fastsiam.jobs.convert import convert_demo
+
+    convert_demo(config)
+
+
+for _command in (imagenet, cifar10, folder, parquet):
+    app.command(_command.__name__)(command_of(_command, ConvertConfig))
+app.command("demo")(command_of(demo_images, ConvertConfig))
+
+
+@app.command()
+def verify(
+    path: Annotated[Path, typer.Argument(help="Converted folder, or one .beton file.")],
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Also decode every image, and compare its size.")
+    ] = False,
+    workers: Annotated[int, typer.Option(min=-1, help="Processes; -1 is one for each core.")] = -1,
+) -> None:
+    """Check converted files: every byte against its checksum, the files against the manifest."""
+    from fastsiam.jobs.convert import verify_data
+
+    if not verify_data(path, decode=decode, workers=workers):
+        raise typer.Exit(1)

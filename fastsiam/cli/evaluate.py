@@ -1,0 +1,111 @@
+"""``fastsiam eval``, and the features of a network: in a file, or as nearest neighbours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fastsiam.cli.options import command_of, picture_path
+from fastsiam.config import RunConfig
+from fastsiam.config.evaluate import (
+    EvalConfig,
+    FeaturesConfig,
+    FinetuneConfig,
+    KnnConfig,
+    LinearConfig,
+    NeighboursConfig,
+)
+
+if TYPE_CHECKING:
+    from fastsiam.evaluate.records import Record
+
+app = typer.Typer()
+measures = typer.Typer(no_args_is_help=True, help="Measure the quality of a trained encoder.")
+
+_NETWORK = "run", "Run folder, a checkpoint, or a weights file of another program."
+
+
+def knn(run: Path, config: KnnConfig) -> None:
+    """Classify the validation images by their nearest training images (pool5 features, cosine)."""
+    from fastsiam.jobs.evaluate import evaluate_knn
+
+    record = _evaluated(evaluate_knn, run, config)
+    if record and config.per_class:
+        print("\n".join(record.class_lines()))
+
+
+def linear(run: Path, config: LinearConfig) -> None:
+    """Train a linear classifier on the frozen features (pool5), and validate it."""
+    from fastsiam.jobs.evaluate import evaluate_linear
+
+    _evaluated(evaluate_linear, run, config)
+
+
+def finetune(run: Path, config: FinetuneConfig) -> None:
+    """Train the whole network with labels, of 1% or 10% of the images for instance; validate it."""
+    from fastsiam.jobs.evaluate import evaluate_finetuned
+
+    _evaluated(evaluate_finetuned, run, config)
+
+
+def _evaluated(evaluate: Callable[..., Record], run: Path, config: EvalConfig) -> Record | None:
+    """Evaluate on as many ranks as are asked for; rank 0 prints the summary and gets the record."""
+    from fastsiam import distributed
+    from fastsiam.jobs.evaluate import preflight
+
+    where = RunConfig(gpus=config.gpus, device=config.device)
+    if config.gpus > 1 and not distributed.is_worker():
+        distributed.check_devices(where)
+        preflight(run, config)
+        sys.exit(distributed.launch(config.gpus, sys.argv[1:]))
+    place = distributed.start(where)
+    record = evaluate(run, config, place)
+    distributed.finish()
+    if not place.leads:
+        return None
+    print("\n".join(record.summary))
+    return record
+
+
+measures.command()(command_of(knn, KnnConfig, argument=_NETWORK))
+measures.command()(command_of(linear, LinearConfig, argument=_NETWORK))
+measures.command()(command_of(finetune, FinetuneConfig, argument=_NETWORK))
+
+
+def features(run: Path, config: FeaturesConfig) -> None:
+    """Write the features of every image to a file, for work of your own."""
+    from fastsiam import distributed
+    from fastsiam.jobs.features import write_features
+
+    place = distributed.start(RunConfig(device=config.device))
+    for path in write_features(run, config, place):
+        print(f"wrote {path}")
+
+
+def neighbours(run: Path, config: NeighboursConfig) -> None:
+    """Draw some images and those whose features are nearest to theirs."""
+    from fastsiam import distributed
+    from fastsiam.jobs.features import write_neighbours
+
+    out = picture_path(Path(config.out))
+    place = distributed.start(RunConfig(device=config.device))
+    write_neighbours(run, config, place, out=out)
+    print(f"wrote {config.out}: each row an image, and the training images nearest to it")
+
+
+def _alone(config: type[EvalConfig]) -> set[str]:
+    """Return the options of a command that is one process and leaves no record."""
+    return {f.name for f in fields(config)} - {"gpus", "json"}
+
+
+app.command()(
+    command_of(features, FeaturesConfig, options=_alone(FeaturesConfig), argument=_NETWORK)
+)
+app.command()(
+    command_of(neighbours, NeighboursConfig, options=_alone(NeighboursConfig), argument=_NETWORK)
+)

@@ -1,0 +1,66 @@
+"""``fastsiam export``: weights for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def export(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run folder, checkpoint, or a file of weights: of simsiam's authors, mmselfsup, "
+            "solo-learn, lightly, torchvision or timm."
+        ),
+    ],
+    layout: Annotated[
+        Literal["torchvision", "timm", "simsiam", "detectron2"],
+        typer.Option("--format", help="Library whose names the weights shall have."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam: not the "
+            "first; detectron2: .pkl). A model card, FILE.md, comes beside it."
+        ),
+    ],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            help="Network of a file whose names do not tell: convnext_tiny, timm/NAME. "
+            "Default: found out; plain ResNets are."
+        ),
+    ] = "",
+    stem: Annotated[
+        str,
+        typer.Option(
+            help="First layers of a ResNet out of a file: imagenet, cifar, cifar-pad2 or "
+            "cifar-no-relu. Weights do not tell the last three apart: default is cifar, or what "
+            "the file's program has."
+        ),
+    ] = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file and its card if they are there.")
+    ] = False,
+) -> None:
+    """Write the backbone's weights for another library, with a model card.
+
+    simsiam takes the heads too.
+    """
+    from fastsiam.interchange import load_pretrained
+    from fastsiam.jobs import export as jobs
+
+    try:
+        pretrained = load_pretrained(run, backbone=backbone, stem=stem)
+        print(f"read {pretrained}")
+        written = jobs.export(pretrained, layout=layout, out=out, force=force)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    for path in written:
+        print(f"wrote {path}")

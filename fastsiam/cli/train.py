@@ -1,0 +1,49 @@
+"""``fastsiam train``, and the demo of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastsiam.cli.options import train_command
+from fastsiam.config import TrainConfig
+
+app = typer.Typer()
+
+
+def train(recipe: str, config: TrainConfig) -> None:
+    """Train SimSiam. The defaults shown are those of --recipe."""
+    from fastsiam import distributed
+    from fastsiam.jobs import train as jobs
+
+    world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else config.run.gpus
+    try:
+        jobs.preflight(config, world=world)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if world > 1 and not distributed.is_worker():
+        folder = jobs.run_folder(config, recipe)
+        sys.exit(distributed.launch(world, [*sys.argv[1:], "--out", str(folder)]))
+    jobs.train_here(config, recipe)
+
+
+app.command()(train_command(train))
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="Folder for the images, the run and the report.")
+    ] = Path("runs/demo"),
+) -> None:
+    """Make small images, train on them, and show that the features beat raw pixels.
+
+    Takes a few minutes on a laptop.
+    """
+    from fastsiam.jobs.demo import run_demo
+
+    run_demo(out)

@@ -1,0 +1,121 @@
+"""Options: every one from the config and only there, with the defaults of recipe and method."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fastsiam.cli.options import field_docs, train_command
+from fastsiam.config import (
+    METHOD_CONFIGS,
+    AugmentConfig,
+    OptimConfig,
+    SimSiamConfig,
+    TrainConfig,
+    ViewConfig,
+)
+from fastsiam.config.flags import train_flags
+from fastsiam.config.recipes import RECIPES, cifar10, imagenet
+from tests.conftest import fastsiam, flags
+
+
+def parse(*arguments: str) -> tuple[str, TrainConfig]:
+    """Give arguments to a command made by ``train_command``; return what it got."""
+    got: list[tuple[str, TrainConfig]] = []
+    app = typer.Typer()
+    app.command()(train_command(lambda recipe, config: got.append((recipe, config))))
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return got[0]
+
+
+OWN_HELP = {"views", "method"}
+"""Flags whose fields hold dataclasses: the command line has a number and a name for these."""
+
+
+def test_every_field_is_a_flag() -> None:
+    """The fields of the sections, but for the two that hold more: of their dataclasses."""
+    sections = [type(getattr(TrainConfig(), section.name)) for section in fields(TrainConfig)]
+    settings = [*sections, ViewConfig, *METHOD_CONFIGS.values()]
+    expected = {f.name for kind in settings for f in fields(kind)}
+    assert {flag.name for flag in train_flags()} == expected
+
+
+def test_every_flag_is_an_option_with_its_help() -> None:
+    text = re.sub(r"[│╭╮╰╯─\s]+", "", fastsiam("train", "--help").stdout)
+    for flag in train_flags():
+        assert f"--{flag.name.replace('_', '-')}" in text
+        help_of = field_docs(flag.owner)[flag.name]
+        assert help_of.endswith(".") and "\n" not in help_of
+        assert flag.name in OWN_HELP or help_of.replace(" ", "")[:40] in text, flag.name
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_field_makes_the_round_trip(name: str) -> None:
+    expected = RECIPES[name]()
+    assert parse("--recipe", name) == (name, expected)
+    assert parse(*flags(expected, recipe="imagenet")) == ("imagenet", expected)
+
+
+def test_flag_beats_recipe_beats_default_in_any_order() -> None:
+    assert parse()[1] == imagenet()
+    for arguments in (
+        ["--recipe", "cifar10", "--lr", "0.5"],
+        ["--lr", "0.5", "--recipe", "cifar10"],
+    ):
+        expected = replace(cifar10(), optim=replace(cifar10().optim, lr=0.5))
+        assert parse(*arguments) == ("cifar10", expected)
+    assert parse("--recipe", "cifar10")[1] == cifar10()  # nothing leaked from the call before
+
+
+def test_recipes_are_the_papers() -> None:
+    paper = imagenet()
+    assert paper.optim == OptimConfig(
+        epochs=100, batch=512, lr=0.05, momentum=0.9, weight_decay=1e-4
+    )
+    assert paper.model.backbone == "resnet50"
+    assert paper.model.method == SimSiamConfig(projector_layers=3, dim=2048, predictor_dim=512)
+    assert paper.augment == AugmentConfig.alike(
+        crop=224, scale_min=0.2, jitter_p=0.8, gray_p=0.2, blur_p=0.5
+    )
+    small = cifar10()
+    assert (small.optim.epochs, small.optim.batch, small.optim.lr, small.optim.weight_decay) == (
+        800,
+        512,
+        0.03,
+        5e-4,
+    )
+    assert (small.model.backbone, small.model.stem) == ("resnet18", "cifar")
+    assert small.model.method == SimSiamConfig(projector_layers=2)
+    assert [(view.blur_p, view.crop) for view in small.augment.views] == [(0, 32), (0, 32)]
+    for config in (paper, small):
+        assert (config.monitor.knn_k, config.monitor.knn_temperature) == (200, 0.2)
+        assert isinstance(config.model.method, SimSiamConfig)
+        assert config.model.method.predictor_lr == "constant" and config.optim.warmup_epochs == 0
+
+
+def test_help_shows_the_recipes_defaults() -> None:
+    def default(text: str, option: str) -> str:
+        body = re.sub(r"[│\s]+", " ", text)
+        return re.search(rf"--{option} .*?\[default: ([^\]]+)\]", body).group(1)  # type: ignore[union-attr]
+
+    plain, small = (
+        fastsiam("train", "--help").stdout,
+        fastsiam("train", "--recipe", "cifar10", "--help").stdout,
+    )
+    assert (default(plain, "epochs"), default(small, "epochs")) == ("100", "800")
+    assert (default(plain, "backbone"), default(small, "backbone")) == ("resnet50", "resnet18")
+
+
+def test_config_survives_json() -> None:
+    for recipe in RECIPES.values():
+        config: Any = json.loads(json.dumps(recipe().to_dict()))
+        assert TrainConfig.from_dict(config) == recipe()
+    with pytest.raises(ValueError, match=r"unknown setting optim\.speed"):
+        TrainConfig.from_dict({"optim": {"speed": 9}})
