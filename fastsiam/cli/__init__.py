@@ -17,7 +17,8 @@ import typer
 import typer.core
 
 import fastsiam
-from fastsiam.bench import config as bench_config
+from fastsiam.bench.cases import CASES as BENCH_CASES
+from fastsiam.bench.cases import Case
 from fastsiam.bench.config import BenchConfig
 from fastsiam.cli.options import command_of, recipe_named, train_command
 from fastsiam.config import ConvertConfig, DataConfig, Pipeline, RunConfig, TrainConfig
@@ -262,18 +263,18 @@ bench_app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 
 
-def _bench_command(case: str, text: str) -> None:
+def _bench_command(case: Case) -> None:
     def run(config: BenchConfig) -> None:
         from fastsiam.bench.suite import run
 
-        run(case, config)
+        run(case.name, config)
 
-    run.__doc__ = text
-    bench_app.command(case)(command_of(run, BenchConfig, options=bench_config.FIELDS[case]))
+    run.__doc__ = case.help
+    bench_app.command(case.name)(command_of(run, BenchConfig, options=case.options))
 
 
-for _case, _text in bench_config.CASES.items():
-    _bench_command(_case, _text)
+for _case in BENCH_CASES.values():
+    _bench_command(_case)
 
 
 @bench_app.command("profile")
@@ -294,7 +295,7 @@ def bench_profile(
     ] = Path("trace.json"),
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
-    from fastsiam.bench.profile import profile
+    from fastsiam.bench.cases.profile import profile
     from fastsiam.bench.session import session
 
     try:
