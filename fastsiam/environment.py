@@ -1,4 +1,4 @@
-"""What this machine has: versions, processors, GPUs, and which pipelines can run here."""
+"""What this machine has: versions, processors, GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -53,32 +52,6 @@ def commit() -> str:
         return ""
     git = ["git", "-C", str(home), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
-
-
-def pipelines() -> dict[str, str]:
-    """Return what can be said of each pipeline here: "ready", and on which device it works."""
-    import torch
-
-    device = "GPU" if torch.cuda.is_available() else "CPU"
-    return {
-        "torchvision": f"ready: PIL in worker processes, training on the {device}",
-        "ffcv": _needs("fastsiam.pipelines.ffcv_backend", "ffcv")
-        or "ready: .beton files, decoded and cropped in threads of the CPU",
-        "dali": _needs("nvidia.dali, fastsiam.pipelines.dali_backend", "dali")
-        or f"ready: decoded and cropped on the {device}",
-        "memory": f"ready: a small data set decoded once, augmented on the {device}",
-        "synthetic": f"ready: tensors on the {device}, the ceiling of training speed",
-    }
-
-
-def _needs(module: str, extra: str) -> str | None:
-    """Say what is missing: tried in a process of its own, for a library can be there and broken."""
-    command = [sys.executable, "-c", f"import {module}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == 0:
-        return None
-    reason = (done.stderr.strip().splitlines() or [f"it ends with code {done.returncode}"])[-1]
-    return f"not ready: pip install 'fastsiam[{extra}]' ({reason})"
 
 
 def _driver() -> str | None:

@@ -1,4 +1,4 @@
-"""From a data set to batches of two views, whatever the back-end.
+"""From a data set to batches of views, whatever the back-end.
 
     from fastsiam.pipelines import build_loader
 
@@ -8,27 +8,24 @@
             loss = model(batch.view1, batch.view2)
 
 Every pipeline applies the parameters that ``fastsiam.views.draws.draw_views`` gives it to the
-images that ``order.Order`` names, so they differ in speed and not in what they show.
+images that ``order.Order`` names, so they differ in speed and not in what they show. Which there
+are, and what each can do, is in ``backends``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
-from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.errors import BackendError, DataError
+from fastsiam.errors import DataError
 
+from .backends import BACKENDS, BASELINE, CentralOpening, Opening
 from .order import Order
 from .store import Split, Store, open_store
-from .store.beton import BetonStore
 from .subsets import choose, read_list
 
 if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
@@ -36,7 +33,7 @@ if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does withou
 
     from fastsiam.views.batch import EvalLoader, Loader
 
-    from .evaluation import Crops
+    from .central import MakeCrops
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +61,7 @@ def build_loader(
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
 ) -> Loader:
-    """Open a data set's training images as a loader of two-view batches.
+    """Open a data set's training images as a loader of batches of views.
 
     Args:
         data: which images, by which pipeline, with how many workers.
@@ -91,59 +88,22 @@ def build_loader(
         torch.device(device),
         dtype or torch.float32,
     )
-    if data.pipeline == "synthetic":
-        from .synthetic_backend import IMAGES, SyntheticLoader
-
-        return SyntheticLoader(
-            augment,
-            batch=batch,
-            seed=seed,
-            rank=rank,
-            world=world,
-            device=device,
-            dtype=dtype,
-            images=IMAGES if chosen is None else len(chosen),
-        )
-    store = open_training_images(data, batch=batch, chosen=chosen)
-    images = len(store) if chosen is None else len(chosen)
-    order = Order(images=images, batch=batch, seed=seed, rank=rank, world=world, chosen=chosen)
-    if data.pipeline == "memory":
-        from .memory_backend import MemoryLoader
-
-        return MemoryLoader(store, order, augment, workers=data.workers, device=device, dtype=dtype)
-    if data.pipeline == "ffcv":
-        with _importing("ffcv"):
-            from .ffcv_backend import FfcvLoader
-
-        return FfcvLoader(
-            store,
-            order,
-            augment,
-            workers=data.workers,
-            prefetch=data.prefetch,
-            os_cache=data.os_cache,
-            device=device,
-            dtype=dtype,
-        )
-    if data.pipeline == "dali":
-        with _importing("dali"):
-            from .dali_backend import DaliLoader
-
-            return DaliLoader(
-                store,
-                order,
-                augment,
-                workers=data.workers,
-                prefetch=data.prefetch,
-                hw_decoder_load=data.dali_hw_decoder_load,
-                device=device,
-                dtype=dtype,
-            )
-    from .torchvision_backend import TorchvisionLoader
-
-    return TorchvisionLoader(
-        store, order, augment, workers=data.workers, device=device, dtype=dtype
+    backend = BACKENDS[data.pipeline]
+    store = open_training_images(data, batch=batch, chosen=chosen) if backend.real else None
+    images = len(store) if store is not None else backend.images or 0
+    order = Order(
+        images=images if chosen is None else len(chosen),
+        batch=batch,
+        seed=seed,
+        rank=rank,
+        world=world,
+        chosen=chosen,
     )
+    opening = Opening(
+        data=data, order=order, augment=augment, device=device, dtype=dtype, store=store
+    )
+    with backend.importing():
+        return backend.open(opening)
 
 
 def open_training_images(
@@ -157,15 +117,10 @@ def open_training_images(
             of the ``chosen`` there are fewer.
         ValueError: ``chosen`` is no ascending list of positions.
     """
-    if _lacks_package(data):
-        raise BackendError(_how_to_install(data.pipeline, "it is not installed"))
+    backend = BACKENDS[data.pipeline]
+    backend.require_package()
     store = open_store(data.root, "train")
-    if data.pipeline == "ffcv" and not isinstance(store, BetonStore):
-        raise DataError(
-            f"--pipeline ffcv reads one .beton file, and {store} is none: make it with "
-            f"fastsiam convert folder --source {data.root} --out DIR and train with --data DIR, "
-            "or choose --pipeline dali"
-        )
+    backend.require_readable(store, data)
     images = len(_positions(store, chosen))
     if images < batch:
         part = "" if chosen is None else "the chosen part of "
@@ -185,33 +140,6 @@ def _positions(store: Store, chosen: NDArray[np.int64] | None) -> NDArray[np.int
     return chosen
 
 
-_PACKAGES = {"ffcv": "ffcv", "dali": "nvidia.dali"}
-
-
-def _lacks_package(data: DataConfig) -> bool:
-    try:
-        return data.pipeline in _PACKAGES and find_spec(_PACKAGES[data.pipeline]) is None
-    except ModuleNotFoundError:  # the package that it is part of
-        return True
-
-
-def _how_to_install(pipeline: str, reason: object) -> str:
-    also = " or, with CUDA 13, 'fastsiam[dali13]'" if pipeline == "dali" else ""
-    return (
-        f"the {pipeline} pipeline cannot be loaded ({reason}); "
-        f"install it with: pip install 'fastsiam[{pipeline}]'{also}"
-    )
-
-
-@contextlib.contextmanager
-def _importing(pipeline: str) -> Iterator[None]:
-    """Say what to do where a package is there, but broken: a library that it needs, say."""
-    try:
-        yield
-    except ImportError as error:
-        raise BackendError(_how_to_install(pipeline, error)) from error
-
-
 def build_eval_loader(
     data: DataConfig,
     split: Split,
@@ -228,8 +156,8 @@ def build_eval_loader(
     """Open one split as a loader of central crops, as kNN and linear evaluation use them.
 
     The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images, to the
-    last bit where they are made on the CPU. Two pipelines have a fast way to them: ``ffcv`` from a
-    .beton file, ``dali`` from anything. The rest is left to PIL, also where their package is not
+    last bit where they are made on the CPU. Some pipelines have a fast way to them (``ffcv`` from a
+    .beton file, ``dali`` from anything). The rest is left to PIL, also where their package is not
     installed: a run can be evaluated on another machine than it was made on.
 
     Args:
@@ -251,12 +179,15 @@ def build_eval_loader(
     """
     import torch
 
-    from .evaluation import CentralCrops
+    from .central import CentralCrops
 
     store, device = open_store(data.root, split), torch.device(device)
+    opening = CentralOpening(
+        data=data, store=store, resize=resize, side=augment.crop, device=device
+    )
     return CentralCrops(
         store,
-        _central_crops(data, store, resize, augment.crop, device),
+        _central_crops(opening),
         augment,
         chosen=_positions(store, chosen),
         batch=batch,
@@ -267,44 +198,15 @@ def build_eval_loader(
     )
 
 
-def _central_crops(
-    data: DataConfig, store: Store, resize: int, side: int, device: torch.device
-) -> Crops:
+def _central_crops(opening: CentralOpening) -> MakeCrops:
     """Return what makes central crops of a store, by the pipeline if it can."""
-    lacking = _lacks_package(data)
-    if lacking:
+    backend, baseline = BACKENDS[opening.data.pipeline], BACKENDS[BASELINE]
+    assert baseline.central_crops is not None
+    if not backend.installed:
         log.warning(
-            f"{data.pipeline} is not installed here: PIL makes the central crops, which is slower"
+            f"{backend.name} is not installed here: PIL makes the central crops, which is slower"
         )
-    if data.pipeline == "ffcv" and isinstance(store, BetonStore) and not lacking:
-        with _importing("ffcv"):
-            from . import ffcv_backend
-
-        return partial(
-            ffcv_backend.central_crops,
-            store,
-            resize=resize,
-            side=side,
-            workers=data.workers,
-            prefetch=data.prefetch,
-            device=device,
-        )
-    if data.pipeline == "dali" and not lacking:
-        with _importing("dali"):
-            from . import dali_backend
-
-            return partial(
-                dali_backend.central_crops,
-                store,
-                resize=resize,
-                side=side,
-                workers=data.workers,
-                prefetch=data.prefetch,
-                hw_decoder_load=data.dali_hw_decoder_load,
-                device=device,
-            )
-    from .evaluation import central_crops
-
-    return partial(
-        central_crops, store, resize=resize, side=side, workers=data.workers, device=device
-    )
+    elif backend.central_crops is not None and backend.reads(opening.store):
+        with backend.importing():
+            return backend.central_crops(opening)
+    return baseline.central_crops(opening)

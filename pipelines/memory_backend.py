@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.views.batch import TwoViewBatch, to_device
+from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
-from fastsiam.views.photometric import photometric
 
+from .finish import Finisher
 from .geometric import crop_views
 from .order import Order
 from .store import Store
@@ -28,7 +28,7 @@ from .workers import in_workers
 
 
 class MemoryLoader:
-    """Two-view batches from device memory; see ``fastsiam.views.batch.Loader``."""
+    """Batches from device memory; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
         self,
@@ -41,20 +41,18 @@ class MemoryLoader:
         dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
+        self._order, self._augment = order, augment
         self._pixels: Pixels | None = Pixels(store, order.chosen, workers, device)
-        self._labels = torch.from_numpy(store.labels).to(device)
+        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
-        for chosen, params, crops in self.crops(number, skip=skip):
-            view1, view2 = photometric(crops, params, self._augment, dtype=self._dtype)
-            index = to_device(chosen, self._device)
-            yield TwoViewBatch(view1, view2, index, self._labels[index])
+        for made in self.crops(number, skip=skip):
+            yield self._finisher.finish(*made)
 
     def crops(
         self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
         if self._pixels is None:
             raise RuntimeError("this loader is closed")
@@ -66,7 +64,7 @@ class MemoryLoader:
             params = draw_views(
                 self._augment, seed=self._order.seed, epoch=number, index=chosen, size=size
             )
-            yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment.crop)
+            yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment)
 
     def close(self) -> None:
         """Free the pixels."""
@@ -109,7 +107,7 @@ class Pixels:
     ) -> None:
         wanted = np.arange(len(store)) if chosen is None else chosen
         stretches = [wanted[i : i + 256] for i in range(0, len(wanted), 256)]
-        room, used = _room(device), 0
+        room, used = _free_bytes(device), 0
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
         host = torch.device("cpu")
@@ -139,8 +137,8 @@ class Pixels:
             self.flat[start - len(part) : start].copy_(part)
 
 
-def _room(device: torch.device) -> int:
-    """Bytes that can still be had on the device."""
+def _free_bytes(device: torch.device) -> int:
+    """Return how many bytes can still be had on the device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     meminfo = Path("/proc/meminfo")

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import TwoViewBatch
+from fastsiam.views.batch import Batch
 
 from .order import Order
 
-IMAGES = 1_281_167
-"""Images in an epoch: as many as ImageNet's training set has."""
 _DISTINCT = 4
 
 
@@ -21,33 +19,25 @@ class SyntheticLoader:
     """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
-        self,
-        augment: AugmentConfig,
-        *,
-        batch: int,
-        seed: int,
-        rank: int,
-        world: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        images: int,
+        self, order: Order, augment: AugmentConfig, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._order = Order(images=images, batch=batch, seed=seed, rank=rank, world=world)
-        self.source, self.images, self.steps = "noise", images, self._order.steps
-        generator = torch.Generator(device).manual_seed(seed + rank)
-        shape = (batch // world, 3, augment.crop, augment.crop)
+        self.source, self.images, self.steps = "noise", order.images, order.steps
+        generator = torch.Generator(device).manual_seed(order.seed + order.rank)
+        batch = order.batch // order.world
 
-        def noise() -> Tensor:
+        def noise(side: int) -> Tensor:
+            shape = (batch, 3, side, side)
             views = torch.randn(shape, generator=generator, device=device).to(dtype)
             return views.contiguous(memory_format=torch.channels_last)
 
-        index = torch.arange(shape[0], device=device)
+        index = torch.arange(batch, device=device)
         label = torch.full_like(index, -1)
         self._batches = [
-            TwoViewBatch(noise(), noise(), index + i * shape[0], label) for i in range(_DISTINCT)
+            Batch(tuple(noise(view.crop) for view in augment.views), index + i * batch, label)
+            for i in range(_DISTINCT)
         ]
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the same few batches in turn."""
         for step in range(skip, self.steps):
             yield self._batches[(number * self.steps + step) % _DISTINCT]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -52,6 +54,25 @@ def shut_down(loader: DataLoader[Any]) -> None:
     iterator = getattr(loader, "_iterator", None)  # torch offers no public way
     if iterator is not None:
         iterator._shutdown_workers()
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+def closes_at_exit(loader: _Closes) -> None:
+    """Have a loader closed at the end of the program if its user leaves it open.
+
+    Its processes and threads end while they can be waited for: before multiprocessing waits for
+    them in vain, and before the interpreter takes apart the modules that they use.
+    """
+    atexit.register(_close, weakref.ref(loader))
+
+
+def _close(reference: weakref.ref[_Closes]) -> None:
+    loader = reference()
+    if loader is not None:
+        loader.close()
 
 
 def made_ahead(

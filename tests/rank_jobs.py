@@ -28,7 +28,7 @@ from fastsiam.methods import SimSiam, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import TwoViewBatch
+from fastsiam.views.batch import Batch
 from tests.conftest import model_of, with_settings
 
 MODEL = model_of(
@@ -48,14 +48,14 @@ def make_method(model: ModelConfig = MODEL) -> SimSiam:
     return build_method(model)
 
 
-def global_batch() -> TwoViewBatch:
+def global_batch() -> Batch:
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(2, 16, 3, 16, 16, generator=generator)
     # Every sample has its own scale and mean: statistics of half a batch would give another result.
     views = views * torch.linspace(0.2, 3, 16).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 16).view(
         -1, 1, 1, 1
     )
-    return TwoViewBatch(views[0], views[1], torch.arange(16), torch.zeros(16, dtype=torch.int64))
+    return Batch((views[0], views[1]), torch.arange(16), torch.zeros(16, dtype=torch.int64))
 
 
 def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from fastsiam.training.log import read_metrics
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep, autocast_type
+from fastsiam.views.batch import Crops
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
 from tests.pipelines.test_pipelines import readable
@@ -165,8 +166,9 @@ def photographs(real_images: Path) -> list[Image.Image]:
     return [Image.open(file).convert("RGB") for file in sorted(real_images.glob("*/*.JPEG"))[:64]]
 
 
-def on_the_gpu(function: Any, tensor: Tensor, *args: Any, **options: Any) -> Any:
-    result = function(tensor.cuda(), *args, **options)
+def on_the_gpu(function: Any, given: Tensor | Crops, *args: Any, **options: Any) -> Any:
+    there = given.cuda() if isinstance(given, Tensor) else tuple(part.cuda() for part in given)
+    result = function(there, *args, **options)
     return result.cpu() if isinstance(result, Tensor) else tuple(view.cpu() for view in result)
 
 
@@ -202,7 +204,7 @@ def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.Monkey
             n = 10 + seed
             size, start = np.array([(height, width)] * n), np.arange(n) * height * width * 3
             params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
-            crops = crop_views(pixels, start, size, params, config.crop)
+            crops = crop_views(pixels, start, size, params, config)
             photometric(crops, params, config, dtype=torch.bfloat16)
             assert len(new) == 7, new  # in the first batch, and none later
             torch.cuda.set_sync_debug_mode("error")
@@ -218,9 +220,9 @@ def test_ffcvs_crops_survive_a_gpu_that_is_behind(images: Path) -> None:
     host = build_loader(data, augment, batch=4)
     device = build_loader(data, augment, batch=4, device="cuda")
     for epoch in range(6):
-        expected = [crops.clone() for _, _, crops in host.crops(epoch)]  # type: ignore[attr-defined]
+        expected = [crops.clone() for _, _, (crops,) in host.crops(epoch)]  # type: ignore[attr-defined]
         found = []
-        for _, _, crops in device.crops(epoch):  # type: ignore[attr-defined]
+        for _, _, (crops,) in device.crops(epoch):  # type: ignore[attr-defined]
             torch.cuda._sleep(50_000_000)
             found.append(crops.clone())
             if epoch % 2 and len(found) == 3:

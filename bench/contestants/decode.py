@@ -43,7 +43,7 @@ def build_decoding(
         return decode_image(tensors[index], ImageReadMode.RGB)
 
     def by_turbo() -> Callable[[], object]:
-        from fastsiam.pipelines.ffcv_backend import Decompressor
+        from fastsiam.pipelines.ffcv_decoder import Decompressor
 
         converted = BetonStore(Path(beton) / "train.beton")
         largest = int((converted.height.astype(int) * converted.width).max())

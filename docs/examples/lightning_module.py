@@ -13,7 +13,7 @@ from torchvision.models import resnet18
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_loader
-from fastsiam.views.batch import Loader, TwoViewBatch
+from fastsiam.views.batch import Batch, Loader
 
 
 class Epochs:
@@ -25,7 +25,7 @@ class Epochs:
     def __len__(self) -> int:
         return self.loader.steps
 
-    def __iter__(self) -> Iterator[TwoViewBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         self.epoch += 1
         return self.loader.epoch(self.epoch - 1)
 
@@ -50,10 +50,10 @@ class SimSiam(lightning.LightningModule):
         )
         return Epochs(loader, first=self.trainer.current_epoch)
 
-    def transfer_batch_to_device(self, batch: TwoViewBatch, *_: object) -> TwoViewBatch:
+    def transfer_batch_to_device(self, batch: Batch, *_: object) -> Batch:
         return batch  # it is there already
 
-    def training_step(self, batch: TwoViewBatch, _: int) -> torch.Tensor:
+    def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         z1, z2 = self.encoder(batch.view1), self.encoder(batch.view2)
         p1, p2 = self.predictor(z1), self.predictor(z2)
         similarity = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())

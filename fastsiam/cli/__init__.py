@@ -453,9 +453,10 @@ def info(
     ] = None,
 ) -> None:
     """Print versions, GPUs, and which pipelines can run here."""
-    from fastsiam.environment import environment, pipelines
+    from fastsiam.environment import environment
+    from fastsiam.pipelines.backends import readiness
 
-    found, ready = environment(), pipelines()
+    found, ready = environment(), readiness()
     packages = found.pop("packages")
     for name, value in {**found, "gpus": ", ".join(found["gpus"]) or "none"}.items():
         print(f"{name:12} {value}")

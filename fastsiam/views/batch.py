@@ -42,14 +42,16 @@ class Batch:
         return [Batch(part, *own) for part, own in zip(views, rest, strict=True)]
 
 
-def TwoViewBatch(view1: Tensor, view2: Tensor, index: Tensor, label: Tensor) -> Batch:
-    return Batch((view1, view2), index, label)
-
-
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """Copy a host array to a device without making the host wait for the device."""
     tensor = torch.from_numpy(np.array(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+Crops = tuple[Tensor, ...]
+"""Crops of N images, before the photometric stage: one tensor for each side of the views, in the
+order of ``AugmentConfig.by_side``. Each is (V, N, S, S, 3) uint8 on the device, where V counts the
+views of that side."""
 
 
 class Loader(Protocol):
@@ -80,12 +82,12 @@ class CropLoader(Loader, Protocol):
 
     def crops(
         self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Tensor]]:
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what an epoch's batches are made of.
 
         Yields:
-            The N images' positions in the data set, their parameters, and the crops:
-            (2, N, S, S, 3) uint8 on the device, overwritten when the next are asked for.
+            The N images' positions in the data set, their parameters, and the crops, which are
+            overwritten when the next are asked for.
         """
 
 

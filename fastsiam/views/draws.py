@@ -22,11 +22,13 @@ from . import rng
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 """The jitter's operations, numbered as in torchvision's ``ColorJitter``."""
 
+NO_LEVEL = 256
+"""A threshold of solarising that no level reaches."""
+
 _ORDERS = np.array(list(permutations(range(4))), dtype=np.int8)
 _TRIES = 10  # as RandomResizedCrop.get_params
 _FIRST_AFTER_CROP = 4 * _TRIES
 _DRAWS = _FIRST_AFTER_CROP + 11
-_NO_LEVEL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def draw_views(
         factor=(low + after[..., 3:7] * (high - low)).astype(np.float32),
         gray=after[..., 7] < each("gray_p"),
         blur=np.where(after[..., 8] < each("blur_p"), sigma, 0.0).astype(np.float32),
-        solarise=np.where(inverts, each("solarise_threshold"), _NO_LEVEL).astype(np.int16),
+        solarise=np.where(inverts, each("solarise_threshold"), NO_LEVEL).astype(np.int16),
     )
 
 

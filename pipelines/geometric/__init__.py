@@ -1,4 +1,4 @@
-"""The geometric stage for images that are decoded: cut both crops, resize as PIL does, flip.
+"""The geometric stage for images that are decoded: cut all crops, resize as PIL does, flip.
 
 ``cpu`` and ``cuda`` do the same for one kind of device each. The torchvision pipeline leaves this
 to PIL, and the DALI pipeline to DALI.
@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastsiam.config import AugmentConfig
 from fastsiam.trace import span
+from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
 
@@ -42,10 +44,19 @@ class Cuts:
         return float((self.box[..., 2:] / self.resized).max(initial=0))
 
 
-def cut_views(params: ViewParams, side: int) -> Cuts:
-    """Return both views of N images as cuts: their boxes, resized to ``side`` pixels square."""
-    resized = np.full((*params.flip.shape, 2), side, np.int32)
-    return Cuts(params.box, params.flip, resized, np.zeros_like(resized))
+def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
+    """Return the views of N images as cuts, of one side after the other.
+
+    Returns:
+        For each side of ``config.by_side`` the boxes of its views, resized to that many pixels
+        square.
+    """
+    sides = []
+    for side, numbers in config.by_side.items():
+        own = params.views(numbers)
+        resized = np.full((*own.flip.shape, 2), side, np.int32)
+        sides.append(Cuts(own.box, own.flip, resized, np.zeros_like(resized)))
+    return tuple(sides)
 
 
 def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
@@ -66,25 +77,35 @@ def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
 
 
 def crop_views(
-    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
-) -> Tensor:
-    """Cut both crops of N images, resize and flip them.
+    pixels: Tensor,
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    params: ViewParams,
+    config: AugmentConfig,
+) -> Crops:
+    """Cut the crops of N images, resize and flip them.
 
     Args:
         pixels: (bytes,) uint8: images one after the other, each H x W x 3, on a CPU or a CUDA GPU.
         start: (N,) where each of the images begins.
         size: (N, 2) height and width of each.
         params: crop boxes and flips of the N images.
-        side: of the result, in pixels.
+        config: says which views have which side.
 
     Returns:
-        (2, N, side, side, 3) uint8 on the pixels' device.
+        The crops on the pixels' device.
     """
     with span("crop"):
         if pixels.device.type == "cuda":
             from . import cuda
 
-            return cuda.crop_views(pixels, start, size, params, side)
-        from . import cpu
+            crop_side = cuda.crop_side
+        else:
+            from . import cpu
 
-        return cpu.crop_views(pixels, start, size, params, side)
+            crop_side = cpu.crop_side
+        cuts = cut_views(params, config)
+        return tuple(
+            crop_side(pixels, start, size, own, side)
+            for own, side in zip(cuts, config.by_side, strict=True)
+        )

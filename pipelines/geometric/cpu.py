@@ -24,9 +24,8 @@ from torch import Tensor
 
 from fastsiam.kernels.jit import compiled
 from fastsiam.kernels.threads import in_threads, take
-from fastsiam.views.draws import ViewParams
 
-from . import Cuts, cut_views
+from . import Cuts
 
 _PRECISION = 22
 """Bits of a weight's fraction, as in PIL."""
@@ -34,19 +33,30 @@ _AHEAD = 5  # bytes that are read behind the last pixel of a row, and given no w
 _ONE, _HALF = float(1 << _PRECISION), np.int32(1 << (_PRECISION - 1))
 
 
-def crop_views(
-    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
+def crop_side(
+    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> Tensor:
-    """Do what ``fastsiam.pipelines.geometric.crop_views`` says."""
-    n = len(start)
-    crops = torch.empty((2, n, side, side, 3), dtype=torch.uint8)
-    source, out = pixels.numpy(), crops.numpy().reshape(2, n, -1)
+    """Cut the crops of one side out of N images that lie one after the other.
+
+    Args:
+        pixels: (bytes,) uint8: the images, each H x W x 3.
+        start: (N,) where each begins.
+        size: (N, 2) height and width of each.
+        cuts: V of each.
+        side: of the result, in pixels.
+
+    Returns:
+        (V, N, side, side, 3) uint8.
+    """
+    views, n = cuts.flip.shape
+    crops = torch.empty((views, n, side, side, 3), dtype=torch.uint8)
+    source, out = pixels.numpy(), crops.numpy().reshape(views, n, -1)
     height, width = size.max(0).tolist() if n else (0, 0)
-    cuts = in_arrays(cut_views(params, side))
+    arrays = in_arrays(cuts)
 
     def work(counter: NDArray[np.int64]) -> None:
         scratch = Scratch(height, width, side).arrays
-        _crop_all(source, start, size, cuts, side, out, scratch, counter)
+        _crop_all(source, start, size, arrays, side, out, scratch, counter)
 
     in_threads(work, n)
     return crops

@@ -1,4 +1,4 @@
-"""The geometric stage on a GPU: both crops of images that lie there, cut, resized as PIL does.
+"""The geometric stage on a GPU: crops of images that lie there, cut, resized as PIL does.
 
 The result equals PIL's to the last bit. PIL resizes in two passes, one along each axis, with a
 triangle filter that widens when it shrinks, stays inside the crop, and has weights that are whole
@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.views.batch import to_device
-from fastsiam.views.draws import ViewParams
+
+from . import Cuts
 
 _BLOCK = 256  # pixels, or weights' rows, of one program
 _COMPILER: dict[str, Any] = {"enable_fp_fusion": False}
@@ -53,31 +54,33 @@ _PASS_COLUMNS = tl.constexpr(4)
 _COLUMNS = tl.constexpr(11)
 
 
-def crop_views(
-    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
+def crop_side(
+    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> Tensor:
-    """Do what ``fastsiam.pipelines.geometric.crop_views`` says.
+    """Do what ``fastsiam.pipelines.geometric.cpu.crop_side`` says: whole boxes, no other cuts.
 
     The pixels lie on a GPU; in Triton's interpreter, on the CPU.
     """
     assert pixels.dtype == torch.uint8 and pixels.is_contiguous()
-    plan, weights = _plan(start, size, params, side)
-    n, device = len(start), pixels.device
-    table = to_device(plan, device)
-    weight = torch.empty(weights, dtype=torch.int32, device=device)
-    crops = pixels.new_empty(2, n, side, side, 3)
+    assert (cuts.resized == side).all() and not cuts.corner.any()
+    plan, weights = _plan(start, size, cuts, side)
+    views, n = cuts.flip.shape
+    table = to_device(plan, pixels.device)
+    weight = torch.empty(weights, dtype=torch.int32, device=pixels.device)
+    crops = pixels.new_empty(views, n, side, side, 3)
     rows, blocks = triton.cdiv(side, _BLOCK), triton.cdiv(side * side, _BLOCK)
+    count = len(plan)
     with torch.cuda.device_of(pixels):
-        _weigh[(4 * n * rows,)](table, weight, side, rows, _BLOCK, **_COMPILER)
-        _resize[(2 * n * blocks,)](pixels, table, weight, crops, side, blocks, _BLOCK, **_COMPILER)
+        _weigh[(2 * count * rows,)](table, weight, side, rows, _BLOCK, **_COMPILER)
+        _resize[(count * blocks,)](pixels, table, weight, crops, side, blocks, _BLOCK, **_COMPILER)
     return crops
 
 
 def _plan(
-    start: NDArray[np.int64], size: NDArray[np.int64], params: ViewParams, side: int
+    start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Return a row of numbers for each of the 2N crops, and how many weights they have together."""
-    box, width = params.box.astype(np.int64), np.asarray(size, np.int64)[:, 1]
+    """Return a row of numbers for each of the V * N crops, and how many weights they have."""
+    box, width = cuts.box.astype(np.int64), np.asarray(size, np.int64)[:, 1]
     top, left = box[..., 0], box[..., 1]
     extent = box[..., 2:].reshape(-1, 2)  # vertical, horizontal
     stride = np.stack([np.broadcast_to(3 * width, top.shape), np.full(top.shape, 3)], -1)
@@ -94,7 +97,7 @@ def _plan(
     passes[..., _WEIGHTS.value] = (np.cumsum(count) - count).reshape(-1, 2)
     plan = np.empty((len(extent), _COLUMNS.value), np.int64)
     plan[:, _ORIGIN.value] = (np.asarray(start) + 3 * (top * width + left)).reshape(-1)
-    plan[:, _FLIP.value] = params.flip.reshape(-1)
+    plan[:, _FLIP.value] = cuts.flip.reshape(-1)
     plan[:, _VERTICAL_FIRST.value] = vertical_first
     plan[:, _PASSES.value :] = passes.reshape(len(extent), -1)
     return plan, int(count.sum())

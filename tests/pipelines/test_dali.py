@@ -19,13 +19,13 @@ from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import Order, Store, dali_backend, open_store
+from fastsiam.pipelines import Order, Store, dali_cropper, open_store
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.dali_backend import DaliLoader
-from fastsiam.views.batch import TwoViewBatch
 from fastsiam.views.draws import ViewParams
 from tests.conftest import ROOT, write_images
 from tests.pipelines.store.test_beton import Quiet
+from tests.pipelines.test_pipelines import equal, joined
 from tests.sources import encoded, folder_members, picture, rotated_jpeg, tar
 
 pytestmark = pytest.mark.dali
@@ -74,10 +74,6 @@ def loaders() -> Iterator[Loaders]:
         loader.close()
 
 
-def equal(one: TwoViewBatch, other: TwoViewBatch) -> bool:
-    return all(torch.equal(getattr(one, f), getattr(other, f)) for f in TwoViewBatch.__slots__)
-
-
 def pil_crops(
     store: Store, index: NDArray[np.int64], params: ViewParams, side: int
 ) -> NDArray[np.uint8]:
@@ -99,7 +95,7 @@ def gaps(
     found = [
         np.abs(crops.cpu().numpy().astype(np.int64) - pil_crops(store, index, params, side))
         for epoch in range(epochs)
-        for index, params, crops in loader.crops(epoch, skip=skip)
+        for index, params, (crops,) in loader.crops(epoch, skip=skip)
     ]
     return np.concatenate(found, axis=1)
 
@@ -249,9 +245,7 @@ def test_ranks_share_the_same_global_batches(world: int, images: Path, loaders: 
     alone = loaders(images / "train").epoch(2)
     shares = [loaders(images / "train", rank=r, world=world).epoch(2) for r in range(world)]
     for whole, *parts in zip(alone, *shares, strict=True):
-        for field in TwoViewBatch.__slots__:
-            joined = torch.cat([getattr(part, field) for part in parts])
-            assert torch.equal(joined, getattr(whole, field)), field
+        assert equal(joined(parts), whole)
 
 
 def test_epochs_can_be_abandoned(images: Path, loaders: Loaders) -> None:
@@ -343,8 +337,8 @@ def test_a_file_that_went_is_named(images: Path, loaders: Loaders) -> None:
 @pytest.fixture
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
-    monkeypatch.setattr(dali_backend, "_BY_PIL", 0)
-    monkeypatch.setattr(dali_backend, "ends", lambda data, scan: True)
+    monkeypatch.setattr(dali_cropper, "_BY_PIL", 0)
+    monkeypatch.setattr(dali_cropper, "ends", lambda data, scan: True)
 
 
 @pytest.mark.usefixtures("trusting")

@@ -18,11 +18,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam import pipelines
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_data
-from fastsiam.pipelines import Store, build_eval_loader, evaluation, open_store
+from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
 from fastsiam.pipelines.geometric import cut_centres
 from fastsiam.pipelines.geometric.cpu import crop_images
 from fastsiam.pipelines.store.beton import BetonStore
@@ -199,7 +198,7 @@ def test_every_pass_is_the_same(
     name: str, keep: int, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after some that were broken off; and what is kept is not made again."""
-    monkeypatch.setattr(evaluation, "_KEEP_BYTES", keep)
+    monkeypatch.setattr(central, "_KEEP_BYTES", keep)
     root = readable(name, images / "train")
     loader = build(name, root)
     for taken in (1, 2):
@@ -288,7 +287,7 @@ def test_positions_that_there_are_not(chosen: list[int], images: Path) -> None:
 def test_without_the_package_pil_makes_the_crops(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pipelines, "find_spec", lambda module: None)
+    monkeypatch.setattr(backends, "find_spec", lambda module: None)
     root = readable("ffcv", images / "train")
     assert torch.equal(shown(build(name, root)), expected(open_store(root, "train"), 20, 16))
     assert [record.message.split(":")[0] for record in caplog.records] == [
@@ -353,7 +352,7 @@ def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs
 @pytest.mark.ffcv
 def test_a_gpu_that_is_behind_loses_no_crops(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned memory must not be used again before it was copied."""
-    monkeypatch.setattr(evaluation, "_KEEP_BYTES", 0)
+    monkeypatch.setattr(central, "_KEEP_BYTES", 0)
     root = readable("ffcv", images / "train")
     host, device = build("ffcv", root, batch=2), build("ffcv", root, batch=2, device="cuda")
     for _ in range(3):

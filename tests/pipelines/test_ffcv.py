@@ -104,14 +104,14 @@ def test_a_file_that_lies_about_a_size(images: Path) -> None:
 
 def test_an_error_in_ffcvs_thread_comes_out(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FFCV alone prints it and leaves the main thread waiting for ever."""
-    from fastsiam.pipelines import ffcv_backend
+    from fastsiam.pipelines import ffcv_decoder
 
     loader = loader_of(readable("ffcv", images / "train"))
 
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("in the thread")
 
-    monkeypatch.setattr(ffcv_backend, "_two_views", fail)
+    monkeypatch.setattr(ffcv_decoder, "_make_views", fail)
     with pytest.raises(ZeroDivisionError, match="in the thread"):
         next(loader.epoch(0))
     monkeypatch.undo()
@@ -120,10 +120,10 @@ def test_an_error_in_ffcvs_thread_comes_out(images: Path, monkeypatch: pytest.Mo
 
 
 def test_a_thread_that_died_is_an_error(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastsiam.pipelines import ffcv_backend
+    from fastsiam.pipelines import ffcv_epoch
 
     loader = loader_of(readable("ffcv", images / "train"))
-    monkeypatch.setattr(ffcv_backend._Epoch, "run", lambda self: None)
+    monkeypatch.setattr(ffcv_epoch.Epoch, "run", lambda self: None)
     began = time.monotonic()
     with pytest.raises(DataError, match="died"):
         next(loader.epoch(0))

@@ -18,7 +18,7 @@ from torchvision.transforms import functional as TF
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Order, build_loader, open_store
-from fastsiam.views.batch import TwoViewBatch
+from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
 from tests.pipelines.test_pipelines import NEEDS
 from tests.sources import picture, rotated_jpeg
@@ -77,7 +77,7 @@ def source(kind: str, all_kinds: Path) -> Path:
     return all_kinds if kind == "folder" else out
 
 
-def batches(name: str, root: Path, augment: AugmentConfig, epoch: int) -> list[TwoViewBatch]:
+def batches(name: str, root: Path, augment: AugmentConfig, epoch: int) -> list[Batch]:
     data = DataConfig(data=str(root), pipeline=name, workers=2)  # type: ignore[arg-type]
     loader = build_loader(data, augment, batch=10, seed=3)
     try:

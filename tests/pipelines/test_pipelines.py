@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,15 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam import pipelines
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.errors import BackendError, DataError
 from fastsiam.jobs.convert import convert_data
-from fastsiam.pipelines import build_eval_loader, build_loader, open_training_images
+from fastsiam.pipelines import backends, build_eval_loader, build_loader, open_training_images
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.pipelines.store.beton import BetonStore
 from fastsiam.pipelines.workers import count
-from fastsiam.views.batch import Loader, TwoViewBatch
+from fastsiam.views.batch import Batch, Loader
 from fastsiam.views.draws import draw_views
 from tests.conftest import ROOT, write_images
 
@@ -56,15 +56,25 @@ def build(
     return build_loader(data, augment, batch=batch, **place)
 
 
-def first(loader: Loader, epoch: int = 0) -> TwoViewBatch:
+def first(loader: Loader, epoch: int = 0) -> Batch:
     try:
         return next(iter(loader.epoch(epoch)))
     finally:
         loader.close()
 
 
-def equal(one: TwoViewBatch, other: TwoViewBatch) -> bool:
-    return all(torch.equal(getattr(one, f), getattr(other, f)) for f in TwoViewBatch.__slots__)
+def tensors(batch: Batch) -> tuple[torch.Tensor, ...]:
+    return (*batch.views, batch.index, batch.label)
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
+
+
+def joined(parts: Sequence[Batch]) -> Batch:
+    """Return the batch that the ranks' parts make together."""
+    *views, index, label = (torch.cat(own) for own in zip(*map(tensors, parts), strict=True))
+    return Batch(tuple(views), index, label)
 
 
 def levels(one: torch.Tensor, other: torch.Tensor, config: AugmentConfig) -> torch.Tensor:
@@ -125,9 +135,7 @@ def test_ranks_share_the_same_global_batches(name: str, world: int, images: Path
     alone = build(name, images / "train")
     shares = [build(name, images / "train", rank=rank, world=world) for rank in range(world)]
     for whole, *parts in zip(alone.epoch(2), *(share.epoch(2) for share in shares), strict=True):
-        for field in TwoViewBatch.__slots__:
-            joined = torch.cat([getattr(part, field) for part in parts])
-            assert torch.equal(joined, getattr(whole, field)), field
+        assert equal(joined(parts), whole)
     for loader in (alone, *shares):
         loader.close()
 
@@ -219,7 +227,7 @@ def test_crops_follow_the_filter_to_the_last_bit() -> None:
         )
         pixels = torch.from_numpy(image.repeat(3))
         size = np.array([(height, width)])
-        crops = crop_views(pixels, np.zeros(1, np.int64), size, params, 16).numpy()
+        crops = crop_views(pixels, np.zeros(1, np.int64), size, params, SMALL)[0].numpy()
         part = image[3 : height - 1, 1 : width - 1].astype(np.int64)
         rows_first = height - 4 - 16 <= max(0, 2 * (width - 2 - 16))  # Pillow 13's rule
         if rows_first:
@@ -370,7 +378,7 @@ def test_batch_that_ranks_cannot_share(name: str, images: Path) -> None:
 def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastsiam.pipelines import memory_backend
 
-    monkeypatch.setattr(memory_backend, "_room", lambda device: 20_000)
+    monkeypatch.setattr(memory_backend, "_free_bytes", lambda device: 20_000)
     with pytest.raises(
         DataError, match=r"does not fit: 0 of 24 images .* use --pipeline torchvision"
     ):
@@ -414,7 +422,7 @@ def test_a_missing_package_is_said_before_anything_starts(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = DataConfig(data=str(images / "train"), pipeline=name)  # type: ignore[arg-type]
-    monkeypatch.setattr(pipelines, "find_spec", lambda module: None)
+    monkeypatch.setattr(backends, "find_spec", lambda module: None)
     with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
         open_training_images(data, batch=8)
     assert "\n" not in str(caught.value)
@@ -427,7 +435,7 @@ def test_a_package_that_cannot_be_loaded_is_said(
     root = readable(name, images / "train")
     module = {"ffcv": "fastsiam.pipelines.ffcv_backend", "dali": "nvidia.dali"}[name]
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(pipelines, "find_spec", lambda module: "found")
+    monkeypatch.setattr(backends, "find_spec", lambda module: "found")
     with pytest.raises(BackendError, match=rf"pip install 'fastsiam\[{name}\]'") as caught:
         build(name, root)
     assert "\n" not in str(caught.value)

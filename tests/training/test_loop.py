@@ -31,7 +31,7 @@ from fastsiam.training.loop import train
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.optim import lr_at
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader, TwoViewBatch
+from fastsiam.views.batch import Batch, Loader
 from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
 from tests.pipelines.test_pipelines import PIPELINES, readable
 
@@ -49,7 +49,7 @@ class Wrapped:
         self._loader, self._before = loader, before
         self.source, self.images, self.steps = loader.source, loader.images, loader.steps
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[TwoViewBatch]:
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         for step, batch in enumerate(
             self._loader.epoch(number, skip=skip), start=number * self.steps + skip
         ):
@@ -104,7 +104,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(
     for kill_at in range(1, 12):
         run = tmp_path / f"killed{kill_at}"
 
-        def kill(step: int, batch: TwoViewBatch, at: int = kill_at) -> None:
+        def kill(step: int, batch: Batch, at: int = kill_at) -> None:
             if step == at:
                 raise Killed
 
@@ -356,7 +356,7 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     path = images / "train" / "class1" / "003.jpg"
     good = path.read_bytes()
 
-    def damage(step: int, batch: TwoViewBatch) -> None:
+    def damage(step: int, batch: Batch) -> None:
         if step == 4:
             path.write_bytes(good[:100])
 
@@ -374,9 +374,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         small, epochs=10, log_every=log_every, save_every=save_every, knn_every=0
     )
 
-    def poison(step: int, batch: TwoViewBatch) -> TwoViewBatch | None:
+    def poison(step: int, batch: Batch) -> Batch | None:
         if step == 5:
-            return TwoViewBatch(batch.view1 * math.nan, batch.view2, batch.index, batch.label)
+            return Batch((batch.view1 * math.nan, batch.view2), batch.index, batch.label)
         return None
 
     with pytest.raises(

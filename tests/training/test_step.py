@@ -157,7 +157,7 @@ def losses(config: TrainConfig, steps: int) -> list[float]:
     assert step.compiled == (config.step.compile == "on")
     batch = rank_jobs.global_batch()
     dtype = autocast_type(config, CPU)
-    batch = replace(batch, view1=batch.view1.to(dtype), view2=batch.view2.to(dtype))
+    batch = replace(batch, views=tuple(view.to(dtype) for view in batch.views))
     return [step(batch, lr_at(config.optim, i, steps))[0].item() for i in range(steps)]
 
 

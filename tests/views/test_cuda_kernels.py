@@ -23,16 +23,18 @@ from PIL import Image
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
+from fastsiam.views.batch import Crops
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
 from fastsiam.views.photometric import reference
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
 from fastsiam.pipelines.geometric import cuda as geometric_cuda
+from fastsiam.pipelines.geometric import cut_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]
-"""Calls a function on its arguments, the first a CPU tensor, where its kernels can run."""
+"""Calls a function on its arguments, the first on a CPU (tensors), where its kernels can run."""
 
 OFF = AugmentConfig.alike(jitter_p=0, gray_p=0, blur_p=0)
 
@@ -70,11 +72,12 @@ def draw(config: AugmentConfig, count: int, **changes: Any) -> ViewParams:
 
 def assert_equal_reference(
     run: Run,
-    crops: Tensor,
+    crops: Tensor | Crops,
     params: ViewParams,
     config: AugmentConfig,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
+    crops = (crops,) if isinstance(crops, Tensor) else crops
     views = run(photometric_cuda.photometric, crops, params, config, dtype=dtype)
     expected = reference.photometric(crops, params, config, dtype=dtype)
     for ours, theirs in zip(views, expected, strict=True):
@@ -97,7 +100,7 @@ def test_one_jitter_operation(op: int, interpreted: Run, photographs: list[Image
         config, count, order=order, factor=factor, jitter=np.ones((2, count), dtype=np.bool_)
     )
     changed = assert_equal_reference(interpreted, crops, params, config)
-    same = reference.photometric(crops, draw(config, count), config)
+    same = reference.photometric((crops,), draw(config, count), config)
     assert all((a - b).abs().mean() > 0.1 for a, b in zip(changed, same, strict=True))
 
 
@@ -122,7 +125,7 @@ def test_blur(side: int, interpreted: Run, photographs: list[Image.Image]) -> No
     params = draw(config, 4, blur=sigma)
     blurred = assert_equal_reference(interpreted, crops_of(photographs, side, 4), params, config)
     if side > 1:
-        sharp = reference.photometric(crops_of(photographs, side, 4), draw(OFF, 4), config)
+        sharp = reference.photometric((crops_of(photographs, side, 4),), draw(OFF, 4), config)
         assert (blurred[1] - sharp[1]).abs().mean() > 0.1
 
 
@@ -166,7 +169,8 @@ def assert_equal_pil(
     chosen = np.arange(len(images))[::-1]
     config = AugmentConfig.alike(crop=side, **augment)  # type: ignore[arg-type]
     params = draw_views(config, seed=3, epoch=0, index=chosen, size=size[chosen])
-    crops = run(geometric_cuda.crop_views, pixels, start[chosen], size[chosen], params, side)
+    (cuts,) = cut_views(params, config)
+    crops = run(geometric_cuda.crop_side, pixels, start[chosen], size[chosen], cuts, side)
     assert crops.shape == (2, len(images), side, side, 3) and crops.dtype == torch.uint8
     for view in range(2):
         for row, i in enumerate(chosen):
@@ -232,8 +236,9 @@ def compile_for_a_gpu() -> tuple[list[int], str]:
         size = np.array([(375, 500)] * n)
         params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
         source = torch.zeros(n * pixels, dtype=torch.uint8)
-        crops = geometric_cuda.crop_views(source, np.arange(n) * pixels, size, params, 224)
-        photometric_cuda.photometric(crops, params, config, dtype=torch.bfloat16)
+        (cuts,) = cut_views(params, config)
+        crops = geometric_cuda.crop_side(source, np.arange(n) * pixels, size, cuts, 224)
+        photometric_cuda.photometric((crops,), params, config, dtype=torch.bfloat16)
         counts.append(len(kernels))
     return counts, "".join(kernel.asm["ptx"] for kernel in kernels.values())
 

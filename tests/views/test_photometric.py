@@ -90,7 +90,7 @@ def test_the_chain_equals_the_baselines(hue: float, pictures: list[Image.Image])
         to_tensor(pictures).to(torch.uint8).permute(0, 2, 3, 1).expand(2, -1, -1, -1, -1).clone()
     )
     crops = torch.where(torch.from_numpy(params.flip)[..., None, None, None], crops.flip(3), crops)
-    views = P.photometric(crops, params, config)
+    views = P.photometric((crops,), params, config)
     for number, view in enumerate(views):
         assert view.shape == (n, 3, 96, 96)
         assert view.is_contiguous(memory_format=torch.channels_last)
@@ -107,8 +107,8 @@ def test_result_type_and_source_are_right() -> None:
     crops = torch.randint(0, 256, (2, 5, 8, 8, 3), dtype=torch.uint8)
     before = crops.clone()
     full, half = (
-        P.photometric(crops, params, config),
-        P.photometric(crops, params, config, dtype=torch.bfloat16),
+        P.photometric((crops,), params, config),
+        P.photometric((crops,), params, config, dtype=torch.bfloat16),
     )
     assert torch.equal(crops, before)
     assert half[0].dtype == torch.bfloat16 and torch.equal(full[0].bfloat16(), half[0])
@@ -120,6 +120,6 @@ def test_normalisation_of_a_known_colour() -> None:
     params = draw_views(config, seed=0, epoch=0, index=[0], size=[(4, 4)])
     red = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
     red[..., 0] = 255
-    view = P.photometric(red, params, config)[0]
+    view = P.photometric((red,), params, config)[0]
     expected = [(1 - 0.485) / 0.229, -0.456 / 0.224, -0.406 / 0.225]
     torch.testing.assert_close(view[0, :, 0, 0], torch.tensor(expected))

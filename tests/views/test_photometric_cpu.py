@@ -50,7 +50,7 @@ def only(params: ViewParams, **changes: Any) -> ViewParams:
 
 def difference(crops: Tensor, params: ViewParams, config: AugmentConfig = CONFIG) -> float:
     """Return the largest, in levels of 255, between the two implementations."""
-    ours, theirs = (f(crops, params, config) for f in (cpu.photometric, reference.photometric))
+    ours, theirs = (f((crops,), params, config) for f in (cpu.photometric, reference.photometric))
     scale = 255 * torch.tensor(config.std).view(3, 1, 1)
     return max(float(((a - b).abs() * scale).max()) for a, b in zip(ours, theirs, strict=True))
 
@@ -63,8 +63,8 @@ def test_each_operation(op: int, photographs: Tensor) -> None:
     factor[..., op] = generator.uniform(-0.5 if op == HUE else 0, 0.5 if op == HUE else 2, (2, 24))
     changed = only(params, jitter=np.ones_like(params.jitter), factor=factor)
     assert difference(photographs, changed) < 1e-3
-    views = cpu.photometric(photographs, changed, CONFIG)
-    assert not torch.equal(views[0], cpu.photometric(photographs, only(params), CONFIG)[0])
+    views = cpu.photometric((photographs,), changed, CONFIG)
+    assert not torch.equal(views[0], cpu.photometric((photographs,), only(params), CONFIG)[0])
 
 
 def test_every_order_of_the_jitter(photographs: Tensor) -> None:
@@ -118,8 +118,8 @@ def test_small_and_odd_sides(side: int) -> None:
 
 def test_bfloat16_is_rounded_to_the_nearest(photographs: Tensor) -> None:
     params = parameters(photographs)
-    full = cpu.photometric(photographs, params, CONFIG)
-    half = cpu.photometric(photographs, params, CONFIG, dtype=torch.bfloat16)
+    full = cpu.photometric((photographs,), params, CONFIG)
+    half = cpu.photometric((photographs,), params, CONFIG, dtype=torch.bfloat16)
     assert half[0].dtype == torch.bfloat16
     assert all(torch.equal(a.bfloat16(), b) for a, b in zip(full, half, strict=True))
 
@@ -130,8 +130,8 @@ def test_other_types_layout_and_the_source(photographs: Tensor) -> None:
     sliced = torch.stack([photographs, photographs], dim=2)[:, :, 0]  # any strides
     assert not sliced.is_contiguous()
     for view, expected in zip(
-        photometric(sliced, params, CONFIG, dtype=torch.float16),
-        photometric(photographs, params, CONFIG),
+        photometric((sliced,), params, CONFIG, dtype=torch.float16),
+        photometric((photographs,), params, CONFIG),
         strict=True,
     ):
         assert view.dtype == torch.float16 and torch.equal(view, expected.half())
@@ -141,10 +141,10 @@ def test_other_types_layout_and_the_source(photographs: Tensor) -> None:
 
 def test_memory_is_used_again_only_when_nobody_needs_it(photographs: Tensor) -> None:
     params = parameters(photographs)
-    view1, view2 = photometric(photographs, params, CONFIG)
+    view1, view2 = photometric((photographs,), params, CONFIG)
     kept, place = view2.clone(), view1.data_ptr()
     del view1
-    again = photometric(photographs.flip(1), params, CONFIG)
+    again = photometric((photographs.flip(1),), params, CONFIG)
     assert again[0].data_ptr() != place and torch.equal(view2, kept)
     del view2
-    assert photometric(photographs, params, CONFIG)[0].data_ptr() == place
+    assert photometric((photographs,), params, CONFIG)[0].data_ptr() == place

@@ -1,8 +1,9 @@
-"""The photometric stage: colour jitter, gray, blur and normalisation of uint8 crops, in batches.
+"""The photometric stage: jitter, gray, blur, solarise and normalisation of uint8 crops, in batches.
 
 It runs where the model runs and is shared by all pipelines. Its operations are those that
-torchvision performs on PIL images, roundings included. ``reference`` defines them; ``cpu`` and
-``cuda`` are the same, fast, for one kind of device each.
+torchvision performs on PIL images, roundings included. ``operations`` says which of them each crop
+goes through, ``reference`` defines them, and ``cpu`` and ``cuda`` are the same, fast, for one kind
+of device each.
 """
 
 from __future__ import annotations
@@ -12,31 +13,35 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.trace import span
+from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
 __all__ = ["normalized", "photometric"]
 
 
 def photometric(
-    crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Turn the crops of N images into the two views that the model sees.
+    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
+    """Turn the crops of N images into the views that the model sees.
 
     Args:
-        crops: (2, N, S, S, 3) uint8 RGB, any strides, on the training device.
+        crops: one tensor (V, N, S, S, 3) for each side of the views, in the order of
+            ``config.by_side``: uint8 RGB, any strides, on the training device.
         params: what to apply to each; the crop boxes and flips are taken as done.
-        config: for the mean and standard deviation of the normalisation.
+        config: for the sides, which views have a hue, and the constants of the normalisation.
         dtype: of the result.
 
     Returns:
-        Two tensors (N, 3, S, S) of ``dtype``, in channels-last memory format, normalised.
+        The views in the order of ``config.views``: (N, 3, S, S) of ``dtype`` each, in channels-last
+        memory format, normalised.
     """
     with span("photometric"):
-        if crops.device.type == "cuda":
+        device = crops[0].device.type
+        if device == "cuda":
             from . import cuda
 
             return cuda.photometric(crops, params, config, dtype=dtype)
-        if crops.device.type == "cpu":
+        if device == "cpu":
             from . import cpu
 
             return cpu.photometric(crops, params, config, dtype=dtype)

@@ -22,72 +22,76 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels.jit import compiled
 from fastsiam.kernels.threads import in_threads, take
-from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
+from fastsiam.views.batch import Crops
+from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, NO_LEVEL, SATURATION, ViewParams
 
 from . import reference
+from .operations import Operations, side_by_side
 from .reference import box_weights
 
 _CHUNK = 1024
 """Pixels whose float32 planes, three and three more, fit into a first-level cache of 32 KiB."""
 _SLOTS = 4
-_NONE = -1
 
 
 def photometric(
-    crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
     """Do what ``fastsiam.views.photometric.photometric`` says."""
-    _, n, height, width, _ = crops.shape
-    pixels = crops.reshape(2 * n, -1).contiguous().numpy()
-    stage = Stage(params, config, height, width, dtype)
+    return side_by_side(_finish, crops, params, config, dtype)
+
+
+def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+    """Take crops of one side through the stage; see ``operations.Finish``."""
+    count, height, width, _ = crops.shape
+    pixels = crops.reshape(count, -1).contiguous().numpy()
+    stage = Stage(what, config, height, width, dtype)
 
     def work(counter: NDArray[np.int64]) -> None:
         _finish_all(pixels, stage.tables, width, stage.scratch(), stage.out, counter)
 
-    in_threads(work, 2 * n)
+    in_threads(work, count)
     return stage.views()
 
 
 class Stage:
-    """The stage for the views of N images, for compiled code that calls ``finish`` itself.
+    """The stage for M crops of one side, for compiled code that calls ``finish`` itself.
 
     Args:
-        params: what to apply to the views.
+        what: is done to each of them.
         config: for the normalisation.
-        height: of the views, in pixels.
-        width: of the views, in pixels.
+        height: of the crops, in pixels.
+        width: of the crops, in pixels.
         dtype: of the result.
     """
 
     def __init__(
         self,
-        params: ViewParams,
+        what: Operations,
         config: AugmentConfig,
         height: int,
         width: int,
         dtype: torch.dtype,
     ) -> None:
-        self._shape, self._dtype = (2, params.flip.shape[1], height, width, 3), dtype
-        count = 2 * params.flip.shape[1]
-        order = np.where(params.jitter[..., None], params.order, _NONE).reshape(count, _SLOTS)
-        if config.views[0].hue == 0:  # as ColorJitter: no trip through HSV
-            order = np.where(order == HUE, _NONE, order)
+        count = len(what.order)
+        self._shape, self._dtype = (count, height, width, 3), dtype
         mean, std = np.array(config.mean), np.array(config.std)
         self.tables = (
-            order.astype(np.int64),
-            params.factor.reshape(count, _SLOTS),
-            params.gray.reshape(count),
-            _boxes(params.blur.reshape(count)),
+            what.order.astype(np.int64),
+            what.factor,
+            what.gray,
+            _boxes(what.blur),
+            what.solarise.astype(np.int64),
             (1 / (255 * std)).astype(np.float32),
             (-mean / std).astype(np.float32),
         )
         half = dtype == torch.bfloat16
-        self.out = _room((count, 3 * height * width), np.uint16 if half else np.float32)
-        """(2N, height * width * 3): the views; of bfloat16 the bits."""
+        self.out = _recycled((count, 3 * height * width), np.uint16 if half else np.float32)
+        """(M, height * width * 3): the views; of bfloat16 the bits."""
 
     def scratch(self) -> tuple[NDArray[Any], ...]:
         """Return memory for one thread."""
-        _, _, height, width, _ = self._shape
+        _, height, width, _ = self._shape
         border = int(self.tables[3][:, 2].max()) + 1
         rows = max(1, _CHUNK // width)
         return (
@@ -98,26 +102,26 @@ class Stage:
             np.empty(3 * rows * width, np.float32),
         )
 
-    def views(self) -> tuple[Tensor, Tensor]:
-        """Return both views as ``photometric`` does."""
+    def views(self) -> Tensor:
+        """Return the views (M, 3, height, width), channels-last."""
         views = torch.from_numpy(self.out)
         views = views.view(torch.bfloat16) if self.out.itemsize == 2 else views.to(self._dtype)
-        view1, view2 = views.view(self._shape).permute(0, 1, 4, 2, 3)
-        return view1, view2
+        return views.view(self._shape).permute(0, 3, 1, 2)
 
 
-_free: list[NDArray[np.uint8]] = []
-"""One block of memory at most, that held views which nobody needs any more."""
+_MOST_SIZES = 8  # sides of the views, and the last batch's that may be smaller
+_free: dict[int, NDArray[np.uint8]] = {}
+"""Memory that held views which nobody needs any more: one block of each size in bytes."""
 
 
-def _room(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+def _recycled(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
     """Return an array, in the memory of earlier views if these are gone.
 
     New memory is cleared by the system, page by page, which takes as long as a colour operation.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    block = _free.pop() if _free else np.empty(0, np.uint8)
-    if len(block) != size:
+    block = _free.pop(size, None)
+    if block is None:
         block = np.empty(size, np.uint8)
     array = block.view(dtype).reshape(shape)
     weakref.finalize(array, _keep, block).atexit = False
@@ -125,7 +129,9 @@ def _room(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def _keep(block: NDArray[np.uint8]) -> None:
-    _free[:] = [block]
+    if len(_free) >= _MOST_SIZES:
+        _free.clear()
+    _free[len(block)] = block
 
 
 def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
@@ -193,14 +199,15 @@ def finish(pixels, view, tables, width, scratch, out):
 
     Args:
         pixels: (height * width * 3,) uint8, interleaved.
-        view: its place among the 2N.
+        view: its place among the M.
         tables: ``Stage.tables``.
         width: of the view, in pixels.
         scratch: this thread's ``Stage.scratch()``.
         out: the view's row of ``Stage.out``.
     """
-    orders, factors, grays, boxes, scale, shift = tables
+    orders, factors, grays, boxes, thresholds, scale, shift = tables
     order, factor, gray, box = orders[view], factors[view], grays[view], boxes[view]
+    threshold = thresholds[view]
     chunk, hsv, kept, smooth, line = scratch
     mean = _mean_gray(pixels, order, factor, chunk, hsv, kept)
     blurred, first = box[0] > 0, _before_contrast(order)
@@ -220,9 +227,12 @@ def finish(pixels, view, tables, width, scratch, out):
         if blurred:
             _place(chunk, begin // width, end // width, width, box, smooth)
         else:
+            if threshold < NO_LEVEL:
+                for c in range(3):
+                    _solarise(chunk[c, : end - begin], threshold)
             _normalize(r, g, b, scale, shift, line, out[3 * begin : 3 * end])
     if blurred:
-        _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out)
+        _blur_and_normalize(smooth, gray, width, box, threshold, scale, shift, line, out)
 
 
 @compiled
@@ -320,6 +330,14 @@ def _grayscale(r, g, b):
         r[i] = luma
         g[i] = luma
         b[i] = luma
+
+
+@compiled
+def _solarise(x, threshold):
+    """Invert whole levels from the threshold on, whatever their type."""
+    for i in range(len(x)):
+        level = np.int32(x[i])
+        x[i] = np.int32(255) - level if level >= threshold else level
 
 
 @compiled
@@ -424,12 +442,14 @@ def _place(chunk, first, last, width, box, smooth):
 
 
 @compiled
-def _blur_and_normalize(smooth, gray, width, box, scale, shift, line, out):
+def _blur_and_normalize(smooth, gray, width, box, threshold, scale, shift, line, out):
     height = len(out) // (3 * width)
     border = np.int64(box[2]) + 1
     pitch = width + 2 * border
     for c in range(1 if gray else 3):
         _blur(smooth[c], width, height, box)
+        if threshold < NO_LEVEL:
+            _solarise(smooth[c, 0], threshold)
     second, third = (0, 0) if gray else (1, 2)
     for y in range(height):
         begin = (border + y) * pitch + border

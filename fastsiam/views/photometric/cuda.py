@@ -6,12 +6,14 @@
   shifts, because its three divisions are IEEE's.
 - Luma, the mean gray of contrast and the blur are sums of whole numbers.
 - Normalisation and the rounding to ``dtype`` are a table of 3 x 256 values that the reference made.
+- Solarising inverts a level on its way to that table, in registers.
 
 The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A pass
 is 5 taps for a sigma below 2.4, so six of them are no more work than a composed filter of 13 taps
 along each axis. That would save memory traffic, but round elsewhere than PIL.
 
-What a batch launches on the current stream, none of which the host waits for:
+What a batch launches on the current stream for the views of one side, none of which the host waits
+for:
 
 ==================== ======================= ===================================================
 what                 for                     bytes for each pixel of a view
@@ -44,9 +46,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import to_device
+from fastsiam.views.batch import Crops, to_device
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
 
+from .operations import Operations, side_by_side
 from .reference import box_weights, normalize
 
 _BRIGHTNESS, _CONTRAST = tl.constexpr(BRIGHTNESS), tl.constexpr(CONTRAST)
@@ -60,64 +63,67 @@ _OPS, _FACTORS = tl.constexpr(0), tl.constexpr(4)  # four each: slot by slot
 _BEFORE = tl.constexpr(8)  # slots before the contrast; -1: no contrast
 _GRAY = tl.constexpr(9)
 _PLACE = tl.constexpr(10)  # place among the blurred views; -1: no blur
+_THRESHOLD = tl.constexpr(11)  # of solarising; 256: none
 _COLUMNS = tl.constexpr(12)  # 48 bytes: rows, and what follows them, stay 16-byte aligned
 
 
 def photometric(
-    crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
     """Do what ``fastsiam.views.photometric.photometric`` says.
 
     The crops lie on a GPU; in Triton's interpreter, on the CPU.
     """
-    _, n, side, _, _ = crops.shape
+    return side_by_side(_finish, crops, params, config, dtype)
+
+
+def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+    """Take crops of one side through the stage; see ``operations.Finish``."""
+    count, side, _, _ = crops.shape
     assert crops.dtype == torch.uint8
     crops, pixels = crops.contiguous(), side * side
-    views, boxes = _tables(params, config)
+    views, boxes = _tables(what)
     lookup, view_table, box_table = _upload(_lookup(config, dtype), views, boxes, crops.device)
-    out = crops.new_empty(2 * n, side, side, 3, dtype=dtype)
+    out = crops.new_empty(count, side, side, 3, dtype=dtype)
     scratch = [crops.new_empty(len(boxes), side, side, 3) for _ in range(2)]
-    sums = torch.zeros(2 * n, dtype=torch.int64, device=crops.device)
+    sums = torch.zeros(count, dtype=torch.int64, device=crops.device)
     with torch.cuda.device_of(crops):
         blocks = triton.cdiv(pixels, _BLOCK)
         size = pixels, blocks, _BLOCK
         if (views[:, _BEFORE.value] >= 0).any():
-            _sum_gray[(2 * n * blocks,)](crops, view_table, sums, *size, **_COMPILER)
-        _jitter_views[(2 * n * blocks,)](
+            _sum_gray[(count * blocks,)](crops, view_table, sums, *size, **_COMPILER)
+        _jitter_views[(count * blocks,)](
             crops, view_table, sums, lookup, scratch[0], out, *size, **_COMPILER
         )
         blocks = triton.cdiv(3 * pixels, _BLOCK)
         for number in range(6 if len(boxes) else 0):
             last, stride = number == 5, 3 if number < 3 else 3 * side
             source, target = scratch[number % 2], out if last else scratch[1 - number % 2]
+            tables = box_table, view_table, lookup
             _box_blur[(len(boxes) * blocks,)](
-                source, target, box_table, lookup, side, stride, last, blocks, _BLOCK, **_COMPILER
+                source, target, *tables, side, stride, last, blocks, _BLOCK, **_COMPILER
             )
-    result = out.permute(0, 3, 1, 2)
-    return result[:n], result[n:]
+    return out.permute(0, 3, 1, 2)
 
 
-def _tables(
-    params: ViewParams, config: AugmentConfig
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return a row of numbers for each of the 2N views, and one for each that is blurred.
+def _tables(what: Operations) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return a row of numbers for each of the M views, and one for each that is blurred.
 
     A blurred view's row is the weight of the box's whole pixels, that of its two ends, its whole
     radius, and the view.
     """
-    order = np.where(params.jitter[..., None], params.order, -1).reshape(-1, 4)
-    if config.views[0].hue == 0:  # as ColorJitter: no trip through HSV
-        order = np.where(order == HUE, -1, order)
-    factor = params.factor.reshape(-1, 4).astype(np.float64)
+    order, blurred = what.order, what.blurred
+    factor = what.factor.astype(np.float64)
     factor[:, HUE] = np.trunc(factor[:, HUE] * 255) % 256
-    contrast, blurred = order == CONTRAST, np.flatnonzero(params.blur)
-    inner, outer, whole = box_weights(params.blur.reshape(-1)[blurred])
+    contrast = order == CONTRAST
+    inner, outer, whole = box_weights(what.blur[blurred])
     views = np.full((len(order), _COLUMNS.value), -1, np.float32)
     views[:, _OPS.value : _OPS.value + 4] = order
     views[:, _FACTORS.value : _FACTORS.value + 4] = np.take_along_axis(factor, order % 4, axis=1)
     views[:, _BEFORE.value] = np.where(contrast.any(1), contrast.argmax(1), -1)
-    views[:, _GRAY.value] = params.gray.reshape(-1)
+    views[:, _GRAY.value] = what.gray
     views[blurred, _PLACE.value] = np.arange(len(blurred))
+    views[:, _THRESHOLD.value] = what.solarise
     return views, np.stack([inner, outer, whole, blurred], axis=1).astype(np.float32)
 
 
@@ -191,6 +197,8 @@ def _jitter_views(
         tl.store(pixel + 1, g.to(tl.uint8), inside)
         tl.store(pixel + 2, b.to(tl.uint8), inside)
     else:
+        threshold = tl.load(row + _THRESHOLD)
+        r, g, b = _solarise(r, threshold), _solarise(g, threshold), _solarise(b, threshold)
         result = out + view * (3 * PIXELS) + at * 3
         tl.store(result, tl.load(lookup + r.to(tl.int32)), inside)
         tl.store(result + 1, tl.load(lookup + 256 + g.to(tl.int32)), inside)
@@ -202,6 +210,7 @@ def _box_blur(
     source,
     target,
     boxes,
+    views,
     lookup,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
@@ -231,6 +240,8 @@ def _box_blur(
     level = (middle * inner + ends * outer + (1 << 23)) >> 24  # below 2**32, as in PIL
     if LAST:
         view = tl.load(boxes + place * 4 + 3).to(tl.int64)
+        threshold = tl.load(views + view * _COLUMNS + _THRESHOLD)
+        level = _solarise(level.to(tl.float32), threshold)
         result = tl.load(lookup + (value % 3) * 256 + level.to(tl.int32))
         tl.store(target + view * VALUES + value, result, inside)
     else:
@@ -275,6 +286,11 @@ def _blend(degenerate, x, factor):
 @triton.jit
 def _luma(r, g, b):
     return tl.floor((r * 19595.0 + g * 38470.0 + b * 7471.0 + 32768.0) * 0.0000152587890625)
+
+
+@triton.jit
+def _solarise(x, threshold):
+    return tl.where(x >= threshold, 255.0 - x, x)
 
 
 @triton.jit

@@ -2,51 +2,55 @@
 
 The operations that torchvision performs on PIL images, with each image's own parameters. PIL works
 in uint8 and truncates after every operation, so the reference does the same, on whole numbers: on
-the CPU every operation comes out equal to PIL's to the last bit, which tests/test_photometric.py
-holds. The fast implementations beside it are held against this one.
+the CPU every operation comes out equal to PIL's to the last bit, as tests/views holds. The
+fast implementations beside it are held against this one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import to_device
+from fastsiam.views.batch import Crops, to_device
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams
+
+from .operations import Operations, side_by_side
 
 
 @torch.no_grad()
 def photometric(
-    crops: Tensor, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+    crops: Crops, params: ViewParams, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, ...]:
     """Do what ``fastsiam.views.photometric.photometric`` says."""
-    _, n, height, width, _ = crops.shape
-    images = crops.reshape(2 * n, height, width, 3).permute(0, 3, 1, 2)
+    return side_by_side(_finish, crops, params, config, dtype)
+
+
+def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
+    """Take crops of one side through the stage; see ``operations.Finish``."""
+    images = crops.permute(0, 3, 1, 2)
     x = images.to(torch.float32, memory_format=torch.contiguous_format)
-    order, jitter = params.order.reshape(-1, 4), params.jitter.reshape(-1, 1)
-    order = np.where(jitter, order, -1)
-    factor = to_device(params.factor.reshape(-1, 4), x.device)
+
+    def change(rows: NDArray[np.int64], operation: Callable[..., Tensor], *given: Any) -> None:
+        if len(rows):
+            at = to_device(rows, x.device)
+            own = (value[at] if isinstance(value, Tensor) else value[rows] for value in given)
+            x.index_copy_(0, at, operation(x[at], *own))
+
+    factor = to_device(what.factor, x.device)
     for slot in range(4):
-        for op in (BRIGHTNESS, CONTRAST, SATURATION, HUE):
-            if op == HUE and config.views[0].hue == 0:  # as ColorJitter: no trip through HSV
-                continue
-            rows = np.flatnonzero(order[:, slot] == op)
-            if len(rows):
-                at = to_device(rows, x.device)
-                x.index_copy_(0, at, _JITTER[op](x[at], factor[at, op]))
-    gray = np.flatnonzero(params.gray)
-    if len(gray):
-        at = to_device(gray, x.device)
-        x.index_copy_(0, at, grayscale(x[at]))
-    blur = np.flatnonzero(params.blur)
-    if len(blur):
-        at = to_device(blur, x.device)
-        x.index_copy_(0, at, gaussian_blur(x[at], params.blur.reshape(-1)[blur]))
-    x = normalize(x, config).to(dtype, memory_format=torch.channels_last)
-    return x[:n], x[n:]
+        for op, operation in _JITTER.items():
+            change(np.flatnonzero(what.order[:, slot] == op), operation, factor[:, op])
+    change(np.flatnonzero(what.gray), grayscale)
+    change(what.blurred, gaussian_blur, what.blur)
+    change(what.solarised, solarise, to_device(what.solarise, x.device))
+    return normalize(x, config).to(dtype, memory_format=torch.channels_last)
 
 
 def adjust_brightness(x: Tensor, factor: Tensor) -> Tensor:
@@ -138,6 +142,16 @@ def gaussian_blur(x: Tensor, sigma: np.ndarray) -> Tensor:
                 total.addcmul_(padded.narrow(axis, i, x.shape[axis]), weights[:, i])
             x = total.mul_(2.0**-24).floor_()
     return x.float()
+
+
+def solarise(x: Tensor, threshold: Tensor) -> Tensor:
+    """Invert bright levels, as PIL's ``ImageOps.solarize``.
+
+    Args:
+        x: (M, 3, H, W) whole 0-255.
+        threshold: (M,) levels from this on become 255 minus themselves.
+    """
+    return torch.where(x >= threshold.view(-1, 1, 1, 1), 255 - x, x)
 
 
 def box_weights(sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

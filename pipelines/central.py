@@ -1,28 +1,21 @@
-"""Images as evaluation sees them: resized, centrally cropped, not augmented."""
+"""Central crops: images as evaluation sees them, resized, cropped in the middle, not augmented."""
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig
-from fastsiam.errors import DataError
 from fastsiam.views.batch import EvalBatch, to_device
 from fastsiam.views.photometric import normalized
 
 from .store import Store
-from .workers import in_workers, shut_down
 
-Crops = Callable[[Sequence[NDArray[np.int64]]], Iterator[Tensor]]
+MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Iterator[Tensor]]
 """Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
 or on their way to it, which the next batch's may overwrite. Raises DataError where an image cannot
 be read or decoded. Its threads or processes end with the iterator."""
@@ -49,7 +42,7 @@ class CentralCrops:
     def __init__(
         self,
         store: Store,
-        crops: Crops,
+        crops: MakeCrops,
         augment: AugmentConfig,
         *,
         chosen: NDArray[np.int64],
@@ -96,54 +89,3 @@ class CentralCrops:
     def _copy(self, crops: Tensor) -> Tensor:
         pinned = self._device.type == "cuda"
         return torch.empty(crops.shape, dtype=torch.uint8, pin_memory=pinned).copy_(crops)
-
-
-def central_crops(
-    store: Store,
-    batches: Sequence[NDArray[np.int64]],
-    *,
-    resize: int,
-    side: int,
-    workers: int,
-    device: torch.device,
-) -> Iterator[Tensor]:
-    """Yield batches of central crops by PIL in worker processes; see ``Crops``.
-
-    Args:
-        store: the images.
-        batches: the images of each.
-        resize: shorter side before the crop is taken.
-        side: of the crops.
-        workers: processes; -1 is one for each core of this rank.
-        device: where the crops will go; they lie in memory from which a GPU can copy them.
-    """
-    loader = in_workers(
-        _Batches(store, resize, side), batches, workers=workers, device=device, persistent=True
-    )
-    end = partial(shut_down, loader)
-    atexit.register(end)  # before multiprocessing waits for the workers of a pass that was left
-    try:
-        for item in loader:
-            if isinstance(item, DataError):
-                raise item
-            yield item
-    finally:
-        end()
-        atexit.unregister(end)
-
-
-class _Batches(Dataset[Tensor | DataError]):
-    """One item is a batch of crops (N, S, S, 3) uint8, or the error that stopped it."""
-
-    def __init__(self, store: Store, resize: int, side: int) -> None:
-        self.store, self.resize, self.side = store, resize, side
-
-    def __getitem__(self, indices: NDArray[np.int64]) -> Tensor | DataError:
-        try:
-            return torch.from_numpy(np.stack([self._crop(i) for i in indices.tolist()]))
-        except DataError as error:
-            return error
-
-    def _crop(self, index: int) -> NDArray[np.uint8]:
-        image = TF.resize(self.store.decode(index), [self.resize], InterpolationMode.BILINEAR)
-        return np.asarray(TF.center_crop(image, [self.side, self.side]))

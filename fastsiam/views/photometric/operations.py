@@ -1,0 +1,111 @@
+"""What the photometric stage does to each crop: the drawn parameters, laid out side by side.
+
+Views of one side lie in one tensor and go through the stage together; an implementation gets their
+operations as arrays with one row for each crop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastsiam.config import AugmentConfig
+from fastsiam.views.batch import Crops
+from fastsiam.views.draws import HUE, NO_LEVEL, ViewParams
+
+NOTHING = -1
+"""In the place of an operation: the slot applies none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """What is done to M crops of one side. All arrays are numpy, on the host."""
+
+    order: NDArray[np.int8]
+    """(M, 4): the jitter's operation in each slot, ``NOTHING`` where there is none."""
+    factor: NDArray[np.float32]
+    """(M, 4): factors of brightness, contrast, saturation and hue."""
+    gray: NDArray[np.bool_]
+    """(M,): whether it becomes gray, after the jitter."""
+    blur: NDArray[np.float32]
+    """(M,): sigma of the blur, after the gray; 0 is no blur."""
+    solarise: NDArray[np.int16]
+    """(M,): levels from this on are inverted, last of all; 256 inverts none."""
+
+    @property
+    def blurred(self) -> NDArray[np.int64]:
+        """Rows of the crops that are blurred."""
+        return np.flatnonzero(self.blur)
+
+    @property
+    def solarised(self) -> NDArray[np.int64]:
+        """Rows of the crops that are solarised."""
+        return np.flatnonzero(self.solarise != NO_LEVEL)
+
+
+def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
+    """Return what is done to the views of each side, in the order of ``config.by_side``.
+
+    A view whose jitter has no hue makes no trip through HSV, whose roundings change pixels: so it
+    is in torchvision's ``ColorJitter``.
+    """
+    no_hue = np.array([view.hue == 0 for view in config.views])[:, None, None]
+    idle = ~params.jitter[..., None] | (no_hue & (params.order == HUE))
+    order = np.where(idle, np.int8(NOTHING), params.order)
+    sides = []
+    for numbers in config.by_side.values():
+        own, chosen = params.views(numbers), list(numbers)
+        sides.append(
+            Operations(
+                order=order[chosen].reshape(-1, 4),
+                factor=own.factor.reshape(-1, 4),
+                gray=own.gray.reshape(-1),
+                blur=own.blur.reshape(-1),
+                solarise=own.solarise.reshape(-1),
+            )
+        )
+    return sides
+
+
+Finish = Callable[[Tensor, Operations, AugmentConfig, torch.dtype], Tensor]
+"""Takes crops (M, S, S, 3) uint8 through the stage: (M, 3, S, S) of a type, channels-last."""
+
+
+def side_by_side(
+    finish: Finish,
+    crops: Crops,
+    params: ViewParams,
+    config: AugmentConfig,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
+    """Take the crops of one side after the other through the stage.
+
+    Returns:
+        The views in the order of ``config.views``.
+    """
+    made = [
+        finish(own.flatten(0, 1), what, config, dtype)
+        for own, what in zip(crops, operations(params, config), strict=True)
+    ]
+    return in_views_order(made, config)
+
+
+def in_views_order(made: list[Tensor], config: AugmentConfig) -> tuple[Tensor, ...]:
+    """Sort what was made side by side.
+
+    Args:
+        made: for each side of ``config.by_side`` one tensor (V * N, ...).
+        config: says which views these are.
+
+    Returns:
+        The views (N, ...) in the order of ``config.views``.
+    """
+    views = {}
+    for own, numbers in zip(made, config.by_side.values(), strict=True):
+        views |= dict(zip(numbers, own.chunk(len(numbers)), strict=True))
+    return tuple(views[number] for number in sorted(views))

@@ -1,0 +1,221 @@
+"""One epoch in FFCV's loader thread: its batches as they come, its errors where one waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, Full
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
+from fastsiam.trace import span
+from fastsiam.views.batch import Crops
+from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.photometric import photometric
+from fastsiam.views.photometric.cpu import Stage
+from fastsiam.views.photometric.operations import in_views_order, operations
+
+from .ffcv_decoder import Work, crop_by_pil
+from .ffcv_library import EpochIterator, Loader
+from .geometric import cut_views
+from .store.beton import BetonStore
+
+_SECONDS_BETWEEN_LOOKS = 1.0  # at whether the loader thread still lives
+
+
+class Layout:
+    """Where the crops of N images lie in one block of memory: those of one side after the other.
+
+    Args:
+        augment: for the views of each side.
+    """
+
+    def __init__(self, augment: AugmentConfig) -> None:
+        self._shapes = [(len(views), side) for side, views in augment.by_side.items()]
+        self._bytes = [views * side * side * 3 for views, side in self._shapes]
+        self.bytes_per_image = sum(self._bytes)
+
+    def crops(self, memory: Tensor) -> Crops:
+        """Return the crops that lie in a block of whole images, as they are."""
+        images = memory.numel() // self.bytes_per_image
+        parts = memory.reshape(-1).split([images * count for count in self._bytes])
+        return tuple(
+            part.view(views, images, side, side, 3)
+            for part, (views, side) in zip(parts, self._shapes, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch that FFCV's thread made."""
+
+    index: NDArray[np.int64]
+    params: ViewParams
+    crops: Crops
+    views: tuple[Tensor, ...] | None
+    """Where the thread took them through the photometric stage too."""
+    copied: torch.cuda.Event | None
+    """When the crops are on the device."""
+
+
+class Epoch(EpochIterator):  # type: ignore[misc]
+    """One epoch in FFCV's thread; iterating over it yields its batches.
+
+    An error in FFCV's own thread ends that thread, and whoever waits for a batch waits for ever:
+    here it comes out where the batch is waited for.
+
+    Args:
+        loader: FFCV's.
+        store: the images.
+        augment: what becomes of them.
+        slots: the stream of each of the buffers that rotate, None on a CPU.
+        seed: the run's.
+        number: of the epoch.
+        steps: the images of each batch.
+        device: where the crops shall lie.
+        dtype: of views, if this thread shall make them, on a CPU: there, one thread that takes an
+            image all the way finds it in its own cache.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        store: BetonStore,
+        augment: AugmentConfig,
+        slots: Sequence[torch.cuda.Stream | None],
+        seed: int,
+        number: int,
+        steps: Sequence[NDArray[np.int64]],
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._store, self._augment, self._device, self._dtype = store, augment, device, dtype
+        self._slots, self._seed, self._number, self._left = slots, seed, number, False
+        self._layout = Layout(augment)
+        super().__init__(loader, np.concatenate(steps))
+
+    def run(self) -> None:
+        """Make the batches; FFCV's own loop, but for errors and for threads that are not FFCV's."""
+        try:
+            for number, indices in enumerate(self.iter_ixes):
+                slot = number % len(self._slots)
+                if not self._put(self._make(number, indices, slot)):
+                    return
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def __iter__(self) -> Iterator[Made]:
+        """Wait for the batches."""
+        while not self.terminate_event.is_set():
+            try:
+                made = self.output_queue.get(timeout=_SECONDS_BETWEEN_LOOKS)
+            except Empty:
+                if (self.is_alive() and self._reads()) or not self.output_queue.empty():
+                    continue
+                raise DataError(
+                    f"the thread that loads from {self._store} died; is the file still there?"
+                ) from None
+            if made is None:
+                return
+            if isinstance(made, BaseException):
+                raise made
+            if made.copied is not None:
+                stream = torch.cuda.current_stream(self._device)
+                stream.wait_event(made.copied)
+                for crops in made.crops:
+                    crops.record_stream(stream)
+            yield made
+
+    def _reads(self) -> bool:
+        """Tell whether FFCV's page cache still has threads that read, if there is one."""
+        executor = getattr(self.memory_context, "executor", None)
+        return executor is None or any(thread.is_alive() for thread in executor.threads)
+
+    def leave(self) -> None:
+        """End the thread, wherever it is, and forget its batches."""
+        self.terminate_event.set()
+        while self.is_alive() and self._reads():  # without readers it waits for ever: let it
+            self.join(_SECONDS_BETWEEN_LOOKS)
+        if not self._left:
+            self._left = True
+            self.memory_context.__exit__(None, None, None)
+        with contextlib.suppress(Empty):
+            while True:
+                self.output_queue.get_nowait()
+        self.memory_allocations = None
+
+    def close(self) -> None:
+        """Do nothing: FFCV calls this when the object is collected; ``leave`` did it all."""
+
+    def _put(self, item: Any) -> bool:
+        """Hand over an item; False if nobody wants it any more."""
+        while not self.terminate_event.is_set():
+            with contextlib.suppress(Full):
+                self.output_queue.put(item, timeout=0.1)
+                return True
+        return False
+
+    def _make(self, number: int, index: NDArray[np.int64], slot: int) -> Made:
+        store, augment = self._store, self._augment
+        stream = self._slots[slot]
+        if stream is not None:
+            stream.synchronize()  # the copy out of this slot's buffer, some batches ago
+        size = np.stack([store.height[index], store.width[index]], axis=1).astype(np.int64)
+        params = draw_views(augment, seed=self._seed, epoch=self._number, index=index, size=size)
+        stages = self._stages(params)
+        cuts = cut_views(params, augment)
+        work = self.storage_state = Work(*self._memory(index), index, cuts, stages)
+        ((memory, refused),) = self.run_pipeline(number, index, slot, None)
+        memory = torch.from_numpy(memory)
+        crops = self._layout.crops(memory)
+        views = in_views_order([stage.views() for stage in stages], augment) if stages else None
+        for row in refused.tolist():
+            self._make_by_pil(work, slice(row, row + 1), params, crops, views)
+        if stream is None:
+            return Made(index, params, crops, views, None)
+        with span("copy"), torch.cuda.stream(stream):
+            crops = self._layout.crops(memory.to(self._device, non_blocking=True))
+        return Made(index, params, crops, None, stream.record_event())
+
+    def _stages(self, params: ViewParams) -> list[Stage]:
+        """Return the photometric stage of each side, if this thread shall make the views."""
+        augment, dtype = self._augment, self._dtype
+        if dtype is None:
+            return []
+        sides = zip(operations(params, augment), augment.by_side, strict=True)
+        return [Stage(what, augment, side, side, dtype) for what, side in sides]
+
+    def _make_by_pil(
+        self,
+        work: Work,
+        row: slice,
+        params: ViewParams,
+        crops: Crops,
+        views: tuple[Tensor, ...] | None,
+    ) -> None:
+        """Make crops, and perhaps views, of an image that libjpeg-turbo refused."""
+        own = tuple(side[:, row] for side in crops)
+        index = int(work.indices[row.start])
+        crop_by_pil(self._store, index, [cuts.rows(row) for cuts in work.cuts], own)
+        if views is not None and self._dtype is not None:
+            made = photometric(own, params.rows(row), self._augment, dtype=self._dtype)
+            for view, own_view in zip(views, made, strict=True):
+                view[row] = own_view
+
+    def _memory(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return FFCV's memory and where the records lie in it: the file, or pages of it."""
+        memory, *rest = self.memory_context.state
+        start = self._store.start[indices]
+        if memory.ndim == 1:
+            return memory, start
+        page_size = memory.shape[1]
+        slot = rest[-1][start // page_size].astype(np.int64)
+        return memory.reshape(-1), slot * page_size + start % page_size
