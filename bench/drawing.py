@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 INK = "#1f2328"
 QUIET = "#59636e"
-_COLOURS = dict(
-    zip(BACKENDS, ("#8c8c8c", "#0072b2", "#009e73", "#e69f00", "#56b4e9"), strict=False)
-)
+_PALETTE = ("#8c8c8c", "#0072b2", "#009e73", "#e69f00", "#56b4e9")
+_COLOURS: dict[str, str] = dict(zip(BACKENDS, _PALETTE, strict=False))
 """Of pipelines: Okabe and Ito's palette, which all kinds of eyes can tell apart, and in gray."""
 _OTHER = "#cc79a7"
 _DPI = 150
@@ -87,7 +86,7 @@ def colour_of(one: Record, *, paler: bool = True) -> str:
 
     name = one.pipeline or one.name.partition(",")[0]
     standard = _COLOURS[BASELINE] if name == one.baseline else _OTHER
-    colour = _COLOURS.get(name, standard)  # type: ignore[call-overload]
+    colour = _COLOURS.get(name, standard)
     if paler and one.facts.get("what") == "crops":
         red, green, blue = (0.45 * part + 0.55 for part in to_rgb(colour))
         colour = to_hex((red, green, blue))

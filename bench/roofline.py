@@ -1,7 +1,7 @@
 """The least that a training step has to compute and to move, and so the least time it can take.
 
-Counted layer by layer for one image, which is all of its views, forward and backward. Weights, their
-gradients and the optimizer are left out: a batch shares them.
+Counted layer by layer for one image, which is all of its views, forward and backward. Weights,
+their gradients and the optimizer are left out: a batch shares them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ of the table. What works in the processes that it measures is in ``fastsiam.benc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -32,13 +31,10 @@ class Case:
     options: tuple[str, ...]
     """The settings that it depends on, as fields of ``BenchConfig``."""
 
-    @property
-    def measure(self) -> Callable[[Session], list[Record]]:
-        """Measures, and returns the records; loads torch."""
-        measure: Callable[[Session], list[Record]] = import_module(
-            f"{__name__}.{self.name}"
-        ).measure
-        return measure
+    def measure(self, session: Session) -> list[Record]:
+        """Measure, and return the records; loads torch."""
+        records: list[Record] = import_module(f"{__name__}.{self.name}").measure(session)
+        return records
 
 
 def title_of(case: str) -> str:

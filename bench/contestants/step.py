@@ -1,4 +1,4 @@
-"""Training steps on ready tensors: as ``fastsiam train`` takes them, and as the paper's authors do."""
+"""Training steps at work on ready tensors: ours, and those of the paper's authors."""
 
 from __future__ import annotations
 

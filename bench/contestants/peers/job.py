@@ -54,6 +54,7 @@ class Twice:
     view: Callable[[Any], Tensor]
 
     def __call__(self, image: Any) -> Views:
+        """Return both views."""
         return self.view(image), self.view(image)
 
 

@@ -27,11 +27,11 @@ def start(job: Job) -> Opened:
 
     a = job.augment.views[0]
     crop = v2.Compose([v2.RandomResizedCrop(a.crop, scale(a), ratio(a)), v2.PILToTensor()])
-    taps, sigma = taps(a), (a.blur_sigma_min, a.blur_sigma_max)
+    wide, sigma = taps(a), (a.blur_sigma_min, a.blur_sigma_max)
     finish = nn.Sequential(
         K.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue, p=a.jitter_p),
         K.RandomGrayscale(p=a.gray_p),
-        K.RandomGaussianBlur((taps, taps), sigma, p=a.blur_p),
+        K.RandomGaussianBlur((wide, wide), sigma, p=a.blur_p),
         K.RandomHorizontalFlip(p=a.flip_p),
         K.Normalize(job.augment.mean, job.augment.std),
     )
