@@ -19,7 +19,7 @@ from fastsiam.pipelines.store import open_store
 CONVERTERS = ("cp", "fastsiam", "ffcv")
 
 
-def convert(session: Session) -> list[Record]:
+def measure(session: Session) -> list[Record]:
     """Measure conversion of a folder of files, and of one tar of those that keep their bytes."""
     images = session.images(session.loaded_batch)
     tar = images.folder.with_suffix(".tar")
