@@ -48,7 +48,7 @@ def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, F
         shown.sort(key=lambda one: -one.images_per_second)
     found = {plain_name(case): _bars(shown)} if shown else {}
     if case == "loader" and (parts := stages(run)):
-        unit = "milliseconds of processor time for an image, all views"
+        unit = "milliseconds of processor time for an image, both views"
         found["stages"] = _stacks("Where the processor time goes", parts, unit, records[0])
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fastsiam.bench.contest import Contest
 from fastsiam.bench.contestants.decode import ON_GPU, build_decoding
-from fastsiam.bench.images import Images
+from fastsiam.bench.images import FORMS, Images
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
@@ -26,8 +26,8 @@ def measure(session: Session) -> list[Record]:
 def enter_decoders(contest: Contest, session: Session, images: Images) -> None:
     """Have decoders take part, a contender for each form of the images that is encoded."""
     for form in session.config.forms:
-        if form == "pixels256":
-            continue
+        if FORMS[form].raw:
+            continue  # nothing is to be decoded
         beton = images.stored(form)
         contest.enter(
             f"{_DECODE}, {form}",
