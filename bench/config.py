@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fastsiam.bench.peers import PEERS
+from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import (
     OWN_BACKBONES,
     AugmentConfig,
     DataConfig,
+    ImagePipeline,
     Pipeline,
     TrainConfig,
     require,
@@ -22,14 +25,7 @@ Stored = Literal["original", "short256", "pixels256"]
 Over = Literal["workers", "batch", "crop", "quality", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, processes."""
 
-VARIANTS = (
-    "default", "eager", "views-apart", "fp32", "fp16", "nchw", "memory-returned", "recompute",
-    "cuda-graphs", "plain", "plain-bf16", "plain-channels-last", "plain-compiled",
-    "plain-keeping-memory", "syncbn", "authors",
-)  # fmt: skip
-PEERS = ("lightly", "torchvision-v2", "albumentations", "kornia", "dali-solo-learn", "ffcv-plain")
-
-PIPELINES: tuple[Pipeline, ...] = tuple(p for p in get_args(Pipeline) if p != "synthetic")
+PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,9 +121,21 @@ class BenchConfig:
 
     @property
     def pipeline_names(self) -> tuple[Pipeline, ...]:
-        """The pipelines, torchvision's first."""
+        """The pipelines, the baseline first, which is always measured."""
+        from fastsiam.pipelines.backends import BASELINE
+
         names: Any = self.pipelines.split(",") if self.pipelines else PIPELINES
-        return ("torchvision", *(name for name in names if name != "torchvision"))
+        return (BASELINE, *(name for name in names if name != BASELINE))
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """The ways to take a training step."""
+        return tuple(self.variants.split(",")) if self.variants else tuple(VARIANTS)
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """The other libraries."""
+        return tuple(self.peers.split(",")) if self.peers else tuple(PEERS)
 
     @property
     def forms(self) -> tuple[Stored, ...]:
@@ -155,39 +163,3 @@ class BenchConfig:
     def root(self) -> Path:
         """The data's place, with the default filled in; it may not be there."""
         return DataConfig(data=self.data).root
-
-
-_COMMON = ("repeats", "device", "json")
-_IMAGES = ("data", "images", "recipe", "crop", "batch", "workers")
-
-FIELDS: dict[str, tuple[str, ...]] = {
-    "machine": _COMMON,
-    "decode": (*_IMAGES, "stored", *_COMMON),
-    "loader": (*_IMAGES, "pipelines", "stored", *_COMMON),
-    "photometric": ("recipe", "crop", "batch", *_COMMON),
-    "step": ("recipe", "crop", "backbone", "batch", "variants", *_COMMON),
-    "train": (*_IMAGES, "backbone", "pipelines", "stored", *_COMMON),
-    "convert": ("data", "images", "workers", *_COMMON),
-    "startup": (*_IMAGES, "pipelines", *_COMMON),
-    "peers": (*_IMAGES, "peers", "pipelines", *_COMMON),
-    "knn": _COMMON,
-    "sweep": ("over", "values", *_IMAGES, "pipelines", *_COMMON),
-    "all": (*_IMAGES, "backbone", "pipelines", "stored", "variants", *_COMMON),
-}
-"""The settings that each case depends on."""
-
-CASES: dict[str, str] = {
-    "all": "What tells most in few minutes: loader, photometric, train, step.",
-    "loader": "Each pipeline, to uint8 crops and to finished views, beside bare decoding.",
-    "decode": "Decoders on the same bytes, and nothing else: the ceiling of a loader.",
-    "photometric": "Jitter, gray, blur and normalisation of crops that are ready.",
-    "step": "The training step on ready tensors, in several ways, and in the authors' setting.",
-    "train": "Training end to end by each pipeline, beside ready tensors: the ceiling.",
-    "convert": "fastsiam convert beside cp and FFCV's writer.",
-    "startup": "Time to the first batch in a new process, first and later epochs, cold and warm.",
-    "sweep": "Scaling: workers, batch, side of a view, JPEG quality or ranks.",
-    "peers": "Other libraries that make two views, on the same images.",
-    "knn": "The kNN classifier beside lightly's, on the same features.",
-    "machine": "What the machine does at most: copies and matrix products.",
-}
-"""The commands that measure, and their help."""

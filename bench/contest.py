@@ -21,14 +21,8 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
-from fastsiam.bench.measure import (
-    Sample,
-    Timing,
-    clocked,
-    give_back_gpu_memory,
-    gpu_memory,
-    in_turns,
-)
+from fastsiam.bench.measure import clocked, give_back_gpu_memory, gpu_memory, in_turns
+from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -301,7 +295,7 @@ def _serve(end: Connection) -> None:
     # What it starts in its turn shall start as in any program, not as this process was.
     multiprocessing.set_start_method(None, force=True)
     try:
-        import_module("fastsiam.bench.training")
+        import_module("fastsiam.bench.contestants.train")
         told = _told(end)
         first = next(told, None)
         if first is None:

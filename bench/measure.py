@@ -7,70 +7,16 @@ import ctypes
 import mmap
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from fastsiam.bench.timing import Sample, Timing
+
 Key = TypeVar("Key")
-
-UNSTEADY = 0.15
-"""A spread wider than this is marked: such a figure says little."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One repeat of a piece of work."""
-
-    wall: float
-    """Seconds by the clock."""
-    cpu: float
-    """Seconds of processor time, child processes included."""
-    host: int = 0
-    """Bytes of memory that its processes hold after it, without what the system caches of files."""
-
-
-@dataclass
-class Timing:
-    """Repeats of one piece of work."""
-
-    samples: list[Sample] = field(default_factory=list)
-    images: int = 0
-    """Images that go through in each repeat."""
-
-    @property
-    def rate(self) -> float:
-        """Images a second: the median's."""
-        return self.images / self.median
-
-    @property
-    def wall(self) -> list[float]:
-        """Seconds by the clock, of each repeat."""
-        return [sample.wall for sample in self.samples]
-
-    @property
-    def median(self) -> float:
-        """Median of the wall-clock seconds."""
-        return statistics.median(self.wall)
-
-    @property
-    def cpu(self) -> float:
-        """Median of the processor seconds."""
-        return statistics.median(sample.cpu for sample in self.samples)
-
-    @property
-    def spread(self) -> float:
-        """Half the distance between the fastest and the slowest repeat, over the median."""
-        return (max(self.wall) - min(self.wall)) / 2 / self.median
-
-    @property
-    def host(self) -> int:
-        """Most bytes of memory after a repeat."""
-        return max(sample.host for sample in self.samples)
 
 
 def in_turns(work: Mapping[Key, Callable[[], Sample | None]], *, repeats: int) -> dict[Key, Timing]:
@@ -97,10 +43,10 @@ def in_turns(work: Mapping[Key, Callable[[], Sample | None]], *, repeats: int) -
 
 def clocked(run: Callable[[], object]) -> Sample:
     """Do a piece of work of this process and time it, to the end of what it asked of a GPU."""
-    _wait_for_gpu()
+    wait_for_gpu()
     cpu, wall = cpu_seconds(), time.perf_counter()
     run()
-    _wait_for_gpu()
+    wait_for_gpu()
     wall, cpu = time.perf_counter() - wall, cpu_seconds() - cpu
     return Sample(wall, cpu, host_memory())
 
@@ -161,7 +107,8 @@ def children(process: int) -> list[int]:
     return found + [grandchild for child in found for grandchild in children(child)]
 
 
-def _wait_for_gpu() -> None:
+def wait_for_gpu() -> None:
+    """Wait until all that this process asked of a GPU is done."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -7,15 +7,18 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from fastsiam.bench.measure import UNSTEADY, Timing
+from fastsiam.bench.timing import UNSTEADY, Timing
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
+from fastsiam.pipelines.backends import BASELINE
+
+Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ class Record:
     in_the_clock: str = ""
     """What the time includes, and what it does not."""
     config: dict[str, Any]
-    """Settings."""
+    """Settings, as they were used."""
     environment: dict[str, Any]
     """Machine, versions, commit."""
     command: str
@@ -98,7 +101,7 @@ def record(
         ceiling: what limits it, and its name.
         more: other fields of ``Record``.
     """
-    compared = baseline or (torchvision and ("torchvision", torchvision))
+    compared = baseline or (torchvision and (BASELINE, torchvision))
     return Record(
         case=case,
         name=name,
@@ -165,111 +168,12 @@ def read(path: Path) -> list[Record]:
         raise DataError(f"{path} holds no records of fastsiam bench") from error
 
 
-def table(records: Sequence[Record]) -> str:
-    """Return records as a Markdown table that people can read as it is.
-
-    A column in which no record has anything is left out. Where not all compare with the same, or
-    have the same ceiling, its name stands in the cells.
-    """
-    baseline, ceiling = (_only({getattr(r, of) for r in records}) for of in ("baseline", "ceiling"))
-    several = len({r.case for r in records}) > 1
-
-    def column(head: str, show: Callable[[Record], str]) -> tuple[str, list[str]]:
-        return head, [show(one).replace("|", "\\|") for one in records]
-
-    columns = [
-        column("case" if several else "", lambda r: r.case if several else ""),
-        column("", lambda r: r.name),
-        column("images/s", lambda r: number(r.images_per_second) if r.images else ""),
-        column("spread", _spread),
-        column(
-            f"times {baseline}" if baseline else "compared",
-            lambda r: (
-                ""
-                if r.ratio is None
-                else f"{number(r.ratio)}" + ("" if baseline else f" x {r.baseline}")
-            ),
-        ),
-        column(
-            f"share of {ceiling}" if ceiling else "of the ceiling",
-            lambda r: (
-                ""
-                if r.share_of_ceiling is None
-                else f"{r.share_of_ceiling:.0%}" + ("" if ceiling else f" of {r.ceiling}")
-            ),
-        ),
-        column("rate", lambda r: str(r.facts.get("rate", ""))),
-        column("s to first batch", lambda r: _fact(r, "first_batch", ".1f")),
-        column("s for first epoch", lambda r: _fact(r, "first_epoch", ".2f")),
-        column("s for later epochs", lambda r: _fact(r, "later_epoch", ".2f")),
-        column("waiting for data", lambda r: _fact(r, "data_wait", ".0%")),
-        column("top-1 (%)", lambda r: _fact(r, "top1", ".2f")),
-        column("MB/s", lambda r: _fact(r, "megabytes_per_second", ",.0f")),
-        column(
-            "CPU ms an image",
-            lambda r: number(1000 * r.cpu_seconds_per_image) if r.images else "",
-        ),
-        column("cores busy", lambda r: f"{r.cores_busy:.1f}"),
-        column("host MB", lambda r: f"{r.host_bytes / 1e6:,.0f}" if r.host_bytes else ""),
-        column("GPU MB", lambda r: f"{r.gpu_bytes / 1e6:,.0f}" if r.gpu_bytes else ""),
-    ]
-    columns = [(head, cells) for head, cells in columns if any(cells)]
-    widths = [max(len(head), 3, *map(len, cells)) for head, cells in columns]
-    rows = [
-        [head for head, _ in columns],
-        ["-" * width for width in widths],
-        *([cells[i] for _, cells in columns] for i in range(len(records))),
-    ]
-    lines = [
-        " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def caption(records: Sequence[Record]) -> str:
-    """Say in one line what a table was measured on."""
-    first = records[0]
-    machine, packages = first.environment, first.environment["packages"]
-    names = {"torch", "torchvision", "pillow", "ffcv", "nvidia-dali-cuda120", "nvidia-dali-cuda130"}
-    versions = ", ".join(f"{name} {packages[name]}" for name in packages if name in names)
-    images = {one.images for one in records if one.images}
-    many = f"{images.pop():,} images a repeat, " if len(images) == 1 else ""
-    repeats = sorted({one.n for one in records})
-    return (
-        f"{many}medians of {' or '.join(map(str, repeats))} in turns; {machine['cores']} cores of "
-        f"{machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; {versions}; {first.date}"
-    )
-
-
-def differences(records: Sequence[Record]) -> list[str]:
-    """Say of each that does other work than ours what it does, as items of a Markdown list."""
-    return [
-        f"- {one.name} {one.facts['version']}: {one.facts['differs']}"
-        for one in records
-        if "differs" in one.facts
-    ]
-
-
-def _only(names: set[str]) -> str:
-    """Return the name that all share which have one, or an empty text."""
-    found = names - {""}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _spread(one: Record) -> str:
-    if one.n == 1:
-        return "once"
-    return f"±{one.spread:.0%}" + (" (unsteady)" if one.unsteady else "")
-
-
-def _fact(one: Record, name: str, form: str) -> str:
-    return format(one.facts[name], form) if name in one.facts else ""
-
-
-def number(value: float) -> str:
-    """Write a figure for people, with as many digits as mean something."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
+def grouped(things: Iterable[Record], key: Callable[[Record], Thing]) -> dict[Thing, list[Record]]:
+    """Return the records by what they have in common, in the order in which that first appears."""
+    groups: dict[Thing, list[Record]] = {}
+    for one in things:
+        groups.setdefault(key(one), []).append(one)
+    return groups
 
 
 _environment = cache(environment)

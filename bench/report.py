@@ -1,4 +1,7 @@
-"""What was measured, for people: a page with charts, and the tables of a README."""
+"""What was measured, for people: a page with charts, and the tables of a README.
+
+It reads records and measures nothing: neither torch nor what times is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastsiam.bench.charts import TITLES, charts, grouped, plain_name, png
-from fastsiam.bench.records import Record, caption, differences, read, table
-from fastsiam.bench.suite import finding
+from fastsiam.bench.cases import title_of
+from fastsiam.bench.charts import charts, plain_name, png
+from fastsiam.bench.finding import finding
+from fastsiam.bench.records import Record, grouped, read
+from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.report import html as page
 
@@ -42,7 +47,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
         for case, of_case in grouped(records, lambda one: one.case).items():
             drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(of_case, run).items()}
             pictures |= drawn
-            title = f"{TITLES.get(case, case)}{f' ({file})' if len(files) > 1 else ''}"
+            title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
             sections.append(_section(title, of_case, drawn))
             tables.append(f"## {title}\n\n{_block(of_case)}\n")
     facts = dict.fromkeys(
@@ -178,7 +183,7 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         page.figure(picture, "image/png", f"{title}: {Path(name).stem}")
         for name, picture in drawn.items()
     )
-    heads, rows = _cells(records)
+    heads, rows = rows_of(records)
     facts = [(one.name, _said(one.facts)) for one in records if one.facts]
     return (
         f"{page.heading(title, caption(records))}"
@@ -186,16 +191,6 @@ def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) 
         f"{page.table(rows, heads)}<details><summary>Conditions</summary>"
         f"{page.table(_conditions(records))}{page.table(facts)}</details>"
     )
-
-
-def _cells(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    """Take the Markdown table apart. Only its first column holds names, which may hold anything."""
-    head, rule, *rows = table(records).split("\n")
-    columns = rule.count(" | ")
-    heads, *cells = [
-        [cell.strip() for cell in row[2:-2].rsplit(" | ", columns)] for row in (head, *rows)
-    ]
-    return heads, cells
 
 
 def _conditions(records: Sequence[Record]) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """The least that a training step has to compute and to move, and so the least time it can take.
 
-Counted layer by layer for one image, which is two views, forward and backward. Weights, their
-gradients and the optimizer are left out: a batch shares them.
+Counted layer by layer for one image, which is all of its views, forward and backward. Weights,
+their gradients and the optimizer are left out: a batch shares them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from torch import nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from fastsiam.config import TrainConfig
-from fastsiam.methods import build_method
-
-_VIEWS = 2
+from fastsiam.methods import method_skeleton
 
 
 @dataclass(frozen=True)
@@ -58,18 +56,25 @@ H200 = Machine(flops=989e12, bytes=4.8e12)
 
 
 def layers(config: TrainConfig) -> list[Layer]:
-    """Count the work of a method's layers for one image."""
-    with torch.device("meta"):
-        method = build_method(config.model).eval()  # BN of one image: only the shapes matter
-        image = torch.empty(1, 3, config.augment.crop, config.augment.crop)
+    """Count the work of a method's layers for one image.
+
+    Each view goes once through each of the method's parts, forward and backward; what else a method
+    does, with a momentum encoder for instance, is left out.
+    """
+    method = method_skeleton(config.model).eval()  # BN of one image: only the shapes matter
     found: list[Layer] = []
-    hooks = [
-        module.register_forward_hook(_counting(found, first=module is method.backbone.conv1))
-        for module in method.modules()
-    ]
-    method.predictor(method.projector(method.backbone(image)))
-    for hook in hooks:
-        hook.remove()
+    for side, views in config.augment.by_side.items():
+        hooks = [
+            module.register_forward_hook(
+                _counting(found, views=len(views), first=module is method.backbone.conv1)
+            )
+            for module in method.modules()
+        ]
+        x = torch.empty(1, 3, side, side, device="meta")
+        for part in method.parts:
+            x = method.get_submodule(part)(x)
+        for hook in hooks:
+            hook.remove()
     return found
 
 
@@ -118,7 +123,7 @@ def table(configs: Mapping[str, TrainConfig], machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def _counting(found: list[Layer], *, first: bool) -> Any:
+def _counting(found: list[Layer], *, views: int, first: bool) -> Any:
     def hook(module: nn.Module, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> None:
         x, y = (prod(tensor.shape) for tensor in (inputs[0], output))
         if isinstance(module, (nn.Conv2d, nn.Linear)):
@@ -142,6 +147,6 @@ def _counting(found: list[Layer], *, first: bool) -> Any:
             work = Layer(0, 2 * x, 0)
         else:
             return
-        found.append(Layer(_VIEWS * work.flops, _VIEWS * work.elements, _VIEWS * work.fewest))
+        found.append(Layer(views * work.flops, views * work.elements, views * work.fewest))
 
     return hook

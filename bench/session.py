@@ -8,18 +8,19 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.bench.contest import Contest
 from fastsiam.bench.images import Images, take_images
-from fastsiam.config import RunConfig
+from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.workers import count as count_workers
 
 _LOADED_ON_CPU = 64
@@ -67,6 +68,11 @@ class Session:
         fits: int = 2 ** int(math.log2(max(2.0, room / pixels)))
         return min(self.config.train.optim.batch, fits)
 
+    @property
+    def most_ranks(self) -> int:
+        """How many ranks are tried: all GPUs of the machine, or two processes on a CPU."""
+        return torch.cuda.device_count() if self.gpu else 2
+
     def images(self, batch: int, *, at_least: int = 1) -> Images:
         """Return whole batches of images, as many as take seconds to load.
 
@@ -80,12 +86,42 @@ class Session:
             self._images[count] = take_images(self.config, count, self.folder, self.console.say)
         return self._images[count]
 
+    def data(self, images: Images, pipeline: Pipeline, form: Stored = "original") -> DataConfig:
+        """Return where a pipeline finds images in some form."""
+        converted = form != "original" or BACKENDS[pipeline].needs_beton
+        path = images.stored(form) if converted else images.folder
+        return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
+
+    def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
+        """Return the recipe with a batch for each rank.
+
+        It is compiled on a GPU, as long runs are; on a CPU, where that takes longer than measuring,
+        if ``settings`` say so.
+
+        Args:
+            batch: images of each rank.
+            ranks: how many there are.
+            settings: fields of ``numerics`` and ``step``.
+        """
+        config = self.config.train
+        settings = {"compile": "on" if self.gpu else "off"} | settings
+        known = {f.name for f in fields(NumericsConfig)}
+        numerics = {name: value for name, value in settings.items() if name in known}
+        step = {name: value for name, value in settings.items() if name not in known}
+        return replace(
+            config,
+            optim=replace(config.optim, batch=batch * ranks, warmup_epochs=0.0),
+            numerics=replace(config.numerics, **numerics),
+            step=replace(config.step, **step),
+            run=RunConfig(device="cuda" if self.gpu else "cpu"),
+        )
+
     def contest(self) -> Contest:
         """Return a contest that tells the console what it does."""
         return Contest(self.console.say)
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Return what a record's figures depend on."""
+        """Return what a record's figures depend on: of the recipe, and ``more``."""
         augment = self.config.augment
         return {
             "recipe": self.config.recipe,

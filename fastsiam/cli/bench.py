@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 import typer.core
 
-from fastsiam.bench.config import CASES, FIELDS, BenchConfig
+from fastsiam.bench.cases import CASES, Case
+from fastsiam.bench.config import BenchConfig
 from fastsiam.cli.options import command_of
 from fastsiam.config import Pipeline
 
@@ -30,20 +31,20 @@ app = typer.Typer(
 )
 
 
-def _measure(case: str, text: str) -> Callable[..., None]:
+def _measure(case: Case) -> Callable[..., None]:
     """Return the command that measures a case."""
 
     def measure(config: BenchConfig) -> None:
         from fastsiam.bench.suite import run
 
-        run(case, config)
+        run(case.name, config)
 
-    measure.__doc__ = text
-    return command_of(measure, BenchConfig, options=FIELDS[case])
+    measure.__doc__ = case.help
+    return command_of(measure, BenchConfig, options=case.options)
 
 
-for _case, _text in CASES.items():
-    app.command(_case)(_measure(_case, _text))
+for _case in CASES.values():
+    app.command(_case.name)(_measure(_case))
 
 
 @app.command()
@@ -64,7 +65,7 @@ def profile(
     ] = Path("trace.json"),
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
-    from fastsiam.bench.profile import profile as trace
+    from fastsiam.bench.cases.profile import profile as trace
     from fastsiam.bench.session import session
 
     try:

@@ -15,9 +15,10 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from fastsiam.bench.charts import charts, stages
-from fastsiam.bench.measure import Sample, Timing
-from fastsiam.bench.records import Record, caption, read, record, table, write
+from fastsiam.bench.records import Record, read, record, write
 from fastsiam.bench.report import renew, write_report
+from fastsiam.bench.tables import caption, markdown, rows_of, table
+from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import DataError
 from tests.conftest import ROOT
 
@@ -196,6 +197,20 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
         assert "<script" not in text and 'src="http' not in text
         assert f"<td>{html.escape(one.name)}</td>" in text
         write_report([saved(tmp_path / "b.json", records)], tmp_path / case)
+
+
+def test_a_row_is_rendered_twice(tmp_path: Path) -> None:
+    """A name with a bar and a line's end is escaped in Markdown, and in the page as it is."""
+    name = "a | b\nc"
+    records = [measured("step", name), measured("step", "plain")]
+    heads, rows = rows_of(records)
+    assert heads[0] == "" and [row[0] for row in rows] == [name, "plain"]
+    assert {len(row) for row in rows} == {len(heads)}
+    assert table(records) == markdown(heads, rows)
+    lines = table(records).split("\n")
+    assert len(lines) == 4 and "| a \\| b c " in lines[2]
+    write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
+    assert f"<tr><td>{name}</td>" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_the_ideal_line_starts_at_the_first_point() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fastsiam import cli
-from fastsiam.bench.config import CASES
+from fastsiam.bench.cases import CASES
 from fastsiam.config import (
     Pipeline,
     TrainConfig,

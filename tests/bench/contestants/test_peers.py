@@ -15,6 +15,8 @@ from PIL import Image
 
 from fastsiam.bench import peers
 from fastsiam.bench.contest import Contender, ContenderFailed, Work
+from fastsiam.bench.contestants.peers import build_peer, starter
+from fastsiam.bench.contestants.peers.job import Job
 from fastsiam.bench.images import Silent
 from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.errors import FastSiamError
@@ -29,7 +31,7 @@ def look(*, device: str, folders: dict[str, str], peer: str) -> dict[str, Work]:
     """In a peer's own process: go through two epochs of each folder and tell what they were."""
 
     def work(folder: str, blur_p: float) -> Work:
-        job = peers.Job(
+        job = Job(
             folder=folder,
             beton=f"{folder}-beton/train.beton",
             augment=AugmentConfig.alike(crop=CROP, blur_p=blur_p),
@@ -38,7 +40,7 @@ def look(*, device: str, folders: dict[str, str], peer: str) -> dict[str, Work]:
             images=IMAGES,
             device=torch.device(device),
         )
-        opened = peers.PEERS[peer].open(job)
+        opened = starter(peer)(job)
         epochs = [[torch.stack(views) for views in opened.epoch()] for _ in range(2)]
         batches = [batch for epoch in epochs for batch in epoch]
         views = torch.cat(batches, dim=1).cpu()
@@ -81,8 +83,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def settings(folders: dict[str, str]) -> dict[str, Any]:
     """What a contest tells a peer."""
     folder = folders["stripes"]
-    own = {"crop": CROP, "batch": BATCH, "workers": 2, "images": IMAGES}
-    return {**own, "folder": folder, "beton": None, "device": "cpu", "blur": True}
+    own = {"augment": AugmentConfig.alike(crop=CROP), "batch": BATCH, "workers": 2}
+    return {**own, "folder": folder, "beton": None, "images": IMAGES, "device": "cpu"}
 
 
 @pytest.fixture(params=DEVICES, scope="module")
@@ -94,7 +96,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_two_views_of_every_image_drawn_anew(
     peer: str, device: str, folders: dict[str, str]
 ) -> None:
-    if reason := peers.missing(peer):
+    if reason := peers.PEERS[peer].missing:
         skip(f"needs {peers.PEERS[peer].title}: {reason}")
     contender = Contender(look, {"device": device, "folders": folders, "peer": peer})
     try:
@@ -116,7 +118,7 @@ def test_two_views_of_every_image_drawn_anew(
 
 
 def test_its_work_is_an_epoch(settings: dict[str, Any]) -> None:
-    contender = Contender(peers.build, settings | {"peer": "torchvision-v2"})
+    contender = Contender(build_peer, settings | {"peer": "torchvision-v2"})
     try:
         assert contender.images == {"views": IMAGES}
         assert contender.run("views").wall > 0
@@ -135,12 +137,13 @@ def test_a_missing_package_is_named(
         return None if name == "cv2" else importlib.util.find_spec("json")
 
     monkeypatch.setattr(peers, "find_spec", find_spec)
-    assert peers.missing("lightly") is None and peers.missing("torchvision-v2") is None
-    assert peers.missing("albumentations") == "pip install albumentations"
+    assert peers.PEERS["lightly"].missing is None
+    assert peers.PEERS["torchvision-v2"].missing is None
+    assert peers.PEERS["albumentations"].missing == "pip install albumentations"
     with pytest.raises(FastSiamError, match="not installed: pip install nvidia-dali-cuda120"):
-        peers.build(peer="dali-solo-learn", **settings)
+        build_peer(peer="dali-solo-learn", **settings)
 
 
 def test_a_folder_without_images_is_an_error(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ContenderFailed, match="class folder"):
-        Contender(peers.build, settings | {"peer": "torchvision-v2", "folder": str(tmp_path)})
+        Contender(build_peer, settings | {"peer": "torchvision-v2", "folder": str(tmp_path)})

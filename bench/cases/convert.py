@@ -1,32 +1,25 @@
 """How fast ``fastsiam convert`` is, beside copying the same bytes and FFCV's own writer.
 
-All read from the page cache and write to the same disk; none waits for the disk at the end. FFCV's
-writer does what its documentation shows: a torchvision ``ImageFolder``, ``RGBImageField`` in mode
-"jpg" at the same quality, as many processes. It encodes every image anew, which is what it is.
+All read from the page cache and write to the same disk; none waits for the disk at the end.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from fastsiam.bench.contest import Work
-from fastsiam.bench.images import Silent
-from fastsiam.bench.measure import Timing
+from fastsiam.bench.contestants.convert import build_convert
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import ConvertConfig
-from fastsiam.pipelines.convert import convert as run_convert
 from fastsiam.pipelines.convert.prepare import UNCHANGED, prepare
 from fastsiam.pipelines.store import open_store
 
 CONVERTERS = ("cp", "fastsiam", "ffcv")
 
 
-def convert(session: Session) -> list[Record]:
+def measure(session: Session) -> list[Record]:
     """Measure conversion of a folder of files, and of one tar of those that keep their bytes."""
     images = session.images(session.loaded_batch)
     tar = images.folder.with_suffix(".tar")
@@ -59,7 +52,10 @@ def convert(session: Session) -> list[Record]:
                 f"{name}, {'a tar' if source == tar else 'files'}",
                 timing,
                 baseline=("cp", cp) if cp else None,
-                facts=_facts(timing, size, len(store)),
+                facts={
+                    "megabytes_per_second": size / 1e6 / timing.median,
+                    "images": len(store),
+                },
                 in_the_clock="opening the source, reading from the page cache, writing without "
                 "waiting for the disk; not: starting python",
                 config={
@@ -72,39 +68,6 @@ def convert(session: Session) -> list[Record]:
             for (name, _), timing in timings.items()
         ]
     return records
-
-
-def build_convert(*, name: str, source: Path, target: Path, workers: int) -> dict[str, Work]:
-    """Convert a source, or copy it, into a target that is cleared before each time."""
-    config = ConvertConfig(source=str(source), out=str(target), workers=workers)
-    runs: dict[str, Callable[[], object]] = {
-        "cp": lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True),
-        "fastsiam": lambda: run_convert("folder", config, Silent()),
-        "ffcv": lambda: _by_ffcv(source, target, workers, config.quality),
-    }
-    if name == "ffcv":
-        import ffcv.writer  # noqa: F401  # missing, it is to be said now
-
-    def clear() -> None:
-        shutil.rmtree(target, ignore_errors=True)
-        target.unlink(missing_ok=True)
-
-    images = len(open_store(source, "train", sources=True))
-    return {"convert": Work(runs[name], images, before=clear)}
-
-
-def _by_ffcv(source: Path, target: Path, workers: int, quality: int) -> None:
-    import multiprocessing
-
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-    from torchvision.datasets import ImageFolder
-
-    image = RGBImageField(write_mode="jpg", jpeg_quality=quality)
-    writer = DatasetWriter(str(target), {"image": image, "label": IntField()}, num_workers=workers)
-    writer.from_indexed_dataset(ImageFolder(str(source)))
-    for process in multiprocessing.active_children():
-        process.join()  # or their processor time counts for the next
 
 
 def _archive(folder: Path, tar: Path) -> bool:
@@ -120,7 +83,3 @@ def _archive(folder: Path, tar: Path) -> bool:
     subprocess.run(["tar", "-cf", str(tar), "-C", str(kept), "."], check=True)
     shutil.rmtree(kept)
     return True
-
-
-def _facts(timing: Timing, size: int, images: int) -> dict[str, Any]:
-    return {"megabytes_per_second": size / 1e6 / timing.median, "images": images}

@@ -1,0 +1,118 @@
+"""The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
+
+A new case is a file here with a function ``measure(session)`` that returns its records, and a row
+of the table. What works in the processes that it measures is in ``fastsiam.bench.contestants``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastsiam.bench.records import Record
+    from fastsiam.bench.session import Session
+
+_COMMON = ("repeats", "device", "json")
+_IMAGES = ("data", "images", "recipe", "crop", "batch", "workers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A command of ``fastsiam bench`` that measures."""
+
+    name: str
+    """Of the command, of its records' case, and of the module here."""
+    help: str
+    """Of the command."""
+    title: str = ""
+    """What it is called on the page and in charts; empty is by its name."""
+    options: tuple[str, ...]
+    """The settings that it depends on, as fields of ``BenchConfig``."""
+
+    def measure(self, session: Session) -> list[Record]:
+        """Measure, and return the records; loads torch."""
+        records: list[Record] = import_module(f"{__name__}.{self.name}").measure(session)
+        return records
+
+
+def title_of(case: str) -> str:
+    """Return what a case is called on the page and in charts."""
+    return (case in CASES and CASES[case].title) or case
+
+
+_ROWS = (
+    Case(
+        name="all",
+        help="What tells most in few minutes: loader, photometric, train, step.",
+        options=(*_IMAGES, "backbone", "pipelines", "stored", "variants", *_COMMON),
+    ),
+    Case(
+        name="loader",
+        help="Each pipeline, to uint8 crops and to finished views, beside bare decoding.",
+        title="Loading: from files to batches",
+        options=(*_IMAGES, "pipelines", "stored", *_COMMON),
+    ),
+    Case(
+        name="decode",
+        help="Decoders on the same bytes, and nothing else: the ceiling of a loader.",
+        title="Bare decoding",
+        options=(*_IMAGES, "stored", *_COMMON),
+    ),
+    Case(
+        name="photometric",
+        help="Jitter, gray, blur and normalisation of crops that are ready.",
+        title="The photometric stage",
+        options=("recipe", "crop", "batch", *_COMMON),
+    ),
+    Case(
+        name="step",
+        help="The training step on ready tensors, in several ways, and in the authors' setting.",
+        title="A training step",
+        options=("recipe", "crop", "backbone", "batch", "variants", *_COMMON),
+    ),
+    Case(
+        name="train",
+        help="Training end to end by each pipeline, beside ready tensors: the ceiling.",
+        title="Training",
+        options=(*_IMAGES, "backbone", "pipelines", "stored", *_COMMON),
+    ),
+    Case(
+        name="convert",
+        help="fastsiam convert beside cp and FFCV's writer.",
+        title="Converting",
+        options=("data", "images", "workers", *_COMMON),
+    ),
+    Case(
+        name="startup",
+        help="Time to the first batch in a new process, first and later epochs, cold and warm.",
+        title="From the start to the first batch",
+        options=(*_IMAGES, "pipelines", *_COMMON),
+    ),
+    Case(
+        name="sweep",
+        help="Scaling: workers, batch, side of a view, JPEG quality or ranks.",
+        options=("over", "values", *_IMAGES, "pipelines", *_COMMON),
+    ),
+    Case(
+        name="peers",
+        help="Other libraries that make two views, on the same images.",
+        title="Beside other libraries",
+        options=(*_IMAGES, "peers", "pipelines", *_COMMON),
+    ),
+    Case(
+        name="knn",
+        help="The kNN classifier beside lightly's, on the same features.",
+        options=_COMMON,
+    ),
+    Case(
+        name="machine",
+        help="What the machine does at most: copies and matrix products.",
+        title="The machine",
+        options=_COMMON,
+    ),
+)
+
+CASES: dict[str, Case] = {case.name: case for case in _ROWS}
+"""The commands that measure, by name."""

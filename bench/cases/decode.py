@@ -1,0 +1,69 @@
+"""How fast decoders are on the bytes alone: the ceiling of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastsiam.bench.contest import Contest
+from fastsiam.bench.contestants.decode import ON_GPU, build_decoding
+from fastsiam.bench.images import FORMS, Images
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
+from fastsiam.bench.timing import Timing
+
+_DECODE = "decode"
+
+
+def measure(session: Session) -> list[Record]:
+    """Measure decoders on each form of the images that is encoded."""
+    images = session.images(session.loaded_batch)
+    with session.contest() as contest:
+        enter_decoders(contest, session, images)
+        timings = contest.run(session.config.repeats)
+    return decode_records(session, images, timings)
+
+
+def enter_decoders(contest: Contest, session: Session, images: Images) -> None:
+    """Have decoders take part, a contender for each form of the images that is encoded."""
+    for form in session.config.forms:
+        if FORMS[form].raw:
+            continue  # nothing is to be decoded
+        beton = images.stored(form)
+        contest.enter(
+            f"{_DECODE}, {form}",
+            build_decoding,
+            path=str(images.folder if form == "original" else beton),
+            beton=str(beton),
+            workers=session.workers,
+            batch=session.loaded_batch,
+            device=session.device,
+        )
+
+
+def decode_records(
+    session: Session, images: Images, timings: Mapping[tuple[str, str], Timing]
+) -> list[Record]:
+    """Return the records of the decoders that took part."""
+    return [
+        record(
+            "decode",
+            work if form == "original" else f"{work}, {form}",
+            timing,
+            facts={"stored": form},
+            in_the_clock="encoded bytes in memory to pixels, in as many threads as workers",
+            config=session.settings(batch=0, workers=session.workers, data=images.about),
+        )
+        for (name, work), timing in timings.items()
+        if name.startswith(_DECODE)
+        for form in [name.partition(", ")[2]]
+    ]
+
+
+def fastest(timings: Mapping[tuple[str, str], Timing], form: str, *, on_gpu: bool) -> Timing | None:
+    """Return the timing of the fastest decoder of images in some form; None if none took part."""
+    found = [
+        timing
+        for (name, work), timing in timings.items()
+        if name == f"{_DECODE}, {form}" and (work in ON_GPU) == on_gpu
+    ]
+    return max(found, key=lambda timing: timing.rate, default=None)

@@ -1,0 +1,166 @@
+"""A trace of a few training steps: the model's operations beside what the loader does meanwhile.
+
+It makes a file for a trace viewer and no records, so it is no row of the table of cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastsiam import trace
+from fastsiam.bench.contest import Contender
+from fastsiam.bench.contestants.profile import MARK, build_profile, warm_up
+from fastsiam.bench.records import check_writable
+from fastsiam.bench.session import Session
+from fastsiam.bench.tables import markdown
+from fastsiam.config import DataConfig, Pipeline, TrainConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines.backends import BACKENDS
+
+
+def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
+    """Trace a few steps of training, from the middle of an epoch.
+
+    Args:
+        session: what is trained on what.
+        pipeline: that feeds it.
+        steps: how many.
+        out: gets a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+    Returns:
+        For people: how busy the GPU was, and where the time goes, by range and by operation.
+
+    Raises:
+        ContenderFailed: the pipeline cannot run here.
+        DataError: ``out`` cannot be written.
+    """
+    check_writable(out)
+    batch = session.trained_batch
+    data = DataConfig(pipeline=pipeline, workers=session.workers)
+    if BACKENDS[pipeline].real:
+        images = session.images(batch, at_least=warm_up(data) + steps + 1)
+        data = session.data(images, pipeline)
+    config = replace(session.train_config(batch), data=data)
+    events, spans, facts = _traced(config, steps)
+    mark = next(event["ts"] for event in events if event.get("name") == MARK)
+    ours = [_event(span, mark, facts["mark"]) for span in spans]
+    began, length = (facts["began"] - facts["mark"]) / 1e3 + mark, facts["seconds"] * 1e6
+    ours = [e for e in ours if e["ts"] + e["dur"] > began and e["ts"] < began + length]
+    try:
+        out.write_text(json.dumps(facts["whole"] | {"traceEvents": events + ours + _names(ours)}))
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror}") from error
+    return (
+        f"{steps} steps of {batch} images in {facts['seconds']:.2f} s{gaps(events, steps)}\n\n"
+        f"{_ranges(ours, steps, facts['seconds'])}\n\n{facts['operations']}"
+    )
+
+
+def _traced(
+    config: TrainConfig, steps: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """Trace some steps in a process of its own; return torch's events, our ranges, and the facts.
+
+    The facts have the rest of torch's trace as "whole".
+    """
+    with tempfile.TemporaryDirectory(prefix="fastsiam-trace-") as folder:
+        notes, path = Path(folder), Path(folder) / "torch.json"
+        os.environ["FASTSIAM_TRACE"] = str(notes)
+        try:
+            contender = Contender(build_profile, {"config": config, "steps": steps, "path": path})
+        finally:
+            del os.environ["FASTSIAM_TRACE"]
+        try:
+            facts = contender.facts("profile")
+        finally:
+            contender.close()
+        whole = json.loads(path.read_text())
+        return whole.pop("traceEvents"), trace.read(notes), facts | {"whole": whole}
+
+
+def gaps(events: Sequence[Mapping[str, Any]], steps: int) -> str:
+    """Say how long the GPU had nothing to do: then the host holds it back, or the loader does.
+
+    Args:
+        events: torch's trace, times in microseconds.
+        steps: how many it holds.
+
+    Returns:
+        The share of the time in which it was busy, and the longest gap between two of its kernels
+        or copies; empty if the trace has none.
+    """
+    runs = sorted(
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    if not runs:
+        return ""
+    end, idle, longest = runs[0][1], 0.0, 0.0
+    for began, ended in runs:
+        idle, longest = idle + max(0.0, began - end), max(longest, began - end)
+        end = max(end, ended)
+    whole = end - runs[0][0]
+    return (
+        f"; the GPU was busy for {1 - idle / whole:.1%} of the time, "
+        f"its longest gap was {longest / 1e3:.2f} ms, {longest * steps / whole:.1%} of a step"
+    )
+
+
+def _event(span: dict[str, Any], mark: float, mark_ns: int) -> dict[str, Any]:
+    """Return a range as a trace event, on the clock of torch's trace (microseconds)."""
+    return {
+        "ph": "X",
+        "cat": "fastsiam",
+        "name": span["name"],
+        "pid": span["process"],
+        "tid": f"fastsiam {span['thread']}",
+        "ts": mark + (span["began"] - mark_ns) / 1e3,
+        "dur": (span["ended"] - span["began"]) / 1e3,
+    }
+
+
+def _names(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Name the rows of the loader's processes and threads after what they do."""
+    does: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for event in events:
+        does[event["pid"], event["tid"]].add(event["name"])
+    return [
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": process,
+            "tid": thread,
+            "args": {"name": f"fastsiam: {', '.join(sorted(names))}"},
+        }
+        for (process, thread), names in does.items()
+    ]
+
+
+def _ranges(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
+    """Return a table of our ranges: their time in a step, in all threads together."""
+    durations: dict[str, list[float]] = defaultdict(list)
+    threads: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for event in events:
+        durations[event["name"]].append(event["dur"] / 1e3)
+        threads[event["name"]].add((event["pid"], event["tid"]))
+    rows = [
+        [
+            name,
+            f"{sum(all_ms) / steps:.1f}",
+            f"{sum(all_ms) / 10 / seconds:.0f}%",
+            str(len(threads[name])),
+            str(len(all_ms)),
+            f"{statistics.median(all_ms):.2f}",
+        ]
+        for name, all_ms in sorted(durations.items(), key=lambda item: -sum(item[1]))
+    ]
+    return markdown(["range", "ms a step", "of the time", "threads", "times", "median ms"], rows)

@@ -1,0 +1,83 @@
+"""How long a new process takes to its first batch and for epochs, with files cached and not."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastsiam.bench.contest import Contender, ContenderFailed
+from fastsiam.bench.contestants.startup import build_startup
+from fastsiam.bench.measure import forget
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
+from fastsiam.bench.timing import Sample, Timing
+from fastsiam.config import DataConfig, Pipeline
+
+_STILL_COLD = 0.05
+"""Share of the files that the system may still have in its cache."""
+
+
+def measure(session: Session) -> list[Record]:
+    """Measure each pipeline in turn, warm and cold, in a new process each time."""
+    images = session.images(session.loaded_batch)
+    failed: set[Pipeline] = set()
+    found: dict[tuple[Pipeline, str], list[tuple[Sample, dict[str, Any]]]] = {}
+    for turn in range(session.config.repeats):
+        session.console.say(f"startup: round {turn + 1} of {session.config.repeats}")
+        for pipeline in session.config.pipeline_names:
+            data = session.data(images, pipeline)
+            for state in ("warm", "cold"):
+                if pipeline in failed:
+                    continue
+                try:
+                    one = _start(session, data, cold=state == "cold")
+                except ContenderFailed as failure:
+                    failed.add(pipeline)
+                    session.console.say(f"{pipeline}: not measured: {failure}")
+                    continue
+                found.setdefault((pipeline, state), []).append(one)
+    records = []
+    for (pipeline, state), runs in found.items():
+        numbers = {key: statistics.median(facts[key] for _, facts in runs) for key in runs[0][1]}
+        if state == "cold" and numbers["cached"] > _STILL_COLD:
+            session.console.say(
+                f"{pipeline}, cold: not measured: the system keeps {numbers['cached']:.0%} "
+                "of the files in its cache"
+            )
+            continue
+        one_record = record(
+            "startup",
+            f"{pipeline}, {state} cache",
+            Timing([sample for sample, _ in runs], images.count),
+            pipeline=pipeline,
+            facts=numbers,
+            in_the_clock="from the start of python to the end of the first epoch",
+            config=session.settings(
+                batch=session.loaded_batch, workers=session.workers, data=images.about
+            ),
+        )
+        records.append(one_record)
+    return records
+
+
+def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, dict[str, Any]]:
+    """Have a new process load; return its time until the first epoch is over, and its facts."""
+    files = [path for path in Path(data.data).rglob("*") if path.is_file()]
+    kept = forget(files) if cold else 1.0
+    settings = {
+        "data": data,
+        "augment": session.config.augment,
+        "batch": session.loaded_batch,
+        "device": session.device,
+        "began": time.monotonic(),
+    }
+    contender = Contender(build_startup, settings)
+    try:
+        facts = contender.facts("startup") | {"cached": kept}
+    finally:
+        contender.close()
+    wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
+    return replace(contender.first["startup"], wall=wall, cpu=cpu), facts

@@ -1,0 +1,118 @@
+"""How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastsiam.bench.config import Over
+from fastsiam.bench.contest import Build
+from fastsiam.bench.contestants.loader import build_loading
+from fastsiam.bench.contestants.train import build_fed
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
+from fastsiam.config import DataConfig, Pipeline
+from fastsiam.errors import DeviceError
+from fastsiam.pipelines.backends import BASELINE, CEILING
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A pipeline with the setting that is varied at some value: a contender."""
+
+    pipeline: Pipeline
+    name: str
+    value: int
+    build: Build
+    settings: dict[str, Any]
+    """What it is built with."""
+    ranks: int = 1
+
+
+def measure(session: Session) -> list[Record]:
+    """Measure the pipelines (for ranks: training on ready tensors) with one setting varied."""
+    over, ranks = session.config.over, session.config.over == "ranks"
+    values = [int(v) for v in session.config.values.split(",") if v] or _values(session, over)
+    if ranks and session.gpu and max(values) > session.most_ranks:
+        raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
+    entered: dict[str, _Point] = {}
+    work = "train" if ranks else "views"
+    with session.contest() as contest:
+        for point in (_ranks if ranks else _loaders)(session, over, values):
+            if contest.enter(point.name, point.build, ranks=point.ranks, **point.settings):
+                entered[point.name] = point
+        timings = contest.run(session.config.repeats)
+        facts = {name: contest.facts(name, work) for name, did in timings if did == "train"}
+    used = {name: one.pop("settings", {}) for name, one in facts.items()}
+    own = {"batch": session.trained_batch if ranks else session.loaded_batch}
+    own |= {"workers": session.workers}
+    records = []
+    for (name, did), timing in timings.items():
+        if did != work:
+            continue
+        point = entered[name]
+        first = timings.get((f"{point.pipeline}, {over} {values[0]}", work))
+        one = record(
+            "sweep",
+            name,
+            timing,
+            torchvision=timings.get((f"{BASELINE}, {over} {point.value}", "views")),
+            baseline=(f"{over} {values[0]}", first) if first else None,
+            pipeline=point.pipeline,
+            facts={"over": over, "value": point.value} | facts.get(name, {}),
+            in_the_clock="training steps on ready tensors: forward, backward, all-reduce, optimizer"
+            if ranks
+            else "one epoch to finished views, from its first request to its last batch",
+            config=session.settings(**own | {over: point.value} | used.get(name, {})),
+        )
+        records.append(one)
+    return records
+
+
+def _ranks(session: Session, over: Over, values: Sequence[int]) -> Iterator[_Point]:
+    """Yield training on ready tensors by so many ranks."""
+    for value in values:
+        config = session.train_config(session.trained_batch, ranks=value)
+        settings = {"config": replace(config, data=DataConfig(pipeline=CEILING))}
+        yield _Point(CEILING, f"{CEILING}, {over} {value}", value, build_fed, settings, value)
+
+
+def _loaders(session: Session, over: Over, values: Sequence[int]) -> Iterator[_Point]:
+    """Yield each pipeline at each value."""
+    for value in values:
+        for pipeline in session.config.pipeline_names:
+            settings = _settings(session, over, value, pipeline)
+            yield _Point(pipeline, f"{pipeline}, {over} {value}", value, build_loading, settings)
+
+
+def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:
+    """Return what a pipeline's contender is built with."""
+    batch = value if over == "batch" else session.loaded_batch
+    images = session.images(max(batch, session.loaded_batch))
+    count = images.count // batch * batch
+    if over == "quality":
+        images = images.encoded(value)
+    data = session.data(images, pipeline)
+    augment = session.config.augment
+    return {
+        "data": replace(data, workers=value) if over == "workers" else data,
+        "augment": augment.changed(crop=value) if over == "crop" else augment,
+        "batch": batch,
+        "images": count,
+        "device": session.device,
+    }
+
+
+def _values(session: Session, over: Over) -> list[int]:
+    """Return values that make sense on this machine."""
+    crop = session.config.augment.crop
+    most = session.workers if over == "workers" else session.most_ranks
+    doubled = [2**i for i in range(16) if 2**i < most] + [most]
+    return {
+        "workers": doubled,
+        "ranks": doubled,
+        "batch": [64, 128, 256, 512] if session.gpu else [16, 64, 256],
+        "crop": [crop // 2, crop * 3 // 4, crop],
+        "quality": [50, 75, 90, 95],
+    }[over]

@@ -1,0 +1,58 @@
+"""The kNN classifier at work on made features: ours, or lightly's.
+
+Both classify all queries with k 200 and T 0.1; lightly takes them in batches of 256, as its
+``KNNClassifier`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastsiam.bench.contest import Work
+from fastsiam.evaluate.knn import knn_accuracy
+
+K, TEMPERATURE = 200, 0.1
+
+
+def build_knn(
+    *, name: str, device: str, bank: int, queries: int, dim: int, classes: int
+) -> dict[str, Work]:
+    """Classify queries by ours or by lightly's."""
+    known, labels = _features(bank, dim, classes, seed=1)
+    asked, truth = _features(queries, dim, classes, seed=2)
+    known, labels, asked, truth = (x.to(device) for x in (known, labels, asked, truth))
+    found: dict[str, Any] = {}
+
+    def ours() -> None:
+        (result,) = knn_accuracy(
+            [(known, labels)], asked, truth, votes=[(K, TEMPERATURE)], classes=classes
+        )
+        found["top1"] = result.top1
+
+    def theirs() -> None:
+        from lightly.utils.benchmarking import knn_predict
+
+        columns, right = F.normalize(known, dim=1).t().contiguous(), 0
+        for part, own in zip(asked.split(256), truth.split(256), strict=True):
+            predicted = knn_predict(
+                F.normalize(part, dim=1), columns, labels, classes, K, TEMPERATURE
+            )
+            right += int((predicted[:, 0] == own).sum())
+        found["top1"] = 100 * right / queries
+
+    if name == "lightly":
+        import lightly.utils.benchmarking  # noqa: F401  # missing, it is to be said now
+    return {"knn": Work(ours if name == "fastsiam" else theirs, queries, lambda: found)}
+
+
+def _features(count: int, dim: int, classes: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Make points around the classes' centres, so scattered that some are mistaken."""
+    centres = torch.randn(classes, dim, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    noise = torch.randn(count, dim, generator=generator)
+    return centres[labels] + 4 * noise, labels

@@ -1,0 +1,40 @@
+"""Copies and matrix products at work, as torch does them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastsiam.bench.contest import Work
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def build_machine(*, device: str) -> dict[str, Work]:
+    """Copy large tensors, and multiply large matrices."""
+    gpu = device == "cuda"
+    size, side, times = (2**30, 8192, 20) if gpu else (2**28, 2048, 4)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def several(one: Any, amount: float, unit: str) -> Work:
+        def run() -> None:
+            for _ in range(times):
+                one()
+
+        return Work(run, 0, lambda: {"amount": times * amount, "unit": unit})
+
+    work = {"copy within memory": several(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
+    if gpu:
+        pinned = torch.ones(2**28, dtype=torch.uint8, pin_memory=True)
+        part = target[: len(pinned)]
+        work["copy from host to device"] = several(
+            lambda: part.copy_(pinned, non_blocking=True), len(pinned) / 1e9, "GB/s"
+        )
+    for name, dtype in _DTYPES.items():
+        matrix = torch.randn(side, side, device=device).to(dtype)
+        work[f"matrix product, {name}"] = several(
+            lambda m=matrix: m @ m, 2 * side**3 / 1e12, "TFLOP/s"
+        )
+    return work

@@ -1,0 +1,168 @@
+"""Training steps at work on ready tensors: ours, and those of the paper's authors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from fastsiam import distributed
+from fastsiam.bench.contest import Work
+from fastsiam.bench.measure import wait_for_gpu
+from fastsiam.bench.variants import AUTHORS, VARIANTS
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import BackendError
+from fastsiam.methods import Method, SimSiam, build_method
+from fastsiam.pipelines import build_loader
+from fastsiam.pipelines.backends import CEILING
+from fastsiam.training.numerics import autocast_type, with_settled_precision
+from fastsiam.training.optim import peak_lr
+from fastsiam.training.step import TrainingStep
+from fastsiam.views.batch import Batch, Loader
+
+_SECONDS = 1.0
+"""What a repeat takes at least, if steps are short."""
+_MOST_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """A training step, ready to be taken."""
+
+    take: Callable[[Batch], object]
+    """Takes it."""
+    method: Method
+    """What is trained."""
+    settings: dict[str, Any]
+    """How it is computed, for a record: the settings as they are used."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A process that trains: its settings, place and loader."""
+
+    config: TrainConfig
+    """Settled: precision is what the hardware computes in."""
+    place: Place
+    loader: Loader
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is to be told of it."""
+        dtype = autocast_type(self.config.numerics.precision, self.place.device)
+        return {
+            "precision": str(dtype).removeprefix("torch."),
+            "batch": self.config.optim.batch,
+            "ranks": self.place.world,
+        }
+
+
+def fed(config: TrainConfig) -> Fed:
+    """Find this process's place, and open the loader of what it trains on."""
+    place = distributed.start(config.run)
+    config = with_settled_precision(config, place.device)
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+        dtype=autocast_type(config.numerics.precision, place.device),
+    )
+    return Fed(config, place, loader)
+
+
+def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]:
+    """Build a model, an optimizer and a few batches; its work is some steps."""
+    own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
+    began = time.perf_counter()
+    stepper = (authors_step if authors else step_of)(own)
+    started = time.perf_counter() - began
+    batches = list(islice(own.loader.epoch(0), 2))
+    stepper.take(batches[0])
+    steps = steps_in_time(partial(stepper.take, batches[1]), own.place)
+
+    def run() -> None:
+        for i in range(steps):
+            stepper.take(batches[i % len(batches)])
+
+    facts = own.facts | {
+        "devices": own.place.world if own.place.device.type == "cuda" else 1,
+        "seconds_to_build": started,
+        "settings": stepper.settings,
+    }
+    before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
+    return {"step": Work(run, steps * config.optim.batch, lambda: facts, before)}
+
+
+def step_of(own: Fed) -> Stepper:
+    """Return the step of ``fastsiam train``, at the schedule's first rate.
+
+    Raises:
+        BackendError: it was to be compiled and cannot be.
+    """
+    torch.manual_seed(0)
+    method = build_method(own.config.model, images=own.loader.images)
+    step = TrainingStep(own.config, method, own.place, steps_per_epoch=own.loader.steps)
+    line = step.prepare()
+    if step.config.step.compile != own.config.step.compile:
+        raise BackendError(line)
+    sections = step.config.to_dict()
+    return Stepper(
+        partial(step, at=0), method, {name: sections[name] for name in ("numerics", "step")}
+    )
+
+
+def authors_step(own: Fed) -> Stepper:
+    """Return the step as the paper's authors take it.
+
+    Float32 (TF32 in convolutions, as torch has it on its own), NCHW, eager, one forward for each
+    view, a plain SGD with one kernel for each operation on each parameter.
+
+    Raises:
+        BackendError: the method is another one than theirs.
+    """
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    method, optim = build_method(own.config.model), own.config.optim
+    if not isinstance(method, SimSiam):
+        raise BackendError(f"the authors' step is SimSiam's, not that of {type(method).__name__}")
+    method = method.to(own.place.device).train()
+    optimizer = torch.optim.SGD(
+        method.parameters(),
+        lr=peak_lr(optim),
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        foreach=False,
+        fused=False,
+    )
+
+    def take(batch: Batch) -> None:
+        z1, z2 = (
+            method.projector(method.backbone(view.float().contiguous())) for view in batch.views
+        )
+        p1, p2 = method.predictor(z1), method.predictor(z2)
+        similarity = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
+        optimizer.zero_grad()
+        (-similarity.mean() / 2).backward()
+        optimizer.step()
+
+    return Stepper(take, method, VARIANTS[AUTHORS].settings)
+
+
+def steps_in_time(one: Callable[[], object], place: Place) -> int:
+    """Take one step, and return how many take a second or so, the same on all ranks."""
+    wait_for_gpu()
+    began = time.perf_counter()
+    one()
+    wait_for_gpu()
+    steps = torch.tensor(_SECONDS / (time.perf_counter() - began), device=place.device)
+    return max(1, min(_MOST_STEPS, round(distributed.minimum_across_ranks(steps).item())))

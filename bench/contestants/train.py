@@ -1,0 +1,88 @@
+"""Training at work, fed by a pipeline: steps in the middle of an epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+from fastsiam.bench.contest import Work
+from fastsiam.bench.contestants.step import Fed, fed, step_of, steps_in_time
+from fastsiam.bench.measure import wait_for_gpu
+from fastsiam.config import TrainConfig
+from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.views.batch import Batch
+
+
+def build_fed(*, config: TrainConfig) -> dict[str, Work]:
+    """Build a model and a loader; its work is some steps in the middle of an epoch."""
+    training = _Training(fed(config))
+    images = training.steps * config.optim.batch
+    return {"train": Work(training.run, images, training.facts, training.before)}
+
+
+class _Training:
+    """Some steps of each epoch: those before the clock starts, those that it times."""
+
+    def __init__(self, own: Fed) -> None:
+        self._own, self._stepper, self._epochs = own, step_of(own), count()
+        for batch in islice(self._next_epoch(), 2):
+            self._stepper.take(batch)
+        wanted = steps_in_time(partial(self._stepper.take, batch), own.place)
+        ahead = BACKENDS[own.config.data.pipeline].made_ahead(own.config.data)
+        on_gpu = own.place.device.type == "cuda"
+        self._warm, self.steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
+        self._feed: Iterator[Batch] = iter(())
+        self._waited: list[float] = []
+        self._ran: list[float] = []
+
+    def before(self) -> None:
+        """Take the steps that come before the clock starts."""
+        self._feed = self._next_epoch()
+        for batch in islice(self._feed, self._warm):
+            self._stepper.take(batch)
+        wait_for_gpu()
+
+    def run(self) -> None:
+        """Take the steps that are timed."""
+        began, waited = time.perf_counter(), 0.0
+        for _ in range(self.steps):
+            asked = time.perf_counter()
+            batch = next(self._feed)
+            waited += time.perf_counter() - asked
+            self._stepper.take(batch)
+        wait_for_gpu()
+        self._waited.append(waited)
+        self._ran.append(time.perf_counter() - began)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is to be told of them; the first time, which warms up, does not count."""
+        return self._own.facts | {
+            "data_wait": sum(self._waited[1:]) / sum(self._ran[1:]),
+            "steps": self.steps,
+            "settings": self._stepper.settings,
+        }
+
+    def _next_epoch(self) -> Iterator[Batch]:
+        return self._own.loader.epoch(next(self._epochs))
+
+
+def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, int]:
+    """Return how many steps of an epoch come before the clock starts, and how many are timed.
+
+    An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
+    fast the others come, which matters where a step is not slower than any loader.
+
+    Args:
+        wanted: steps that take long enough to be timed.
+        there: steps of the epoch.
+        ahead: batches that are made ahead, 0 if none are.
+        whole: go to the epoch's end, so that nobody loads in others' turns.
+    """
+    if whole and ahead:
+        warm = min(ahead, there // 2)
+        return warm, there - warm
+    warm = min(ahead, wanted, there // 2)
+    return warm, min(wanted, there - warm)

@@ -1,0 +1,54 @@
+"""The sentence that ``fastsiam bench`` ends with: what bounds training, what would be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastsiam.bench.records import Record
+from fastsiam.bench.tables import number
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
+
+_KEEPS_UP = 0.95
+"""Share of the ceiling from which on the model is said to be the bound."""
+
+
+def finding(records: Sequence[Record]) -> str:
+    """Say in a sentence what bounds training here, and what would make it faster.
+
+    Args:
+        records: of the cases ``loader`` and ``train``.
+    """
+    trained = {one.name: one for one in records if one.case == "train"}
+    loaders = {one.name: one for one in records if one.case in ("loader", "decode")}
+    loader = loaders.get(f"{BASELINE} views")
+    ceiling, baseline = trained.pop(CEILING, None), trained.get(BASELINE)
+    if not (ceiling and baseline and loader):
+        return f"No finding: {BASELINE}'s pipeline or training on ready tensors was not measured."
+    said = (
+        f"{BASELINE}'s loader delivers {number(loader.images_per_second)} images/s, "
+        f"the model can take {number(ceiling.images_per_second)}: "
+    )
+    share = min(1.0, baseline.share_of_ceiling or 0.0)  # above 1 is noise
+    reached = f"training reaches {share:.0%} of what it could"
+    if share >= _KEEPS_UP:
+        return f"{said}the model is the bound, and {reached}."
+    if loader.images_per_second > 2 * ceiling.images_per_second:
+        said += f"the model is the bound, but loading takes processor time from it, and {reached}"
+    else:
+        said += f"data-bound, {reached}"
+    if decoder := loaders.get(BACKENDS[BASELINE].decoder or ""):
+        decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
+        said += f"; decoding is {decoding:.0%} of the loader's work"
+    fitting = [one for one in trained.values() if _fits(one)]
+    best = max(fitting, key=lambda one: one.images_per_second)
+    if best is baseline:
+        return f"{said}; no other pipeline that can run here is faster."
+    return (
+        f"{said}; --pipeline {best.pipeline} reaches {min(1.0, best.share_of_ceiling or 0.0):.0%}."
+    )
+
+
+def _fits(one: Record) -> bool:
+    """Tell whether a pipeline could hold the recipe's data set: all of ImageNet fits nowhere."""
+    backend = BACKENDS.get(one.pipeline)  # type: ignore[call-overload]
+    return not (backend and backend.resident and one.config.get("recipe") == "imagenet")

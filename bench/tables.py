@@ -1,0 +1,143 @@
+"""Tables of records, as rows of texts and as Markdown, and what is to be said beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fastsiam.bench.records import Record
+
+Column = tuple[str, Callable[[Record], str]]
+"""A head, and what stands below it for a record."""
+
+
+def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the rows of a table: a row for each record.
+
+    A column in which no record has anything is left out. Where not all compare with the same, or
+    have the same ceiling, its name stands in the cells.
+    """
+    columns = [*_names(records), *_SPEEDS, *_comparisons(records), *_REST]
+    texts = [(head, [show(one) for one in records]) for head, show in columns]
+    shown = [(head, cells) for head, cells in texts if any(cells)]
+    heads = [head for head, _ in shown]
+    return heads, [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table that people can read as it is."""
+    lines = [[_cell(text) for text in line] for line in (heads, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = (
+        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(f"| {line} |" for line in padded)
+
+
+def table(records: Sequence[Record]) -> str:
+    """Return records as a Markdown table; see ``rows_of``."""
+    return markdown(*rows_of(records))
+
+
+def caption(records: Sequence[Record]) -> str:
+    """Say in one line what a table was measured on."""
+    first = records[0]
+    machine, packages = first.environment, first.environment["packages"]
+    names = {"torch", "torchvision", "pillow", "ffcv", "nvidia-dali-cuda120", "nvidia-dali-cuda130"}
+    versions = ", ".join(f"{name} {packages[name]}" for name in packages if name in names)
+    images = {one.images for one in records if one.images}
+    many = f"{images.pop():,} images a repeat, " if len(images) == 1 else ""
+    repeats = sorted({one.n for one in records})
+    return (
+        f"{many}medians of {' or '.join(map(str, repeats))} in turns; {machine['cores']} cores of "
+        f"{machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; {versions}; {first.date}"
+    )
+
+
+def differences(records: Sequence[Record]) -> list[str]:
+    """Say of each that does other work than ours what it does, as items of a Markdown list."""
+    return [
+        f"- {one.name} {one.facts['version']}: {one.facts['differs']}"
+        for one in records
+        if "differs" in one.facts
+    ]
+
+
+def number(value: float) -> str:
+    """Write a figure for people, with as many digits as mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.1f}"
+
+
+def _names(records: Sequence[Record]) -> list[Column]:
+    """Return the columns that say which record a row is."""
+    several = len({one.case for one in records}) > 1
+    case: list[Column] = [("case", lambda one: one.case)]
+    return [*(case if several else ()), ("", lambda one: one.name)]
+
+
+def _comparisons(records: Sequence[Record]) -> list[Column]:
+    """Return the columns of what records are compared with; a name that all share is the head's."""
+    baseline, ceiling = (
+        _only({getattr(one, what) for one in records}) for what in ("baseline", "ceiling")
+    )
+
+    def compared(one: Record) -> str:
+        if one.ratio is None:
+            return ""
+        return number(one.ratio) + ("" if baseline else f" x {one.baseline}")
+
+    def share(one: Record) -> str:
+        if one.share_of_ceiling is None:
+            return ""
+        return f"{one.share_of_ceiling:.0%}" + ("" if ceiling else f" of {one.ceiling}")
+
+    return [
+        (f"times {baseline}" if baseline else "compared", compared),
+        (f"share of {ceiling}" if ceiling else "of the ceiling", share),
+    ]
+
+
+def _only(names: set[str]) -> str:
+    """Return the name that all share which have one, or an empty text."""
+    found = names - {""}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _spread(one: Record) -> str:
+    if one.n == 1:
+        return "once"
+    return f"±{one.spread:.0%}" + (" (unsteady)" if one.unsteady else "")
+
+
+def _fact(name: str, form: str = "") -> Callable[[Record], str]:
+    """Return what shows a fact in some format, where a record has it."""
+    return lambda one: format(one.facts[name], form) if name in one.facts else ""
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f}" if count else ""
+
+
+_SPEEDS: list[Column] = [
+    ("images/s", lambda one: number(one.images_per_second) if one.images else ""),
+    ("spread", _spread),
+]
+_REST: list[Column] = [
+    ("rate", _fact("rate")),
+    ("s to first batch", _fact("first_batch", ".1f")),
+    ("s for first epoch", _fact("first_epoch", ".2f")),
+    ("s for later epochs", _fact("later_epoch", ".2f")),
+    ("waiting for data", _fact("data_wait", ".0%")),
+    ("top-1 (%)", _fact("top1", ".2f")),
+    ("MB/s", _fact("megabytes_per_second", ",.0f")),
+    ("CPU ms an image", lambda one: number(1000 * one.cpu_seconds_per_image) if one.images else ""),
+    ("cores busy", lambda one: f"{one.cores_busy:.1f}"),
+    ("host MB", lambda one: _megabytes(one.host_bytes)),
+    ("GPU MB", lambda one: _megabytes(one.gpu_bytes)),
+]
+
+
+def _cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table: in one line, its bars not those of the table."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,53 @@
+"""A trace has our ranges beside torch's, on one clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.bench.cases.profile import gaps
+from fastsiam.bench.config import BenchConfig
+from tests.conftest import fastsiam
+
+
+@pytest.mark.ffcv
+@pytest.mark.parametrize("pipeline", ["torchvision", "ffcv"])
+def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Path) -> None:
+    out = tmp_path / "trace.json"
+    done = fastsiam(
+        "bench", "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
+        "--batch", "4", "--steps", "2", "--workers", "1", "--device", "cpu", "--out", str(out),
+    )  # fmt: skip
+    events = json.loads(out.read_text())["traceEvents"]
+    ours = [event for event in events if event.get("cat") == "fastsiam"]
+    named = {event["name"] for event in ours}
+    names = {"forward", "backward", "optimizer", "wait for data", "decode", "crop", "photometric"}
+    assert names <= named and ("read" in named) == (pipeline == "torchvision")  # ffcv maps its file
+    assert [event["name"] for event in ours].count("forward") == 2
+    theirs = [e for e in events if e.get("name") == "aten::convolution_backward"]
+    backward = [e for e in ours if e["name"] == "backward"]
+    assert theirs and all(  # both clocks are one
+        any(b["ts"] - 2e3 <= e["ts"] <= b["ts"] + b["dur"] + 2e3 for b in backward) for e in theirs
+    )
+    assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
+
+
+def test_gaps_are_those_of_the_gpu() -> None:
+    def kernel(began: float, ended: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ts": began, "dur": ended - began, "cat": cat}
+
+    events = [
+        kernel(900, 1000),
+        {"ts": 0, "dur": 1000, "cat": "cpu_op"},
+        kernel(100, 400),
+        kernel(200, 300),  # on another stream
+        kernel(420, 700, "gpu_memcpy"),
+        kernel(1000, 1100),
+    ]
+    assert gaps(events, 4) == (
+        "; the GPU was busy for 78.0% of the time, its longest gap was 0.20 ms, 80.0% of a step"
+    )
+    assert gaps(events[1:2], 4) == ""

@@ -1,0 +1,85 @@
+"""What the tables name is there: cases, variants, peers; and the tables load no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import fields
+from importlib import import_module
+
+import pytest
+
+from fastsiam.bench.cases import CASES, title_of
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.contestants.peers import starter
+from fastsiam.bench.peers import PEERS
+from fastsiam.bench.session import session
+from fastsiam.bench.variants import VARIANTS
+from fastsiam.pipelines.backends import BACKENDS
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_measures(name: str) -> None:
+    assert callable(import_module(f"fastsiam.bench.cases.{name}").measure)
+    assert CASES[name].help and set(CASES[name].options) <= {f.name for f in fields(BenchConfig)}
+
+
+def test_every_file_of_a_case_is_in_the_table() -> None:
+    files = {path.stem for path in (ROOT / "bench" / "cases").glob("*.py")}
+    assert files - {"__init__", "profile"} == set(CASES)  # profile makes no records
+
+
+def test_a_case_without_a_title_goes_by_its_name() -> None:
+    assert title_of("step") == "A training step"
+    assert title_of("knn") == "knn" and title_of("of a later version") == "of a later version"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_made_of_settings(name: str, little: BenchConfig) -> None:
+    settings = VARIANTS[name].settings
+    with session(little) as own:
+        config = own.train_config(8, **{"compile": "on"} | settings)
+    used = {k: v for part in ("numerics", "step") for k, v in config.to_dict()[part].items()}
+    assert {k: used[k] for k in settings} == settings
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_can_be_started(name: str) -> None:
+    assert callable(starter(name))
+
+
+def test_ceilings_and_colours_are_there_for_every_pipeline() -> None:
+    from fastsiam.bench.contestants.decode import ON_GPU
+    from fastsiam.bench.drawing import _COLOURS
+
+    assert set(_COLOURS) == set(BACKENDS)
+    assert not {backend.decoder for backend in BACKENDS.values()} & set(ON_GPU)
+
+
+@pytest.mark.parametrize(
+    ("module", "banned"),
+    [
+        ("config", {"torch", "numpy"}),
+        ("cases", {"torch", "numpy"}),
+        ("report", {"torch", "fastsiam.bench.measure", "fastsiam.bench.contest"}),
+    ],
+)
+def test_what_measures_nothing_imports_nothing_that_measures(module: str, banned: set[str]) -> None:
+    """In a process of its own: neither torch nor, for the report, a clock."""
+    code = f"import sys, fastsiam.bench.{module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert f"fastsiam.bench.{module}" in loaded and not loaded & banned
+    assert not any(name.startswith("fastsiam.bench.contestants") for name in loaded)
+
+
+def test_contestants_know_no_case() -> None:
+    for path in sorted((ROOT / "bench" / "contestants").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                assert node.module and not node.module.startswith(
+                    ("fastsiam.bench.cases", "fastsiam.bench.session", "fastsiam.bench.suite")
+                ), path

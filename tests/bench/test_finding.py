@@ -1,0 +1,39 @@
+"""The finding says what bounds training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastsiam.bench.finding import finding
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.timing import Timing
+from tests.bench.made import sample
+
+
+def rows(loads: float, takes: float, trained: dict[str, float]) -> list[Record]:
+    def one(case: str, name: str, speed: float, **more: Any) -> Record:
+        timing = Timing([sample(1.0, 1.0)], round(speed))
+        return record(case, name, timing, config={}, **more)
+
+    ceiling = Timing([sample(1.0)], round(takes))
+    return [
+        one("decode", "PIL", 2 * loads),
+        one("loader", "torchvision views", loads, pipeline="torchvision", facts={"what": "views"}),
+        one("train", "synthetic", takes, pipeline="synthetic", ceiling=("ready tensors", ceiling)),
+        *(
+            one("train", name, speed, pipeline=name, ceiling=("ready tensors", ceiling))
+            for name, speed in trained.items()
+        ),
+    ]
+
+
+def test_the_finding_says_what_bounds_training() -> None:
+    said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 900, "dali": 1568}))
+    assert "delivers 400 images/s, the model can take 1,600" in said
+    assert "data-bound, training reaches 25%" in said and "decoding is 50%" in said
+    assert said.endswith("--pipeline dali reaches 98%.")
+    said = finding(rows(400, 10, {"torchvision": 10, "ffcv": 10}))
+    assert "the model is the bound, and training reaches 100%" in said
+    said = finding(rows(400, 1600, {"torchvision": 400, "ffcv": 300}))
+    assert said.endswith("no other pipeline that can run here is faster.")
+    assert "No finding" in finding([])

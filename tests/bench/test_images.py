@@ -1,0 +1,61 @@
+"""The images that are measured with are like real ones, or are real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.JpegImagePlugin import get_sampling
+
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.images import make_images, take_images
+from fastsiam.pipelines.store import open_store
+from tests.conftest import write_images
+
+
+def test_made_images_resemble_imagenet(tmp_path: Path) -> None:
+    paths = make_images(tmp_path / "images", 96, copies=2)
+    assert len(paths) == 96 and len(list((tmp_path / "images").rglob("*.jpg"))) == 192
+    sizes, chroma, share = [], [], []
+    for path in paths:
+        with Image.open(path) as image:
+            sizes.append(image.size)
+            chroma.append(get_sampling(image) == 0)
+            share.append(path.stat().st_size / image.width / image.height)
+    # A sample of ImageNet: 467 x 397, 76% without subsampling; .15 and 1.08 are its 5% and 95%.
+    assert 430 < np.mean(sizes, 0)[0] < 510 and 350 < np.mean(sizes, 0)[1] < 430
+    assert 0.6 < np.mean(chroma) < 0.9 and 0.45 < np.mean(share) < 0.68
+    assert np.percentile(share, 5) < 0.3 and np.percentile(share, 95) > 0.85
+
+
+def test_made_images_are_like_real_ones(real_images: Path, tmp_path: Path) -> None:
+    def bytes_per_pixel(paths: list[Path]) -> float:
+        size = pixels = 0
+        for path in paths:
+            with Image.open(path) as image:
+                pixels += image.width * image.height
+            size += path.stat().st_size
+        return size / pixels
+
+    real = [path for path in real_images.rglob("*") if path.suffix.lower() == ".jpeg"]
+    own = list(make_images(tmp_path / "images", 256))
+    assert bytes_per_pixel(own) == pytest.approx(bytes_per_pixel(real), rel=0.15)
+
+
+def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
+    data = write_images(tmp_path / "data" / "train", classes=3, each=4)
+    config = BenchConfig(data=str(data.parent))
+    said: list[str] = []
+    some = take_images(config, 6, tmp_path / "some", said.append)
+    assert some.count == 6 == len(open_store(some.folder, "train"))
+    kept = {path.read_bytes() for path in data.rglob("*.jpg")}
+    taken = [path.read_bytes() for path in some.folder.rglob("*.jpg")]
+    assert set(taken) <= kept and len(set(taken)) == 6
+    assert len(list(some.folder.iterdir())) == 3  # of every class
+    more = take_images(config, 30, tmp_path / "more", said.append)
+    assert {path.read_bytes() for path in more.folder.rglob("*.jpg")} == kept
+    assert "12 of the 12 images" in said[-1]
+    again = some.encoded(30)
+    assert sum(p.stat().st_size for p in again.folder.rglob("*.jpg")) < sum(map(len, taken))

@@ -1,0 +1,61 @@
+"""What is timed is what was done: in turns, child processes included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from fastsiam.bench.measure import cpu_seconds, forget, in_turns
+from fastsiam.bench.timing import Sample, Timing
+from tests.bench.made import sample
+
+
+def test_work_is_done_in_turns_and_given_up_when_it_fails() -> None:
+    calls: list[str] = []
+
+    def work(name: str, last: int = 9) -> Callable[[], Sample | None]:
+        def run() -> Sample | None:
+            calls.append(name)
+            return sample(1.0) if calls.count(name) <= last else None
+
+        return run
+
+    timings = in_turns({"a": work("a"), "b": work("b", last=1), "c": work("c")}, repeats=3)
+    assert "".join(calls) == "abcabcac"
+    assert {name: len(timing.samples) for name, timing in timings.items()} == {"a": 3, "c": 3}
+
+
+def test_medians_and_spreads() -> None:
+    timing = Timing([sample(1.0, 5.0), sample(4.0, 6.0), sample(2.0, 9.0)], images=10)
+    assert (timing.median, timing.spread, timing.cpu, timing.rate) == (2.0, 0.75, 6.0, 5.0)
+
+
+def test_processor_time_of_living_children_counts() -> None:
+    before = cpu_seconds()
+    script = (
+        "import sys, time\nwhile time.process_time() < 0.5: pass\n"
+        "print(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout and child.stdin
+        child.stdout.readline()
+        assert cpu_seconds() - before > 0.4
+        child.stdin.close()
+
+
+def test_forgetting_files_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2**20))
+    with path.open("rb") as file:
+        file.read()
+    share = forget([path])
+    assert 0 <= share <= 1
+    path.read_bytes()
+    from fastsiam.bench.measure import _cached
+
+    with path.open("rb") as file:
+        assert _cached(file.fileno()) == (256, 256)  # what was read is there again

@@ -1,0 +1,40 @@
+"""Records say what they depend on, and come back from files as they were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fastsiam.bench.records import read, write
+from fastsiam.bench.timing import Timing
+from fastsiam.errors import DataError
+from tests.bench.made import made, sample
+
+
+def test_records_say_what_they_depend_on(tmp_path: Path) -> None:
+    slow, fast = Timing([sample(4.0)], 8), Timing([sample(1.0)], 16)
+    one = made(torchvision=slow, ceiling=("bare", fast), pipeline="ffcv")
+    assert (one.images_per_second, one.ratio_to_torchvision, one.ratio) == (4.0, 2.0, 2.0)
+    assert (one.share_of_ceiling, one.cpu_seconds_per_image, one.cores_busy) == (0.25, 0.375, 1.5)
+    contract = {
+        "case", "pipeline", "images_per_second", "spread", "n", "ratio_to_torchvision",
+        "share_of_ceiling", "cpu_seconds_per_image", "config", "environment", "date",
+    }  # fmt: skip
+    assert contract <= set(asdict(one))
+    assert one.environment["packages"]["torch"] and one.environment["commit"]
+    write(tmp_path / "new" / "records.json", [one, made("b")])
+    assert read(tmp_path / "new" / "records.json") == [one, made("b")]
+    assert len(json.loads((tmp_path / "new" / "records.json").read_text())) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"case": "loader"}]'])
+def test_other_files_are_no_records(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text(text)
+    if text == "{}":
+        assert read(tmp_path / "file.json") == []
+        return
+    with pytest.raises(DataError, match="holds no records"):
+        read(tmp_path / "file.json")
