@@ -16,7 +16,7 @@ app = typer.Typer()
 
 
 def train(recipe: str, config: TrainConfig) -> None:
-    """Train SimSiam. The defaults shown are those of --recipe."""
+    """Train a backbone without labels. The defaults shown are those of --recipe and --method."""
     from fastsiam import distributed
     from fastsiam.jobs import train as jobs
 

@@ -23,7 +23,7 @@ from fastsiam.environment import environment
 from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.files import written_whole
+from fastsiam.files import explained, written_whole
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import Method, build_method, method_skeleton
@@ -85,10 +85,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
 def run_folder(config: TrainConfig, recipe: str) -> Path:
     """Return the run's folder, made if it is not there."""
     folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
-    try:
+    with explained(FastSiamError, f"cannot make the run folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FastSiamError(f"cannot make the run folder {folder}: {error.strerror}") from error
     return folder
 
 
@@ -246,7 +244,8 @@ def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
     text = json.dumps(
         {"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2
     )
-    with written_whole(run / "config.json") as temporary:
+    path = run / "config.json"
+    with explained(FastSiamError, f"cannot write {path}"), written_whole(path) as temporary:
         temporary.write_text(text + "\n")
 
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fastsiam.files import written_whole
+from fastsiam.errors import FastSiamError
+from fastsiam.files import explained, written_whole
 
 
 class MetricsLog:
@@ -16,6 +17,8 @@ class MetricsLog:
         self, run: Path, *, step: int, steps_per_epoch: int, evaluates_again: bool = False
     ) -> None:
         """Open for appending after ``step`` steps; drop what a lost part of the run left.
+
+        Raises a ``FastSiamError`` where the folder cannot be written.
 
         Args:
             run: the run's folder.
@@ -32,15 +35,17 @@ class MetricsLog:
             for line in read_metrics(run)
             if self._step_of(line) <= step - (line["kind"] != "train" and evaluates_again)
         ]
-        with written_whole(self.path) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        self._file = self.path.open("a", buffering=1)
-        self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        with explained(FastSiamError, f"cannot write the metrics in {run}"):
+            with written_whole(self.path) as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            self._file = self.path.open("a", buffering=1)
+            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
         """Append one line; numbers go to TensorBoard too."""
         line = {"kind": kind, **values}
-        self._file.write(json.dumps(line) + "\n")
+        with explained(FastSiamError, f"cannot write {self.path}"):
+            self._file.write(json.dumps(line) + "\n")
         for name, value in values.items():
             if isinstance(value, (int, float)) and name not in ("step", "epoch"):
                 self._board.add_scalar(f"{kind}/{name}", value, self._step_of(line))
@@ -58,10 +63,10 @@ class MetricsLog:
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Read the lines of a run's ``metrics.jsonl``; a last line cut off by a kill is left out."""
     path = run / "metrics.jsonl"
-    if not path.exists():
-        return []
+    with explained(FastSiamError, f"cannot read {path}"):
+        texts = path.read_text().splitlines() if path.exists() else []
     lines = []
-    for text in path.read_text().splitlines():
+    for text in texts:
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:

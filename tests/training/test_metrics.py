@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fastsiam.errors import TrainingError
+from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
 from fastsiam.training.log import MetricsLog, read_metrics
@@ -109,3 +111,22 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
     MetricsLog(tmp_path, step=2, steps_per_epoch=2).close()
     assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
+
+
+def test_metrics_that_cannot_be_written_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No folder at the start; a disk that fills up on the way."""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(FastSiamError, match="cannot write the metrics in .*file: "):
+        MetricsLog(blocked / "run", step=0, steps_per_epoch=3)
+    log = MetricsLog(tmp_path, step=0, steps_per_epoch=3)
+
+    def full(text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log, "_file", SimpleNamespace(write=full, close=lambda: None))
+    with pytest.raises(FastSiamError, match=r"metrics\.jsonl: No space left on device; make room"):
+        log.write("train", {"step": 1})
+    log.close()
