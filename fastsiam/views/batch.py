@@ -16,30 +16,31 @@ from fastsiam.views.draws import ViewParams
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of a batch: N images, V views of each, on the training device."""
+    """One rank's share of a batch: N images, two views or more of each, on the training device."""
 
     views: tuple[Tensor, ...]
     """View v: (N, 3, S_v, S_v) float, normalised, channels-last: ready for the model."""
     index: Tensor
     """(N,) int64: positions in the data set."""
     label: Tensor
-    """(N,) int64, -1 where the data has none. No method sees it."""
+    """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
 
     @property
     def view1(self) -> Tensor:
-        """The first view."""
+        """The first view of each image."""
         return self.views[0]
 
     @property
     def view2(self) -> Tensor:
-        """The second view."""
+        """The second view of the same images."""
         return self.views[1]
 
     def chunks(self, count: int) -> list[Batch]:
         """Cut into equal parts, for gradient accumulation."""
-        views = zip(*(view.chunk(count) for view in self.views), strict=True)
-        rest = zip(self.index.chunk(count), self.label.chunk(count), strict=True)
-        return [Batch(part, *own) for part, own in zip(views, rest, strict=True)]
+        parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
+        return [
+            Batch(tuple(views), index, label) for index, label, *views in zip(*parts, strict=True)
+        ]
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
