@@ -42,5 +42,5 @@ def build_loading(
 
 def build_plain_crops(*, augment: AugmentConfig, **settings: Any) -> dict[str, Work]:
     """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
-    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0)
+    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
     return {"crops": build_loading(augment=plain, **settings)["views"]}
