@@ -119,7 +119,7 @@ def test_metrics_that_cannot_be_written_are_one_line(
     """No folder at the start; a disk that fills up on the way."""
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(FastSiamError, match="cannot write the metrics in .*file: "):
+    with pytest.raises(FastSiamError, match=r"cannot write the metrics in .*run: "):
         MetricsLog(blocked / "run", step=0, steps_per_epoch=3)
     log = MetricsLog(tmp_path, step=0, steps_per_epoch=3)
 
