@@ -112,7 +112,7 @@ class Subject:
         )
 
     def as_untrained(self) -> Subject:
-        """Return the same with the weights that its run began with; images and settings stay."""
+        """Return the backbone with the weights that its run began with, and the same images."""
         fresh = _untrained(self.pretrained)
         network = _placed(fresh.network(), self.place)
         return replace(self, pretrained=fresh, network=network, untrained=True)

@@ -1,4 +1,4 @@
-"""A page that stands alone, in parts: what all reports are made of."""
+"""HTML for reports: a page that needs no other file, and the tables and figures on it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ summary { cursor: pointer; color: #59636e; margin-top: 1rem }
 
 
 def whole(title: str, facts: str, body: str) -> str:
-    """Return a whole page that refers to nothing outside of it.
+    """Return a whole page; it needs no style, script or image of another file.
 
     Args:
         title: plain text.
@@ -75,7 +75,7 @@ def table(rows: Iterable[Sequence[Any]], heads: Sequence[str] = ()) -> str:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dictionary with the entries of those within it in their place."""
+    """Return a dictionary in which nested dictionaries are replaced by their entries."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= value if isinstance(value, dict) else {name: value}
