@@ -12,7 +12,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Collection
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -55,9 +55,15 @@ def train_command(run: Callable[[str, TrainConfig], None]) -> Callable[..., None
         callback=_use_recipe,
         help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
     )
-    parameters = [_parameter("recipe", str, recipe), *map(_option_of, train_flags())]
+    options = [_parameter("recipe", str, recipe), *map(_option_of, train_flags())]
+    context = inspect.Parameter(
+        "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
 
-    def command(recipe: str, **flags: Any) -> None:
+    def command(context: typer.Context, recipe: str, **flags: Any) -> None:
+        for flag in train_flags():
+            if issubclass(flag.owner, MethodConfig) and not _given(context, flag.name):
+                flags[flag.name] = (context.default_map or {}).get(flag.name)
         try:
             config = from_flags(flags)
         except ValueError as error:
@@ -65,8 +71,14 @@ def train_command(run: Callable[[str, TrainConfig], None]) -> Callable[..., None
         run(recipe, config)
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
     return command
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def command_of(
@@ -143,12 +155,15 @@ def _use_method(context: typer.Context, name: str) -> str:
 
 def _use_defaults(context: typer.Context) -> None:
     """Give all options the defaults of the recipe and the method, as far as these are read."""
-    config = recipe_named(context.meta.get(_RECIPE, next(iter(RECIPES))))
-    method = context.meta.get(_METHOD, config.model.method.name)
-    if method != config.model.method.name:
-        model = replace(config.model, method=METHOD_CONFIGS[method]())
-        config = replace(config, model=model)
-    context.default_map = to_flags(config)
+    defaults = to_flags(recipe_named(context.meta.get(_RECIPE, next(iter(RECIPES)))))
+    own = METHOD_CONFIGS[defaults["method"]]
+    chosen = METHOD_CONFIGS[context.meta.get(_METHOD, own.name)]
+    if chosen is not own:
+        defaults = {
+            name: x for name, x in defaults.items() if name not in {f.name for f in fields(own)}
+        }
+        defaults |= {"method": chosen.name} | {f.name: f.default for f in fields(chosen)}
+    context.default_map = defaults
 
 
 def _option_of(flag: Flag) -> inspect.Parameter:
@@ -170,9 +185,6 @@ def _option_of(flag: Flag) -> inspect.Parameter:
             metavar = f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
             option = typer.Option("", metavar=metavar, help=field_docs(flag.owner)[name])
             kind = str
-        case _ if issubclass(flag.owner, MethodConfig):
-            option = typer.Option(None, help=field_docs(flag.owner)[name])
-            kind = kind | None
         case _:
             default = next(f.default for f in fields(flag.owner) if f.name == name)
             option = typer.Option(default, help=field_docs(flag.owner)[name])

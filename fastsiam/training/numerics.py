@@ -21,8 +21,10 @@ _TYPES: dict[Precision, torch.dtype] = {
 
 
 def autocast_type(precision: Precision, device: torch.device) -> torch.dtype:
-    """Resolve a precision: "auto" is bf16 where the hardware computes in it, else fp16 on a GPU,
-    else fp32."""
+    """Return the type that a precision stands for.
+
+    "auto" is bf16 where the hardware computes in it, else fp16 on a GPU, else fp32.
+    """
     if precision != "auto":
         return _TYPES[precision]
     if device.type == "cuda":

@@ -23,7 +23,7 @@ from fastsiam.methods import Method, Output
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.trace import span
 from fastsiam.training.compile import compiling, first_line, kept_in, why_not, with_compilation
-from fastsiam.training.numerics import autocast_type, memory_format_of, use_numerics
+from fastsiam.training.numerics import autocast, autocast_type, memory_format_of, use_numerics
 from fastsiam.training.optim import build_optimizer, rates_at, set_rates
 from fastsiam.views.batch import Batch
 
@@ -153,9 +153,7 @@ class TrainingStep:
             torch.compiler.cudagraph_mark_step_begin()
         layout = memory_format_of(self.config)
         views = tuple(view.contiguous(memory_format=layout) for view in batch.views)
-        with torch.autocast(
-            self.place.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32
-        ):
+        with autocast(self.place.device, self._dtype):
             output: Output = self._model(views, batch.index)
         return output
 

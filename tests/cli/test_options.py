@@ -23,6 +23,7 @@ from fastsiam.config import (
 from fastsiam.config.flags import train_flags
 from fastsiam.config.recipes import RECIPES, cifar10, imagenet
 from tests.conftest import fastsiam, flags
+from tests.methods import everything
 
 
 def parse(*arguments: str) -> tuple[str, TrainConfig]:
@@ -119,3 +120,34 @@ def test_config_survives_json() -> None:
         assert TrainConfig.from_dict(config) == recipe()
     with pytest.raises(ValueError, match=r"unknown setting optim\.speed"):
         TrainConfig.from_dict({"optim": {"speed": 9}})
+
+
+def refused(*arguments: str) -> str:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(train_command(lambda recipe, config: None))
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2
+    return " ".join(result.output.split())
+
+
+def test_a_method_brings_its_own_options_and_defaults() -> None:
+    """In whatever order; ``dim`` is a setting of both methods, with a default in each."""
+    with everything.registered():
+        chosen = ["--method", "everything", "--views", "3"]
+        for arguments in ([*chosen, "--recipe", "cifar10"], ["--recipe", "cifar10", *chosen]):
+            recipe, config = parse(*arguments, "--queue", "30")
+            assert recipe == "cifar10" and config.model.backbone == "resnet18"
+            assert config.model.method == everything.EverythingConfig(queue=30)
+        assert parse(*chosen, "--dim", "9")[1].model.method == everything.EverythingConfig(dim=9)
+        assert isinstance(parse("--dim", "9")[1].model.method, SimSiamConfig)
+        said = refused(*chosen, "--predictor-dim", "4")
+        assert "predictor-dim is no setting of everything" in said
+        assert "queue is no setting of simsiam" in refused("--queue", "30")
+        assert "three views, not 2" in refused("--method", "everything")
+    assert "unknown method 'everything'; there are simsiam" in refused("--method", "everything")
+
+
+def test_a_setting_of_the_views_is_for_all_or_for_each() -> None:
+    views = parse("--crop", "96", "--blur-p", "1,0.1")[1].augment.views
+    assert [(view.crop, view.blur_p) for view in views] == [(96, 1.0), (96, 0.1)]
+    assert "crop has 3 values for 2 views" in refused("--crop", "96,64,32")
