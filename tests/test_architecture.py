@@ -77,7 +77,7 @@ def test_no_back_end_on_the_import_path() -> None:
     for module, path in modules():
         for imported in imports(path):
             if imported.split(".")[0] in {"nvidia", "ffcv"}:
-                assert module.split(".")[-1] in {"dali_backend", "ffcv_backend"} or (
+                assert module.split(".")[-1] in {"dali_cropper", "ffcv_library"} or (
                     module.startswith("fastsiam.bench")
                     and imported not in imports(path, top_level=True)
                 ), module
