@@ -59,6 +59,11 @@ class DataConfig:
         require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
 
     @property
+    def loads_images(self) -> bool:
+        """Whether the pipeline loads images; ready tensors come from none."""
+        return self.pipeline in get_args(ImagePipeline)
+
+    @property
     def root(self) -> Path:
         """The data folder, with the default filled in."""
         return Path(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")

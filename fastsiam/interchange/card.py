@@ -180,11 +180,11 @@ def _input(config: TrainConfig | None) -> str:
 def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -> str:
     optim, model = config.optim, config.model
     images = "" if pretrained.images is None else f", {pretrained.images:,} images"
-    synthetic = config.data.pipeline == "synthetic"
     rows = {
         **({"recipe": recipe} if recipe else {}),
         **({"init": Path(config.run.init).name} if config.run.init else {}),
-        "data": ("synthetic" if synthetic else config.data.root.resolve().name) + images,
+        "data": (config.data.root.resolve().name if config.data.loads_images else "synthetic")
+        + images,
         "epochs": f"{pretrained.epoch:g} of {optim.epochs}",
         "global batch": optim.batch,
         "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "

@@ -28,6 +28,7 @@ from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, N
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader
+from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
 
@@ -258,7 +259,7 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig) -> DataConfig:
     return replace(
         trained_on,
         data=config.data or trained_on.data,
-        pipeline="torchvision" if pipeline == "synthetic" else pipeline,
+        pipeline=pipeline if BACKENDS[pipeline].real else BASELINE,
         workers=config.workers,
     )
 

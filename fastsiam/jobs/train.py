@@ -78,7 +78,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     check_backbone(config.model, crop=config.augment.crop)
     if config.run.init and not distributed.is_worker() and not _goes_on(config):
         _initial_weights(config)
-    if world > 1 and config.data.pipeline != "synthetic":
+    if world > 1 and config.data.loads_images:
         open_training_images(config.data, batch=batch)
 
 
@@ -197,7 +197,7 @@ def _monitor(
     config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
 ) -> Evaluate | None:
     """Return the kNN monitor, or say why there is none."""
-    if not config.monitor.knn_every or config.data.pipeline == "synthetic":
+    if not config.monitor.knn_every or not config.data.loads_images:
         return None
     try:
         bank, queries = labelled_loaders(

@@ -32,7 +32,7 @@ def show_views(
     Returns:
         The contact sheet; for each image its path, position, label and the parameters of its views.
     """
-    if any(source.pipeline == "synthetic" for source in sources):
+    if not all(source.loads_images for source in sources):
         raise DataError("the synthetic pipeline has no images to show")
     store = open_store(sources[0].root, "train")
     images = min(images, len(store))

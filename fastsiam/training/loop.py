@@ -19,8 +19,7 @@ from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
 from fastsiam.methods import Method
 from fastsiam.training.clock import Clock
-from fastsiam.training.log import MetricsLog
-from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints
+from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
@@ -65,13 +64,9 @@ def train(
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     clock = Clock(0.0 if start is None else start.seconds)
-    saved = None if start is None else step
-    saver = Saver(run, take_step, clock=clock, images=loader.images, saved=saved)
+    saver = Saver(run, take_step, clock=clock, images=loader.images, start=start)
     evaluations = Evaluations(knn, every=config.monitor.knn_every, step=take_step, console=console)
-    log = None
-    if place.leads:
-        again = evaluations.due(step)
-        log = MetricsLog(run, step=step, steps_per_epoch=per_epoch, evaluates_again=again)
+    log = metrics_log(run, take_step, done=step, evaluates_again=evaluations.due(step))
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
         console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")

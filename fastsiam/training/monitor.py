@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -29,6 +30,27 @@ class Quality(Protocol):
 
 Evaluate = Callable[[nn.Module], Quality]
 """Evaluates a backbone; every rank calls it."""
+
+
+def metrics_log(
+    run: Path, step: TrainingStep, *, done: int, evaluates_again: bool
+) -> MetricsLog | None:
+    """Open the metrics of a run that goes on after so many steps; None on all ranks but the first.
+
+    Args:
+        run: the run's folder.
+        step: the training step.
+        done: steps that the run goes on from.
+        evaluates_again: whether the evaluation after them is about to be repeated.
+    """
+    if not step.place.leads:
+        return None
+    return MetricsLog(
+        run,
+        step=done,
+        steps_per_epoch=step.steps_per_epoch,
+        evaluates_again=evaluates_again,
+    )
 
 
 class LogPoints:

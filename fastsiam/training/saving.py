@@ -18,15 +18,22 @@ class Saver:
         step: whose state is saved; rank 0 writes.
         clock: the run's.
         images: in the data set.
-        saved: the step that the run goes on from, which is saved already; None if there is none.
+        start: what the run goes on from, which is saved already; None if there is nothing.
     """
 
     def __init__(
-        self, run: Path, step: TrainingStep, *, clock: Clock, images: int, saved: int | None
+        self,
+        run: Path,
+        step: TrainingStep,
+        *,
+        clock: Clock,
+        images: int,
+        start: Checkpoint | None,
     ) -> None:
         self.path = checkpoints.last(run)
         """The checkpoint."""
-        self._step, self._clock, self._images, self._saved = step, clock, images, saved
+        self._step, self._clock, self._images = step, clock, images
+        self._saved = None if start is None else start.step
 
     def save(self, done: int) -> None:
         """Save the state after so many steps, if that is not done yet.
