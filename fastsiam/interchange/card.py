@@ -178,7 +178,7 @@ def _input(config: TrainConfig | None) -> str:
 
 
 def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -> str:
-    optim, model = config.optim, config.model
+    optim, model, data = config.optim, config.model, config.data
     images = "" if pretrained.images is None else f", {pretrained.images:,} images"
     rows = {
         **({"recipe": recipe} if recipe else {}),
