@@ -183,8 +183,7 @@ def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -
     rows = {
         **({"recipe": recipe} if recipe else {}),
         **({"init": Path(config.run.init).name} if config.run.init else {}),
-        "data": (config.data.root.resolve().name if config.data.loads_images else "synthetic")
-        + images,
+        "data": (data.root.resolve().name if data.loads_images else "synthetic") + images,
         "epochs": f"{pretrained.epoch:g} of {optim.epochs}",
         "global batch": optim.batch,
         "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
