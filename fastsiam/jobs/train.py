@@ -188,7 +188,7 @@ def _take_weights(method: Method, config: TrainConfig) -> str:
         CheckpointError: as ``_initial_weights``.
     """
     pretrained, fitting = _initial_weights(config)
-    method.load_state_dict(method.state_dict() | pretrained.part(*fitting))
+    method.start_from(pretrained.part(*fitting))
     fresh = [part for part in method.parts if part not in fitting]
     return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
 

@@ -80,6 +80,14 @@ class Method(nn.Module, ABC):
     def param_groups(self) -> list[ParamGroup]:
         """Return what is trained, each parameter once; the backbone is in the first group."""
 
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Take over the weights of some parts; a momentum encoder takes them over too.
+
+        Args:
+            weights: by their names in this method's state: of whole parts.
+        """
+        self.load_state_dict(self.state_dict() | weights)
+
     def after_step(self, outputs: Sequence[Output], *, progress: float) -> None:
         """Move what no gradient moves, after the optimizer's step; called without gradients.
 

@@ -89,15 +89,22 @@ class Everything(Method):
             ),
         ]
 
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        super().start_from(weights)
+        self._copy_target(0.0)
+
+    def _copy_target(self, momentum: float) -> None:
+        ours = nn.Sequential(self.backbone, self.head).parameters()
+        for target, own in zip(self.target.parameters(), ours, strict=True):
+            target.data.lerp_(own.data, 1 - momentum)
+
     def before_optimizer(self, *, progress: float) -> None:
         if progress < 0.3:
             self.head[1].weight.grad = None
 
     def after_step(self, outputs: Sequence[Output], *, progress: float) -> None:
         momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
-        ours = nn.Sequential(self.backbone, self.head).parameters()
-        for target, own in zip(self.target.parameters(), ours, strict=True):
-            target.lerp_(own, 1 - momentum)
+        self._copy_target(momentum)
         keys, rows, index = (
             gather(torch.cat([output.carry[name] for output in outputs]))
             for name in ("keys", "rows", "index")

@@ -174,6 +174,10 @@ def test_import_and_init_ask_for_its_parts(
     again = with_settings(config, init=str(run), out=str(tmp_path / "again"), max_steps=1)
     train_here(again, "imagenet")
     assert "starts from" in (said := capfd.readouterr().err) and "fresh" not in said
+    method = build_method(config.model)
+    method.start_from(read.part("backbone", "head"))
+    started = method.state_dict()
+    assert torch.equal(started["target.0.conv1.weight"], read.state["backbone.conv1.weight"])
     simsiam = with_settings(small_simsiam(config), init=str(run), out=str(tmp_path / "simsiam"))
     train_here(simsiam, "imagenet")
     assert "fresh: projector, predictor" in capfd.readouterr().err
