@@ -23,7 +23,7 @@ class Batch:
     index: Tensor
     """(N,) int64: positions in the data set."""
     label: Tensor
-    """(N,) int64, -1 where the data has none. The SimSiam loss never sees it."""
+    """(N,) int64, -1 where the data has none. No method sees it."""
 
     @property
     def view1(self) -> Tensor:
