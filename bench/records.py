@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fastsiam.bench.timing import UNSTEADY, Timing
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
+from fastsiam.files import explained, written_whole
 from fastsiam.pipelines.backends import BASELINE
 
 Thing = TypeVar("Thing")
@@ -133,11 +134,8 @@ def write(path: Path, records: Sequence[Record]) -> None:
         DataError: they cannot be written there.
     """
     lines = ",\n".join(json.dumps(asdict(one)) for one in records)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"[\n{lines}\n]\n")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    with explained(DataError, f"cannot write {path}"), written_whole(path) as temporary:
+        temporary.write_text(f"[\n{lines}\n]\n")
 
 
 def check_writable(path: Path) -> None:

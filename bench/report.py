@@ -17,6 +17,7 @@ from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
+from fastsiam.files import explained, written_whole
 from fastsiam.report import html as page
 
 _OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+(\S+))?\s*-->")
@@ -55,12 +56,10 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     )
     whole = page.whole("fastsiam bench", " / ".join(facts), "".join(sections))
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
-    try:
+    with explained(DataError, f"cannot write the report to {out}"):
         out.mkdir(parents=True, exist_ok=True)
         for name, content in written.items():
             (out / name).write_bytes(content)
-    except OSError as error:
-        raise DataError(f"cannot write the report to {out}: {error.strerror}") from error
     return [out / name for name in written]
 
 
@@ -113,10 +112,8 @@ def renew(readme: Path, root: Path) -> list[str]:
         raise DataError(f"{readme}, line {opened}: no {_CLOSE} follows this marker")
     after = "".join(lines)
     if after != before:
-        try:
-            readme.write_bytes(after.encode())
-        except OSError as error:
-            raise DataError(f"cannot write {readme}: {error.strerror}") from error
+        with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
+            temporary.write_bytes(after.encode())
     return renewed
 
 

@@ -16,7 +16,7 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import differences
 from fastsiam.errors import CheckpointError
-from fastsiam.files import why, written_whole
+from fastsiam.files import explained, why, written_whole
 
 FORMAT = 2
 """Of what is written. 1 is version 0.1's, whose settings have another layout; it is read too."""
@@ -90,6 +90,20 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"cannot save {path}: {why(error)}") from error
 
 
+def found(path: Path) -> Path:
+    """Return the file of a checkpoint, or of the last one of a run's folder.
+
+    Raises:
+        CheckpointError: there is none, or its place cannot be looked at.
+    """
+    with explained(CheckpointError, f"cannot read {path}"):
+        file = last(path) if path.is_dir() else path
+        there = file.is_file()
+    if not there:
+        raise CheckpointError(f"no checkpoint at {file}")
+    return file
+
+
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint, tensors on the CPU, by torch's restricted unpickler.
 
@@ -99,9 +113,7 @@ def load(path: Path) -> Checkpoint:
     Raises:
         CheckpointError: it is missing, damaged, or not one of ours.
     """
-    path = last(path) if path.is_dir() else path
-    if not path.is_file():
-        raise CheckpointError(f"no checkpoint at {path}")
+    path = found(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes the unpickler raise anything

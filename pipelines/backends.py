@@ -1,8 +1,8 @@
 """The table of pipelines: what each needs, how it is opened, what it can do.
 
 A new pipeline is a module of its own beside this one, a row of this table, and its name in
-``fastsiam.config.data``. Nothing else compares a pipeline's name: whoever treats some otherwise
-than others asks the table. To import it loads neither torch nor a pipeline's package.
+``fastsiam.config.data``. Nothing else compares a pipeline's name: code that treats pipelines
+differently asks the table. To import it loads neither torch nor a pipeline's package.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CEILING: Pipeline = "synthetic"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a loader is opened with."""
+    """Arguments for opening a loader."""
 
     data: DataConfig
     order: Order
@@ -57,7 +57,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentralOpening:
-    """What central crops are made by."""
+    """Arguments for opening central crops."""
 
     data: DataConfig
     store: Store
@@ -86,7 +86,7 @@ class Backend:
     central_crops: Callable[[CentralOpening], MakeCrops] | None = None
     """Opens its own way to central crops; None leaves them to the baseline's."""
     package: str | None = None
-    """Module of a package that fastsiam can do without; None if it needs no such."""
+    """Module of the optional package that it needs; None if it needs none."""
     extra: str = ""
     """Extra of fastsiam that installs the package."""
     extra_cuda13: str = ""

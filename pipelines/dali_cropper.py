@@ -1,4 +1,4 @@
-"""DALI's graph: encoded images and boxes in, crops out; and what it refuses, by way of PIL."""
+"""DALI's graph: encoded images and boxes in, crops out; PIL decodes the images it refuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _Shape = tuple[int, int, int, int, int]
 """(V, N, S, S, 3) of the crops of one side."""
 
 Plan = TypeVar("Plan")
-"""What a task's crops were made by, for whoever gets them."""
+"""Data that travels with a task and is yielded with its crops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,10 +363,11 @@ def _arguments(
     cuts: Sequence[Cuts], shapes: Sequence[_Shape], *, pads: bool
 ) -> dict[str, NDArray[Any]]:
     """Return what ``_view`` asks for: boxes in pixels; flips as boxes from right to left."""
+    of_sides = [_boxes(own, shape[2], pads=pads) for own, shape in zip(cuts, shapes, strict=True)]
     of_each = (
-        {name: array[view] for name, array in _boxes(own, shape[2], pads=pads).items()}
-        for own, shape in zip(cuts, shapes, strict=True)
-        for view in range(len(own.box))
+        {name: array[view] for name, array in boxes.items()}
+        for boxes in of_sides
+        for view in range(len(boxes["size"]))
     )
     return {
         name + view: array.astype(np.int32 if name == "corner" else np.float32)

@@ -109,6 +109,7 @@ class FfcvLoader:
             self._loader,
             self._store,
             self._augment,
+            self._layout,
             self._slots,
             order.seed,
             number,

@@ -202,7 +202,7 @@ def _make_crops(images, own, targets, status):
 
 @compiled
 def _make_views(images, own, targets, status, views):
-    """Do the same, and take the crops through the photometric stage."""
+    """Make the crops and the views of one image after the other, as long as there are any."""
     sides, _, crops = targets
     while True:
         row = _crop_next(images, own, targets, status)

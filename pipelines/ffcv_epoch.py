@@ -75,6 +75,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         loader: FFCV's.
         store: the images.
         augment: what becomes of them.
+        layout: of a batch's crops in a buffer.
         slots: the stream of each of the buffers that rotate, None on a CPU.
         seed: the run's.
         number: of the epoch.
@@ -89,6 +90,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         loader: Loader,
         store: BetonStore,
         augment: AugmentConfig,
+        layout: Layout,
         slots: Sequence[torch.cuda.Stream | None],
         seed: int,
         number: int,
@@ -98,7 +100,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
     ) -> None:
         self._store, self._augment, self._device, self._dtype = store, augment, device, dtype
         self._slots, self._seed, self._number, self._left = slots, seed, number, False
-        self._layout = Layout(augment)
+        self._layout = layout
         super().__init__(loader, np.concatenate(steps))
 
     def run(self) -> None:

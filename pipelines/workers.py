@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import weakref
 from collections import deque
@@ -15,6 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from .processes import cores, leave_signals_to_the_parent
+
+log = logging.getLogger(__name__)
 
 Task = TypeVar("Task")
 Made = TypeVar("Made")
@@ -71,8 +74,12 @@ def closes_at_exit(loader: _Closes) -> None:
 
 def _close(reference: weakref.ref[_Closes]) -> None:
     loader = reference()
-    if loader is not None:
+    if loader is None:
+        return
+    try:
         loader.close()
+    except Exception as error:  # the program is ending, perhaps of the very same error
+        log.debug(f"a loader was not closed well: {error}")
 
 
 def made_ahead(

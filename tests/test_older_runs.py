@@ -53,6 +53,17 @@ def test_it_goes_on_as_it_would_have(small: TrainConfig, run: Path) -> None:
             assert ours["epoch"] == theirs["epoch"]
 
 
+def test_another_run_goes_on_from_it_or_starts_from_its_weights(
+    small: TrainConfig, run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    branch = with_settings(small, out=str(tmp_path / "branch"), resume=str(run), max_steps=7)
+    assert checkpoints.load(train_here(branch, "imagenet")).step == 7
+    fresh = with_settings(small, out=str(tmp_path / "fresh"), init=str(run), max_steps=1)
+    train_here(fresh, "imagenet")
+    said = capfd.readouterr().err
+    assert "starts from ResNet-10" in said and "fresh:" not in said
+
+
 def test_other_settings_are_still_refused(small: TrainConfig, run: Path) -> None:
     with pytest.raises(CheckpointError, match=r"crop: 16 -> 20"):
         train_here(with_settings(small, out=str(run), crop=20, eval_resize=20), "imagenet")

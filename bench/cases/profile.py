@@ -23,6 +23,7 @@ from fastsiam.bench.session import Session
 from fastsiam.bench.tables import markdown
 from fastsiam.config import DataConfig, Pipeline, TrainConfig
 from fastsiam.errors import DataError
+from fastsiam.files import explained, written_whole
 from fastsiam.pipelines.backends import BACKENDS
 
 
@@ -54,10 +55,9 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
     ours = [_event(span, mark, facts["mark"]) for span in spans]
     began, length = (facts["began"] - facts["mark"]) / 1e3 + mark, facts["seconds"] * 1e6
     ours = [e for e in ours if e["ts"] + e["dur"] > began and e["ts"] < began + length]
-    try:
-        out.write_text(json.dumps(facts["whole"] | {"traceEvents": events + ours + _names(ours)}))
-    except OSError as error:
-        raise DataError(f"cannot write {out}: {error.strerror}") from error
+    trace = facts["whole"] | {"traceEvents": events + ours + _names(ours)}
+    with explained(DataError, f"cannot write {out}"), written_whole(out) as temporary:
+        temporary.write_text(json.dumps(trace))
     return (
         f"{steps} steps of {batch} images in {facts['seconds']:.2f} s{gaps(events, steps)}\n\n"
         f"{_ranges(ours, steps, facts['seconds'])}\n\n{facts['operations']}"

@@ -7,7 +7,7 @@ A setting of the views holds for all of them (``--crop 224``), or has a value fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from .checks import require
@@ -129,15 +129,13 @@ def _settings(section: Any) -> dict[str, Any]:
     if isinstance(section, AugmentConfig):
         views = section.views
         settings["views"] = len(views)
-        settings |= {f.name: _joined([getattr(v, f.name) for v in views]) for f in _view_fields()}
+        settings |= {
+            f.name: _joined([getattr(v, f.name) for v in views]) for f in fields(ViewConfig)
+        }
     if isinstance(section, ModelConfig):
         settings["method"] = section.method.name
         settings |= {f.name: getattr(section.method, f.name) for f in fields(section.method)}
     return settings
-
-
-def _view_fields() -> tuple[Field[Any], ...]:
-    return fields(ViewConfig)
 
 
 def _joined(values: list[Any]) -> Any:
@@ -148,7 +146,8 @@ def _joined(values: list[Any]) -> Any:
 def _augment(flags: Mapping[str, Any]) -> AugmentConfig:
     count, hints = flags["views"], get_type_hints(ViewConfig)
     columns = {
-        f.name: _for_each_view(f.name, flags[f.name], hints[f.name], count) for f in _view_fields()
+        f.name: _for_each_view(f.name, flags[f.name], hints[f.name], count)
+        for f in fields(ViewConfig)
     }
     views = tuple(
         ViewConfig(**{name: column[i] for name, column in columns.items()}) for i in range(count)

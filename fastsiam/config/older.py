@@ -1,4 +1,4 @@
-"""Settings as version 0.1 wrote them, for its runs go on, are evaluated and exported."""
+"""Settings as version 0.1 wrote them, so that its runs can go on, be evaluated and exported."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class OptimConfig:
     epochs: int = 100
     """Passes over the data; the cosine ends here."""
     batch: int = 512
-    """Global batch: images (each two views) of one optimizer step over all ranks."""
+    """Global batch: images (each all its views) of one optimizer step over all ranks."""
     optimizer: Literal["sgd", "lars"] = "sgd"
     (
         "sgd as in the paper, or lars (You et al. 2017) for batches of thousands: "
@@ -119,7 +119,7 @@ class StepConfig:
     )
     batch_views: bool = True
     (
-        "Compiled: take both views through the layers as one batch. "
+        "Compiled: take views of one side through the layers as one batch. "
         "BN normalises each by its own statistics, with this or without."
     )
     cuda_graphs: bool = False

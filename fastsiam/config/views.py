@@ -117,8 +117,8 @@ class AugmentConfig:
 
     @property
     def crop(self) -> int:
-        """Side of the first view in pixels; evaluation's central crops have the same."""
-        return self.views[0].crop
+        """Side of the largest view in pixels; evaluation's central crops have the same."""
+        return max(view.crop for view in self.views)
 
     @property
     def by_side(self) -> dict[int, tuple[int, ...]]:

@@ -74,7 +74,7 @@ def _recorded(pretrained: Pretrained) -> dict[str, Any]:
         return {}
     try:
         recorded = json.loads(path.read_text())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: move it elsewhere") from error
     return recorded if isinstance(recorded, dict) else {}
 

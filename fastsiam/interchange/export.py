@@ -13,6 +13,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import SimSiamConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
+from fastsiam.files import explained
 from fastsiam.methods import SimSiam
 from fastsiam.model.backbones import BLOCKS
 
@@ -151,13 +152,17 @@ def export_weights(
 
 def _check_target(target: Path, source: Path, *, force: bool) -> None:
     """Refuse to write over what is not ours to destroy."""
-    if target.exists() and source.exists() and target.samefile(source):
+    with explained(CheckpointError, f"cannot write {target}"):
+        there = target.exists()
+        same = there and source.exists() and target.samefile(source)
+        folder = target.resolve().parent
+        last = checkpoints.last(folder.parent)
+        of_a_run = last.parent == folder and last.is_file()
+    if same:
         raise CheckpointError(f"{target} is the file that the weights come from: choose another")
-    folder = target.resolve().parent
-    last = checkpoints.last(folder.parent)
-    if last.parent == folder and last.is_file():
+    if of_a_run:
         raise CheckpointError(f"{folder} holds a run's checkpoints: choose another folder")
-    if target.exists() and not force:
+    if there and not force:
         raise CheckpointError(f"{target} is there already: choose another, or give --force")
 
 

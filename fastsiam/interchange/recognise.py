@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -69,10 +70,11 @@ class Pretrained:
             CheckpointError: there is no projector, or the weights do not fit.
             BackendError: timm is needed, and not installed.
         """
-        parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
-        state = self.part(*parts)
         with torch.random.fork_rng(devices=[]):
             method = build_method(self.model)
+        before = itertools.takewhile(lambda part: part != layer, method.parts)
+        parts = (*before, layer)
+        state = self.part(*parts)
         network = _parts_of(method, parts)
         try:
             network.load_state_dict(state)
@@ -151,9 +153,7 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     """
     said: dict[str, Any] = {"backbone": backbone, "stem": stem}
     foreign = not ModelConfig(**{key: name for key, name in said.items() if name}).is_own
-    found = checkpoints.last(path) if path.is_dir() else path
-    if not found.is_file():
-        raise CheckpointError(f"no checkpoint at {found}")
+    found = checkpoints.found(path)
     content = files.read(found)
     if isinstance(content, dict) and "steps_per_epoch" in content:
         return _of_ours(checkpoints.parsed(found, content), found, backbone, stem)
@@ -231,7 +231,10 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> ModelConfig:
-    """Find out the network from names and shapes, as far as it is not said."""
+    """Find out the network from names and shapes, as far as it is not said.
+
+    Heads are taken for SimSiam's, which is what the layouts of other programs are known for.
+    """
     weights, name = given.weights, backbone or _resnet(given.weights)
     if not name:
         raise CheckpointError(

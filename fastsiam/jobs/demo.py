@@ -24,7 +24,7 @@ from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import demo
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import Record
-from fastsiam.files import why
+from fastsiam.files import explained
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import train_here
 from fastsiam.jobs.views import show_views
@@ -128,14 +128,12 @@ def make_images_once(folder: Path) -> None:
     Raises:
         DataError: the folder cannot be written.
     """
-    if (folder / "done").exists():
-        return
-    print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
-    try:
+    with explained(DataError, f"cannot make images in {folder}"):
+        if (folder / "done").exists():
+            return
+        print(f"making {len(CLASSES) * (TRAIN + VAL):,} images in {folder}", file=sys.stderr)
         make_images(folder)
         (folder / "done").touch()
-    except OSError as error:
-        raise DataError(f"cannot make images in {folder}: {why(error)}") from error
 
 
 def run_demo(out: Path) -> None:

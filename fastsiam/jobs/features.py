@@ -17,7 +17,7 @@ from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.records import check_targets
-from fastsiam.files import why, written_whole
+from fastsiam.files import explained, written_whole
 from fastsiam.jobs.subject import Subject, open_subject
 from fastsiam.pipelines import build_eval_loader, open_store
 from fastsiam.pipelines.store import Split
@@ -53,10 +53,8 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     loader = _loader(subject, config.split)
     subject.introduce()
     write = _write_parquet if out.suffix == ".parquet" else _write_npy
-    try:
+    with explained(FastSiamError, f"cannot write {out}"):
         return write(subject, loader, out)
-    except OSError as error:
-        raise FastSiamError(f"cannot write {out}: {why(error)}") from error
 
 
 def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:

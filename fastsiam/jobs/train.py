@@ -5,9 +5,9 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,13 +23,13 @@ from fastsiam.environment import environment
 from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.files import explained, written_whole
+from fastsiam.files import explained, write_json
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import Method, build_method, method_skeleton
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import build_loader, open_training_images
-from fastsiam.training.compile import with_compilation, with_settled_compilation
+from fastsiam.training.compile import with_settled_compilation, without_compilation
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
@@ -75,7 +75,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
             f"activation-memory below 1 with {config.model.backbone} needs --compile on: "
             "what is not compiled is computed again in our own ResNets only"
         )
-    check_backbone(config.model, crop=config.augment.crop)
+    for side in config.augment.by_side:
+        check_backbone(config.model, crop=side)
     if config.run.init and not distributed.is_worker() and not _goes_on(config):
         _initial_weights(config)
     if world > 1 and config.data.loads_images:
@@ -139,7 +140,9 @@ def _prepared_step(
     if start is None and config.run.init:
         console.say(_take_weights(method, config))
     if start is not None and start.step >= last_step(config, loader.steps):
-        config = with_compilation(config, start.config.step.compile)  # nothing is left to compile
+        config = replace(config, step=replace(config.step, compile=start.config.step.compile))
+        if config.step.compile == "auto":  # a checkpoint from before there was such a setting
+            config = without_compilation(config)
         return TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     if line := step.prepare():
@@ -165,7 +168,9 @@ def _initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     method = method_skeleton(config.model)
     expected = method.state_dict()
     fitting = tuple(
-        part for part in method.parts if _shapes(pretrained.state, part) == _shapes(expected, part)
+        part
+        for part in method.parts
+        if (shapes := _shapes(expected, part)) and _shapes(pretrained.state, part) == shapes
     )
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in fitting or other_stem:
@@ -241,12 +246,8 @@ def _starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint 
 
 
 def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
-    text = json.dumps(
-        {"recipe": recipe, "config": config.to_dict(), "environment": environment()}, indent=2
-    )
-    path = run / "config.json"
-    with explained(FastSiamError, f"cannot write {path}"), written_whole(path) as temporary:
-        temporary.write_text(text + "\n")
+    settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    write_json(run / "config.json", settings)
 
 
 def _introduce(

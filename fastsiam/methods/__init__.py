@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from fastsiam.config import MethodConfig, ModelConfig, SimSiamConfig
@@ -23,7 +21,7 @@ __all__ = [
     "method_skeleton",
 ]
 
-METHODS: dict[type[MethodConfig], Any] = {SimSiamConfig: SimSiam}
+METHODS: dict[type[MethodConfig], type[Method]] = {SimSiamConfig: SimSiam}
 """The class that each kind of settings builds: called with settings, backbone and ``images``."""
 
 
@@ -49,5 +47,4 @@ def method_skeleton(config: ModelConfig, *, images: int = 0) -> Method:
 
 
 def _build(config: ModelConfig, backbone: Backbone, images: int) -> Method:
-    method: Method = METHODS[type(config.method)](config.method, backbone, images=images)
-    return method
+    return METHODS[type(config.method)](config.method, backbone, images=images)

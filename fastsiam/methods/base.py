@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,10 @@ class Method(nn.Module, ABC):
     ahead: ClassVar[int] = 0
     """Steps that ``before_steps`` sees before they are taken; 0 for methods without it."""
 
+    @abstractmethod
+    def __init__(self, config: Any, backbone: Backbone, *, images: int = 0) -> None:
+        super().__init__()
+
     backbone: Backbone
     dim: int
     """Dimension of the embeddings."""
@@ -81,7 +85,7 @@ class Method(nn.Module, ABC):
         """Return what is trained, each parameter once; the backbone is in the first group."""
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
-        """Take over the weights of some parts; a momentum encoder takes them over too.
+        """Take over the weights of some parts; override it where a momentum encoder follows them.
 
         Args:
             weights: by their names in this method's state: of whole parts.
@@ -109,15 +113,18 @@ class Method(nn.Module, ABC):
     def before_steps(self, batches: Iterable[Batch]) -> None:
         """See the next ``ahead`` steps' batches, fewer at an epoch's end, before they are taken.
 
-        They are loaded twice. A run that is resumed between goes on with what the method kept in
-        its buffers.
+        They are loaded twice, and this first time counts as waiting for data. A run that is
+        resumed in between goes on with what the method kept in its buffers.
 
         Args:
             batches: this rank's share of each.
         """
 
     def joined(self, views: Sequence[Tensor]) -> list[Tensor]:
-        """Return the batches in which the layers take the views: one each, or one for a size.
+        """Return the batches in which the layers take the views.
+
+        They are the views themselves, or with ``views_together`` one batch of those neighbours
+        that have one size, which the compiler makes faster kernels for.
 
         BN normalises each view by its own statistics in both cases (``ViewBatchNorm``).
         """

@@ -20,7 +20,7 @@ class SimSiam(Method):
     parts: ClassVar[tuple[str, ...]] = ("backbone", "projector", "predictor")
 
     def __init__(self, config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> None:
-        super().__init__()
+        super().__init__(config, backbone, images=images)
         self.backbone = backbone
         self.projector = projector(
             backbone.features,

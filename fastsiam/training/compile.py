@@ -40,13 +40,18 @@ def with_settled_compilation(
         choice = began_with
     if config.step.cuda_graphs:
         choice = "on"
-    return with_compilation(config, choice)
+    return replace(config, step=replace(config.step, compile=choice))
 
 
-def with_compilation(config: TrainConfig, choice: Compile) -> TrainConfig:
-    """Return the same settings, compiled or not; CUDA graphs need the first."""
-    graphs = config.step.cuda_graphs and choice != "off"
-    return replace(config, step=replace(config.step, compile=choice, cuda_graphs=graphs))
+def without_compilation(config: TrainConfig) -> TrainConfig:
+    """Return the settings of a step that is not compiled, without what the compiler alone can do.
+
+    CUDA graphs are of compiled steps; other networks than our ResNets cannot compute activations
+    again without the compiler.
+    """
+    kept = config.step.activation_memory if config.model.is_own else 1.0
+    step = replace(config.step, compile="off", cuda_graphs=False, activation_memory=kept)
+    return replace(config, step=step)
 
 
 @contextlib.contextmanager

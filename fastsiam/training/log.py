@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,15 @@ class MetricsLog:
         line = {"kind": kind, **values}
         with explained(FastSiamError, f"cannot write {self.path}"):
             self._file.write(json.dumps(line) + "\n")
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and name not in ("step", "epoch"):
-                self._board.add_scalar(f"{kind}/{name}", value, self._step_of(line))
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and name not in ("step", "epoch"):
+                    self._board.add_scalar(f"{kind}/{name}", value, self._step_of(line))
 
     def close(self) -> None:
-        """Flush and close the files."""
-        self._file.close()
-        self._board.close()
+        """Flush and close the files; what cannot be written any more was said by ``write``."""
+        for file in (self._file, self._board):
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _step_of(self, line: dict[str, Any]) -> int:
         """Steps done when a line was written; evaluations carry only the epoch."""

@@ -115,8 +115,7 @@ def train(
     except FastSiamError as error:
         if place.world == 1:  # the other ranks know nothing of it: no saving together
             points.check_finite(step, saved=saver)
-            saver.save(step)
-            error.add_note(f"saved {saver.path} at step {step:,}")
+            error.add_note(f"saved {saver.save(step)} at step {step:,}")
         raise
     finally:
         if log:

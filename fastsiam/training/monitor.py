@@ -86,7 +86,7 @@ class LogPoints:
         self._finite.note(done, loss)
 
     def check_finite(self, done: int, *, saved: object) -> None:
-        """Refuse to go on with numbers that are none; waits for the device.
+        """Refuse to go on after a loss or a weight that is not finite; waits for the device.
 
         Raises:
             TrainingError: names the first bad step, and says what is ``saved``.

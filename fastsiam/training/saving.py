@@ -35,14 +35,14 @@ class Saver:
         self._step, self._clock, self._images = step, clock, images
         self._saved = None if start is None else start.step
 
-    def save(self, done: int) -> None:
-        """Save the state after so many steps, if that is not done yet.
+    def save(self, done: int) -> Path:
+        """Save the state after so many steps, if that is not done yet; return the checkpoint.
 
         Raises:
             CheckpointError: the file cannot be written; the one before stays.
         """
         if self._saved == done:
-            return
+            return self.path
         if self._step.place.leads:
             state = Checkpoint(
                 config=self._step.config,
@@ -54,6 +54,7 @@ class Saver:
             )
             checkpoints.save(self.path, state)
         self._saved = done
+        return self.path
 
     def __str__(self) -> str:
         """Say for people where the last good state is."""

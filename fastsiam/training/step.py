@@ -22,7 +22,7 @@ from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Output
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.trace import span
-from fastsiam.training.compile import compiling, first_line, kept_in, why_not, with_compilation
+from fastsiam.training.compile import compiling, first_line, kept_in, why_not, without_compilation
 from fastsiam.training.numerics import autocast, autocast_type, memory_format_of, use_numerics
 from fastsiam.training.optim import build_optimizer, rates_at, set_rates
 from fastsiam.views.batch import Batch
@@ -84,7 +84,7 @@ class TrainingStep:
             reason = why_not(self.place) or self._compile()
         if not reason:
             return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
-        self.config = with_compilation(self.config, "off")
+        self.config = without_compilation(self.config)
         self._assemble()
         return (
             f"torch.compile cannot be used here ({reason}); training goes on without it, "
@@ -110,7 +110,7 @@ class TrainingStep:
         total = torch.zeros((), device=self.place.device)
         outputs: list[Output] = []
         for number, part in enumerate(parts, start=1):
-            with self._exchanging(number == len(parts)):
+            with self._deferring(number < len(parts)):
                 with span("forward"):
                     output = self._forward(part)
                 with span("backward"):
@@ -142,11 +142,11 @@ class TrainingStep:
         self.optimizer.load_state_dict(optimizer)
         self.scaler.load_state_dict(scaler)
 
-    def _exchanging(self, now: bool) -> contextlib.AbstractContextManager[None]:
-        """Exchange gradients with the other ranks in this backward pass, or leave it to a later."""
-        if now or not isinstance(self._model, nn.parallel.DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._model.no_sync()
+    def _deferring(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:
+        """Keep gradients on this rank inside, if a later part's pass exchanges them for all."""
+        if defer_sync and isinstance(self._model, nn.parallel.DistributedDataParallel):
+            return self._model.no_sync()
+        return contextlib.nullcontext()
 
     def _forward(self, batch: Batch) -> Output:
         if self._is_compiled and self.config.step.cuda_graphs:

@@ -58,6 +58,8 @@ class ViewParams:
 
     def views(self, which: Sequence[int]) -> ViewParams:
         """Return the parameters of some of the views, in the order that is asked for."""
+        if list(which) == list(range(len(self.flip))):
+            return self
         return ViewParams(*(getattr(self, name)[list(which)] for name in self.__slots__))
 
 

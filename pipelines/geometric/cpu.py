@@ -130,7 +130,7 @@ def _crop_all(source, start, size, cuts, side, out, scratch, counter):
 
 @compiled
 def _crop_each(addresses, size, cuts, side, out, scratch, counter):
-    """Do the same with images at addresses."""
+    """Make the crops of images that lie at addresses, as long as there are any."""
     while True:
         i = take(counter.ctypes.data)  # type: ignore[call-arg, var-annotated]
         if i >= len(addresses):

@@ -54,7 +54,7 @@ class Everything(Method):
     memory: Tensor
 
     def __init__(self, config: EverythingConfig, backbone: Backbone, *, images: int = 0) -> None:
-        super().__init__()
+        super().__init__(config, backbone, images=images)
         self.backbone, self.dim, self.momentum = backbone, config.dim, config.target_momentum
         self.head = nn.Sequential(
             nn.Linear(backbone.features, config.dim, bias=False), nn.BatchNorm1d(config.dim)

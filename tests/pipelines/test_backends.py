@@ -86,3 +86,8 @@ def test_what_cannot_run_here_says_what_to_install() -> None:
 
 def test_all_are_told_of() -> None:
     assert tuple(readiness()) == get_args(Pipeline)
+
+
+def test_the_settings_know_which_pipelines_load_images() -> None:
+    for name, backend in BACKENDS.items():
+        assert DataConfig(pipeline=name).loads_images == backend.real

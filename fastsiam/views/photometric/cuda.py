@@ -147,7 +147,7 @@ def _upload(
     return copy[0].view(lookup.dtype), copy[1].view(torch.float32), copy[2].view(torch.float32)
 
 
-# The kernels. A program owns a block of one view; r, g, b are float32 that hold whole levels.
+# A program owns a block of one view; r, g, b are float32 that hold whole levels.
 
 
 @triton.jit

@@ -7,7 +7,7 @@ operations as arrays with one row for each crop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -56,13 +56,13 @@ def operations(params: ViewParams, config: AugmentConfig) -> list[Operations]:
     """
     no_hue = np.array([view.hue == 0 for view in config.views])[:, None, None]
     idle = ~params.jitter[..., None] | (no_hue & (params.order == HUE))
-    order = np.where(idle, np.int8(NOTHING), params.order)
+    params = replace(params, order=np.where(idle, np.int8(NOTHING), params.order))
     sides = []
     for numbers in config.by_side.values():
-        own, chosen = params.views(numbers), list(numbers)
+        own = params.views(numbers)
         sides.append(
             Operations(
-                order=order[chosen].reshape(-1, 4),
+                order=own.order.reshape(-1, 4),
                 factor=own.factor.reshape(-1, 4),
                 gray=own.gray.reshape(-1),
                 blur=own.blur.reshape(-1),
