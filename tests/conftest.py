@@ -129,9 +129,10 @@ def model_of(**settings: Any) -> ModelConfig:
     return ModelConfig(method=SimSiamConfig(**own), **settings)
 
 
-def with_method(model: ModelConfig, **settings: Any) -> ModelConfig:
-    """Change single settings of a model's method."""
-    return replace(model, method=replace(model.method, **settings))
+def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
+    """Change single settings of a model: of its method, and of its backbone."""
+    own = {f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings}
+    return replace(model, method=replace(model.method, **own), **settings)
 
 
 def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
@@ -157,7 +158,7 @@ def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
 
 
 def fastsiam(
-    *arguments: str, code: int = 0, timeout: float = 300
+    *arguments: str, code: int = 0, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user does and expect an exit code."""
     done = subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 
 from fastsiam.bench.roofline import H200, Layer, Machine, floor, layers
 from fastsiam.bench.roofline import table as roofline_table
-from tests.conftest import ROOT, with_method
+from tests.conftest import ROOT, changed_model
 
 
 def test_work_is_counted_by_hand() -> None:
@@ -19,7 +19,7 @@ def test_work_is_counted_by_hand() -> None:
     config = replace(
         config,
         augment=config.augment.changed(crop=8),
-        model=replace(with_method(config.model, dim=6, predictor_dim=2), width=4),
+        model=replace(changed_model(config.model, dim=6, predictor_dim=2), width=4),
     )
     own = layers(config)
     image, stem = 3 * 8 * 8, 4 * 8 * 8

@@ -36,9 +36,9 @@ from fastsiam.interchange import FORMATS, Pretrained, export_weights, load_pretr
 from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import preflight, train_here
-from fastsiam.methods import SimSiam, build_method
+from fastsiam.methods import Method, SimSiam, build_method
 from fastsiam.model.backbones import skeleton
-from tests.conftest import fastsiam, flags, model_of, with_method, with_settings
+from tests.conftest import changed_model, fastsiam, flags, model_of, with_settings
 
 TINY = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
@@ -54,12 +54,12 @@ def trained(module: nn.Module, side: int = 32) -> Any:
             if parameter.dim() == 1:
                 parameter.add_(torch.rand_like(parameter) / 2, alpha=1 if "weight" in name else 0.1)
         for _ in range(2):
-            module.train()(*(torch.randn(4, 3, side, side) + 0.3 for _ in range(inputs(module))))
+            views = [torch.randn(4, 3, side, side) + 0.3 for _ in range(2)]
+            if isinstance(module, Method):
+                module.train()(tuple(views), torch.arange(4))
+            else:
+                module.train()(views[0])
     return module.eval()
-
-
-def inputs(module: nn.Module) -> int:
-    return 2 if isinstance(module, SimSiam) else 1
 
 
 def saved_run(folder: Path, model: ModelConfig, side: int = 32) -> SimSiam:
@@ -234,12 +234,12 @@ def test_a_network_is_built_without_moving_the_generator(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "model, ending",
     [
-        (with_method(R18, projector_layers=2), ".pth"),
-        (with_method(R18, stem="cifar", dim=16), ".safetensors"),
-        (with_method(R18, backbone="resnet10", stem="cifar-pad2", dim=16), ".pth.tar"),
-        (with_method(R18, backbone="resnet10", stem="cifar-no-relu", dim=16), ".bin"),
-        (with_method(R18, backbone="mobilenet_v3_small", dim=16), ".safetensors"),
-        (with_method(R18, backbone="shufflenet_v2_x0_5", dim=16), ".pth"),
+        (changed_model(R18, projector_layers=2), ".pth"),
+        (changed_model(R18, stem="cifar", dim=16), ".safetensors"),
+        (changed_model(R18, backbone="resnet10", stem="cifar-pad2", dim=16), ".pth.tar"),
+        (changed_model(R18, backbone="resnet10", stem="cifar-no-relu", dim=16), ".bin"),
+        (changed_model(R18, backbone="mobilenet_v3_small", dim=16), ".safetensors"),
+        (changed_model(R18, backbone="shufflenet_v2_x0_5", dim=16), ".pth"),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.backbone}-{value.stem}",
 )
@@ -328,7 +328,7 @@ def test_the_authors_files_are_read(tmp_path: Path) -> None:
     content = {"epoch": 100, "arch": "resnet18", "state_dict": state, "optimizer": {"state": {}}}
     torch.save(content, tmp_path / "checkpoint_0099.pth.tar")
     read = load_pretrained(tmp_path / "checkpoint_0099.pth.tar")
-    expected = with_method(R18, dim=256, projector_dim=512)
+    expected = changed_model(R18, dim=256, projector_dim=512)
     assert (read.layout, read.model, read.epoch) == ("simsiam", expected, 100)
     method = ours(read)
     with torch.no_grad():
@@ -892,7 +892,7 @@ def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> Non
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 @pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
 def test_damaged_files_are_refused(ending: str, keep: float, tmp_path: Path) -> None:
-    saved_run(tmp_path / "run", with_method(R18, backbone="resnet10", dim=16))
+    saved_run(tmp_path / "run", changed_model(R18, backbone="resnet10", dim=16))
     path = tmp_path / f"w{ending}"
     export_weights(load_pretrained(tmp_path / "run"), format="torchvision", out=path)
     whole = path.read_bytes()
@@ -910,8 +910,8 @@ def test_damaged_files_are_refused(ending: str, keep: float, tmp_path: Path) -> 
         (TINY, "detectron2", "is resnet10, which it does not have"),
         (replace(R18, stem="cifar"), "timm", "has the cifar stem"),
         (replace(R18, stem="cifar"), "detectron2", "has the cifar stem"),
-        (with_method(R18, projector_layers=2), "simsiam", "has a projector of 2 layers"),
-        (with_method(R18, dim=64), "simsiam", "has a projector of 3 layers, 64 wide"),
+        (changed_model(R18, projector_layers=2), "simsiam", "has a projector of 2 layers"),
+        (changed_model(R18, dim=64), "simsiam", "has a projector of 3 layers, 64 wide"),
         (
             replace(R18, backbone="shufflenet_v2_x0_5"),
             "timm",
@@ -940,7 +940,7 @@ def untrained(model: ModelConfig, **settings: Any) -> Pretrained:
 
 
 def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    pretrained = untrained(with_method(R18, dim=16))
+    pretrained = untrained(changed_model(R18, dim=16))
     headless = replace(
         pretrained, state={k: v for k, v in pretrained.state.items() if k[:4] == "back"}
     )
@@ -962,7 +962,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_the_users_files_are_not_destroyed(force: bool, tmp_path: Path) -> None:
     """The source and a run's checkpoints never, other files only if that is asked for."""
-    saved_run(tmp_path / "run", with_method(R18, dim=16))
+    saved_run(tmp_path / "run", changed_model(R18, dim=16))
     read = load_pretrained(tmp_path / "run")
     (source,) = export_weights(read, format="torchvision", out=tmp_path / "a.pth")[:1]
     (tmp_path / "link.pth").symlink_to(source)
@@ -1010,7 +1010,7 @@ def test_shared_resnets_have_the_same_names() -> None:
 
 def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     """Of a run on synthetic data from given weights, stopped before its last kNN monitor."""
-    saved_run(tmp_path / "run", with_method(R18, dim=16))
+    saved_run(tmp_path / "run", changed_model(R18, dim=16))
     monitor = {"kind": "knn", "k": 2, "bank": 9, "temperature": 0.1}
     (tmp_path / "run" / "metrics.jsonl").write_text(
         "".join(json.dumps({**monitor, "epoch": x, "top1": x}) + "\n" for x in (5.0, 7.5, 9.0))
@@ -1027,7 +1027,7 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
         export_weights(read, format="torchvision", out=tmp_path / "v.pth")
-    headed = untrained(with_method(R18, dim=16))
+    headed = untrained(changed_model(R18, dim=16))
     export_weights(headed, format="torchvision", out=tmp_path / "u.pth")
     card = (tmp_path / "u.pth.md").read_text()
     assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card
@@ -1044,7 +1044,7 @@ def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
         out.with_name(f"w.{ending}.tmp").unlink()
         out.with_name(f"w.{ending}.tmp").mkdir()
     with pytest.raises((CheckpointError, OSError)):
-        export_weights(untrained(with_method(R18, dim=16)), format="timm", out=out, force=True)
+        export_weights(untrained(changed_model(R18, dim=16)), format="timm", out=out, force=True)
     assert out.read_text() == "old"
 
 
@@ -1053,7 +1053,7 @@ def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
 
 def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
     """A run is trained, exported with what is known of it, and its file converted once more."""
-    model = with_method(small.model, width=64, stem="imagenet", dim=512, projector_layers=3)
+    model = changed_model(small.model, width=64, stem="imagenet", dim=512, projector_layers=3)
     config = replace(
         small,
         augment=small.augment.changed(crop=32),

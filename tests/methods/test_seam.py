@@ -200,7 +200,7 @@ def test_settings_of_a_method_are_its_own(config: TrainConfig) -> None:
     with pytest.raises(ValueError, match="predictor-dim is no setting of everything"):
         from_flags(to_flags(config) | {"predictor_dim": 4})
     with pytest.raises(ValueError, match="three views, not 2"):
-        replace(config, augment=AugmentConfig())
+        replace(config, augment=AugmentConfig.alike(crop=16))
     with pytest.raises(ValueError, match="unknown method 'nothing'"):
         TrainConfig.from_dict({"model": {"method": {"name": "nothing"}}})
 
