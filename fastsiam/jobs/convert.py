@@ -14,7 +14,6 @@ from types import FrameType
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
-from fastsiam.files import explained
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,8 +62,7 @@ def convert_demo(config: ConvertConfig) -> None:
     if config.source:
         raise DataError("the demo makes its images itself: leave --source out")
     out = Path(config.out) if config.out else config.root / "demo"
-    with explained(DataError, f"cannot write the demo's images into {out}"):
-        make_images_once(out / "images")
+    make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 
 

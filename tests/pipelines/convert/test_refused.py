@@ -105,9 +105,7 @@ def test_parquet_files_that_are_gone(tmp_path: Path) -> None:
 
 def test_no_place_for_the_demos_images(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
-    with pytest.raises(
-        DataError, match=r"^cannot write the demo's images into .*: .*; check the p"
-    ):
+    with pytest.raises(DataError, match=r"^cannot make images in .*: .*; check the p"):
         convert_demo(ConvertConfig(out=str(tmp_path / "out")))
 
 
