@@ -7,10 +7,11 @@ views.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,41 +86,85 @@ def draw_views(
         neither the other images of the batch, nor their order, nor the number of views matter.
     """
     index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
-    key = rng.keys(seed, epoch, index[None, :], np.arange(len(config.views))[:, None])
+    ranges, views = _ranges(config), len(config.views)
+    key = rng.keys(seed, epoch, index[None, :], np.arange(views)[:, None])
     u = rng.uniform(key, _DRAWS)
     after = u[..., _FIRST_AFTER_CROP:]
-    each = partial(_of_each_view, config)
-    strength = np.stack([each("brightness"), each("contrast"), each("saturation")], -1)
-    low = np.concatenate([np.maximum(0.0, 1 - strength), -each("hue")[..., None]], -1)
-    high = np.concatenate([1 + strength, each("hue")[..., None]], -1)
-    least, most = each("blur_sigma_min"), each("blur_sigma_max")
-    sigma = least + after[..., 9] * (most - least)
-    inverts = after[..., 10] < each("solarise_p")
-    tries = u[..., :_FIRST_AFTER_CROP].reshape(len(config.views), -1, _TRIES, 4)
+    sigma = ranges.sigma + after[..., 9] * ranges.sigma_width
+    inverts = after[..., 10] < ranges.solarise_p
     return ViewParams(
-        box=np.stack([_crop_boxes(*view, size) for view in zip(config.views, tries, strict=True)]),
-        flip=after[..., 0] < each("flip_p"),
-        jitter=after[..., 1] < each("jitter_p"),
+        box=_crop_boxes(ranges, u[..., :_FIRST_AFTER_CROP].reshape(views, -1, _TRIES, 4), size),
+        flip=after[..., 0] < ranges.flip_p,
+        jitter=after[..., 1] < ranges.jitter_p,
         order=_ORDERS[(after[..., 2] * len(_ORDERS)).astype(np.int64)],
-        factor=(low + after[..., 3:7] * (high - low)).astype(np.float32),
-        gray=after[..., 7] < each("gray_p"),
-        blur=np.where(after[..., 8] < each("blur_p"), sigma, 0.0).astype(np.float32),
-        solarise=np.where(inverts, each("solarise_threshold"), NO_LEVEL).astype(np.int16),
+        factor=(ranges.factor + after[..., 3:7] * ranges.factor_width).astype(np.float32),
+        gray=after[..., 7] < ranges.gray_p,
+        blur=np.where(after[..., 8] < ranges.blur_p, sigma, 0.0).astype(np.float32),
+        solarise=np.where(inverts, ranges.threshold, np.int16(NO_LEVEL)),
     )
 
 
-def _of_each_view(config: AugmentConfig, name: str) -> NDArray[np.float64]:
-    """Return one setting of all views: (V, 1)."""
-    return np.array([[getattr(view, name)] for view in config.views], np.float64)
+class _Ranges(NamedTuple):
+    """Ranges and probabilities of V views: (V, 1) each, but the factors (V, 1, 4)."""
+
+    scale: NDArray[np.float64]
+    scale_width: NDArray[np.float64]
+    ratio: NDArray[np.float64]
+    """Smallest and, in ``ratio_max``, largest width / height of a crop."""
+    ratio_max: NDArray[np.float64]
+    log_ratio: NDArray[np.float64]
+    log_ratio_width: NDArray[np.float64]
+    flip_p: NDArray[np.float64]
+    jitter_p: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    factor_width: NDArray[np.float64]
+    gray_p: NDArray[np.float64]
+    blur_p: NDArray[np.float64]
+    sigma: NDArray[np.float64]
+    sigma_width: NDArray[np.float64]
+    solarise_p: NDArray[np.float64]
+    threshold: NDArray[np.int16]
+
+
+@lru_cache(maxsize=8)
+def _ranges(config: AugmentConfig) -> _Ranges:
+    """Lay out what the views' settings are, once for all batches."""
+
+    def each(of: Callable[[ViewConfig], float]) -> NDArray[np.float64]:
+        return np.array([[of(view)] for view in config.views], np.float64)
+
+    factors = [(view.brightness, view.contrast, view.saturation) for view in config.views]
+    low = [[max(0.0, 1 - s) for s in own] for own in factors]
+    high = [[1 + s for s in own] for own in factors]
+    hue = each(lambda view: view.hue)
+    factor = np.concatenate([low, -hue], 1)[:, None]
+    return _Ranges(
+        scale=each(lambda view: view.scale_min),
+        scale_width=each(lambda view: view.scale_max - view.scale_min),
+        ratio=each(lambda view: view.ratio_min),
+        ratio_max=each(lambda view: view.ratio_max),
+        log_ratio=each(lambda view: np.log(view.ratio_min)),
+        log_ratio_width=each(lambda view: np.log(view.ratio_max / view.ratio_min)),
+        flip_p=each(lambda view: view.flip_p),
+        jitter_p=each(lambda view: view.jitter_p),
+        factor=factor,
+        factor_width=np.concatenate([high, hue], 1)[:, None] - factor,
+        gray_p=each(lambda view: view.gray_p),
+        blur_p=each(lambda view: view.blur_p),
+        sigma=each(lambda view: view.blur_sigma_min),
+        sigma_width=each(lambda view: view.blur_sigma_max - view.blur_sigma_min),
+        solarise_p=each(lambda view: view.solarise_p),
+        threshold=each(lambda view: view.solarise_threshold).astype(np.int16),
+    )
 
 
 def _crop_boxes(
-    view: ViewConfig, u: NDArray[np.float64], size: NDArray[np.int64]
+    ranges: _Ranges, u: NDArray[np.float64], size: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Boxes (N, 4) from uniforms (N, tries, 4): the first try to fit, else a central crop."""
-    height, width = size[:, None, 0], size[:, None, 1]
-    area = height * width * (view.scale_min + u[..., 0] * (view.scale_max - view.scale_min))
-    log_ratio = np.log(view.ratio_min) + u[..., 1] * np.log(view.ratio_max / view.ratio_min)
+    """Boxes (V, N, 4) from uniforms (V, N, tries, 4): the first to fit, else a central crop."""
+    height, width = size[None, :, None, 0], size[None, :, None, 1]
+    area = height * width * (ranges.scale[..., None] + u[..., 0] * ranges.scale_width[..., None])
+    log_ratio = ranges.log_ratio[..., None] + u[..., 1] * ranges.log_ratio_width[..., None]
     ratio = np.exp(log_ratio)
     w = np.rint(np.sqrt(area * ratio)).astype(np.int64)
     h = np.rint(np.sqrt(area / ratio)).astype(np.int64)
@@ -127,20 +172,16 @@ def _crop_boxes(
     top = (u[..., 2] * (height - h + 1)).astype(np.int64)
     left = (u[..., 3] * (width - w + 1)).astype(np.int64)
     tries = np.stack([top, left, h, w], axis=-1)
-    first = np.argmax(fits, axis=-1)[:, None, None]
-    chosen = np.take_along_axis(tries, first, axis=1)[:, 0]
-    return np.where(fits.any(-1)[:, None], chosen, _central_box(view, size)).astype(np.int32)
+    first = np.argmax(fits, axis=-1)[..., None, None]
+    chosen = np.take_along_axis(tries, first, axis=2)[:, :, 0]
+    return np.where(fits.any(-1)[..., None], chosen, _central_boxes(ranges, size)).astype(np.int32)
 
 
-def _central_box(config: ViewConfig, size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """``RandomResizedCrop``'s fallback: the largest central box (N, 4) with an allowed ratio."""
-    height, width = size[:, 0], size[:, 1]
-    ratio = width / height
-    w = np.where(ratio > config.ratio_max, np.rint(height * config.ratio_max), width).astype(
-        np.int64
-    )
-    h = np.where(ratio < config.ratio_min, np.rint(width / config.ratio_min), height).astype(
-        np.int64
-    )
+def _central_boxes(ranges: _Ranges, size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``RandomResizedCrop``'s fallback: the largest central boxes (V, N, 4) of allowed ratios."""
+    height, width = size[None, :, 0], size[None, :, 1]
+    ratio, least, most = width / height, ranges.ratio, ranges.ratio_max
+    w = np.where(ratio > most, np.rint(height * most), width).astype(np.int64)
+    h = np.where(ratio < least, np.rint(width / least), height).astype(np.int64)
     w, h = np.clip(w, 1, width), np.clip(h, 1, height)
     return np.stack([(height - h) // 2, (width - w) // 2, h, w], axis=-1)
