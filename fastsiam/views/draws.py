@@ -174,7 +174,8 @@ def _crop_boxes(
     tries = np.stack([top, left, h, w], axis=-1)
     first = np.argmax(fits, axis=-1)[..., None, None]
     chosen = np.take_along_axis(tries, first, axis=2)[:, :, 0]
-    return np.where(fits.any(-1)[..., None], chosen, _central_boxes(ranges, size)).astype(np.int32)
+    fitted = fits.any(axis=-1, keepdims=True)
+    return np.where(fitted, chosen, _central_boxes(ranges, size)).astype(np.int32)
 
 
 def _central_boxes(ranges: _Ranges, size: NDArray[np.int64]) -> NDArray[np.int64]:
