@@ -1,7 +1,7 @@
 """The GPU's kernels without a GPU: run by Triton's interpreter, and compiled for one.
 
 Tolerance: none. The photometric kernels equal the reference, and the crops PIL's (Pillow 13's: see
-``fastsiam.pipelines.geometric.cuda``), to the last bit. tests/test_gpu.py has the same comparisons
+``fastsiam.pipelines.geometric.cuda``), to the last bit. tests/gpu has the same comparisons
 for a GPU.
 """
 

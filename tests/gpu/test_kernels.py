@@ -1,0 +1,87 @@
+"""The kernels on a GPU: equal to the reference and to PIL to the last bit, and never waiting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fastsiam.config import AugmentConfig
+from fastsiam.pipelines.geometric import crop_views
+from fastsiam.views.batch import Crops
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric import photometric
+from tests.views.cases import UNEQUAL
+from tests.views.test_cuda_kernels import (
+    assert_equal_pil,
+    assert_equal_reference,
+    crops_of,
+    crops_of_sides,
+)
+
+pytestmark = pytest.mark.gpu
+
+
+def on_the_gpu(function: Any, given: Tensor | Crops, *args: Any, **options: Any) -> Any:
+    there = given.cuda() if isinstance(given, Tensor) else tuple(part.cuda() for part in given)
+    result = function(there, *args, **options)
+    return result.cpu() if isinstance(result, Tensor) else tuple(view.cpu() for view in result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sigma", [2.0, 6.0])
+def test_the_photometric_kernels_equal_the_reference(
+    sigma: float, dtype: torch.dtype, photographs: list[Image.Image]
+) -> None:
+    """To the last bit, at full size."""
+    config = AugmentConfig.alike(hue=0.5, brightness=0.8, blur_sigma_min=0.05, blur_sigma_max=sigma)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(32), size=[(224, 224)] * 32)
+    assert_equal_reference(on_the_gpu, crops_of(photographs, 224, 32), params, config, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_photometric_kernels_take_any_number_of_views(
+    dtype: torch.dtype, photographs: list[Image.Image]
+) -> None:
+    """Two of 224 pixels and three of 96: to the last bit, solarised too."""
+    sides = {24: 224, 12: 96}
+    views = tuple(replace(view, crop=sides[view.crop]) for view in UNEQUAL.views)
+    config = replace(UNEQUAL, views=views)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(24), size=[(300, 300)] * 24)
+    assert (params.solarise < 256).any()
+    crops = crops_of_sides(photographs, 24, config)
+    assert_equal_reference(on_the_gpu, crops, params, config, dtype)
+
+
+@pytest.mark.parametrize("side", [32, 224])
+def test_the_crop_kernels_equal_pil(side: int, photographs: list[Image.Image]) -> None:
+    """To the last bit, from whole photographs."""
+    assert_equal_pil(on_the_gpu, photographs, side)
+
+
+def test_the_kernels_never_wait_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of any size with any parameters; 208 is a side that no other test has."""
+    import triton
+
+    new: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_cache_hook", lambda **kernel: new.append(kernel["repr"])
+    )
+    config, height, width = AugmentConfig.alike(crop=208), 375, 500
+    pixels = torch.randint(0, 256, (20 * height * width * 3,), dtype=torch.uint8, device="cuda")
+    try:
+        for seed in range(8):
+            n = 10 + seed
+            size, start = np.array([(height, width)] * n), np.arange(n) * height * width * 3
+            params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
+            crops = crop_views(pixels, start, size, params, config)
+            photometric(crops, params, config, dtype=torch.bfloat16)
+            assert len(new) == 7, new  # in the first batch, and none later
+            torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,53 @@
+"""Whole runs on a GPU: training, resuming, evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.evaluate import FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.distributed import Place
+from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_knn, evaluate_linear
+from fastsiam.jobs.train import train_here
+from fastsiam.training.log import read_metrics
+from tests.conftest import with_settings
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(gpu, precision=precision)
+    train_here(with_settings(config, max_steps=5), "imagenet")
+    run = train_here(config, "imagenet")
+    steps = [line["step"] for line in read_metrics(run) if line["kind"] == "train"]
+    assert steps == list(range(1, 13))
+
+
+@pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])
+def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> None:
+    """kNN, linear evaluation and fine-tuning, in float32; DALI's crops differ by a level or so."""
+    run = train_here(with_settings(gpu, max_steps=3, precision="fp32", tf32=False), "imagenet")
+    places = [Place(0, 1, torch.device(device)) for device in ("cuda", "cpu")]
+    shared: Any = {"workers": 0, "pipeline": pipeline, "precision": "fp32"}
+    torch.backends.cudnn.allow_tf32 = False
+    few = {"epochs": 3, "batch": 8, **shared}
+    cases: list[tuple[Any, Any]] = [
+        (evaluate_knn, KnnConfig(k="1,5", **shared)),
+        (evaluate_linear, LinearConfig(lrs="0.1,10", cached=True, **few)),
+        (evaluate_linear, LinearConfig(lrs="0.1,10", **few)),
+    ]
+    for evaluate, config in cases:
+        there, here = (evaluate(run, config, place) for place in places)
+        for one, other in zip(there.results, here.results, strict=True):
+            assert one["top1"] == pytest.approx(other["top1"], abs=17)  # two of twelve images
+        assert there.network.fingerprint == here.network.fingerprint
+    for precision in ("fp32", "fp16"):  # with fp16 the scaler's first step is usually skipped
+        finetune = FinetuneConfig(**few | {"precision": precision, "scale_min": 0.5, "lr": 3.0})
+        record = evaluate_finetuned(run, replace(finetune, epochs=30), places[0])
+        assert record.images_validated == 12 and record.best["top1"] > 60  # chance is 33

@@ -1,0 +1,115 @@
+"""The training step on a GPU: it never waits, and the compiler changes nothing but rounding."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import Place
+from fastsiam.methods import build_method
+from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.pipelines import build_loader
+from fastsiam.training.numerics import FiniteCheck, autocast_type
+from fastsiam.training.step import TrainingStep
+from tests.conftest import with_settings
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("compiled", ["off", "on", "graphs"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+def test_a_step_never_waits_for_the_device(
+    optimizer: str, compiled: str, precision: str, gpu: TrainConfig
+) -> None:
+    """Loading from memory, augmenting, a whole step: synchronisation raises an error."""
+    config = with_settings(
+        gpu,
+        precision=precision,
+        optimizer=optimizer,
+        compile="off" if compiled == "off" else "on",
+        cuda_graphs=compiled == "graphs",
+    )
+    place = Place(0, 1, torch.device("cuda", 0))
+    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
+    assert "cannot" not in step.prepare()
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=8,
+        device=place.device,
+        dtype=autocast_type(config.numerics.precision, place.device),
+    )
+    finite, batches = FiniteCheck(place.device), loader.epoch(0)
+    for _ in range(3):  # CUDA graphs are recorded in the second step
+        step(next(batches), at=0)
+    batches = loader.epoch(1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number, batch in enumerate(batches, start=1):
+            loss, _ = step(batch, at=number)
+            finite.note(number, loss)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert finite.verdict() is None
+
+
+@pytest.mark.parametrize(("views", "compiled"), [(1, False), (2, False), (1, True), (2, True)])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(16, 6, 5, 5), (16, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sync_bn_equals_batch_norm(
+    dtype: torch.dtype, shape: tuple[int, ...], affine: bool, views: int, compiled: bool,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """Through torch's kernels, our formula and the compiler, over NCCL in a group of one."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        kind: Any = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+        theirs = kind(6, affine=affine, device="cuda")
+        ours = copy.deepcopy(theirs)
+        use_view_batch_norm(ours, images=16 // views, group=dist.group.WORLD)
+        function = torch.compile(ours, fullgraph=True) if compiled else ours
+        x = (torch.randn(shape, device="cuda") * 3 + 2).to(dtype)
+        if len(shape) == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        weight, found = torch.randn(shape, device="cuda"), []
+        for normalise in (function, lambda x: torch.cat([theirs(v) for v in x.chunk(views)])):
+            own = x.clone().requires_grad_()
+            out = normalise(own)
+            (out.float() * weight).sum().backward()
+            found.append((out.detach(), own.grad))
+        close = 1e-4 if dtype == torch.float32 else 0.05
+        for mine, other in zip(*found, strict=True):
+            torch.testing.assert_close(mine, other, rtol=close, atol=close)
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-2, atol=10 * close)
+        for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_compiled_step_is_the_eager_one(gpu: TrainConfig) -> None:
+    """Losses of 20 steps in float32, with CUDA graphs and without."""
+    place = Place(0, 1, torch.device("cuda", 0))
+    curves = []
+    for settings in ({"compile": "off"}, {"compile": "on"}, {"compile": "on", "cuda_graphs": True}):
+        config = with_settings(gpu, precision="fp32", tf32=False, **settings)
+        torch.manual_seed(0)
+        step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
+        assert "cannot" not in step.prepare() and step.config == config
+        loader = build_loader(config.data, config.augment, batch=8, device=place.device)
+        batches = [batch for epoch in range(7) for batch in loader.epoch(epoch)][:20]
+        curves.append([step(batch, at=0)[0].item() for batch in batches])
+    for curve in curves[1:]:
+        np.testing.assert_allclose(curve, curves[0], atol=2e-3)
