@@ -22,8 +22,9 @@ from fastsiam.config.recipes import RECIPES
 Stored = Literal["original", "short256", "pixels256"]
 """How the images are stored: as they are; with a shorter side of 256; as pixels of that size."""
 
-Over = Literal["workers", "batch", "crop", "quality", "ranks"]
-"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, processes."""
+Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
+"""What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
+ahead, percent of the images for the GPU's JPEG engine, processes."""
 
 PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
 
@@ -71,7 +72,10 @@ class BenchConfig:
     peers: str = ""
     """Other libraries to measure with, as a,b. Default: all that are installed."""
     over: Over = "workers"
-    """What is varied."""
+    (
+        "What is varied: prefetch is batches made ahead, jpeg-engine the percentage of images that "
+        "dali gives the GPU's JPEG engine."
+    )
     values: str = ""
     """Its values, as 1,2,4. Default: some that make sense here."""
     workers: int = -1
@@ -110,8 +114,12 @@ class BenchConfig:
                 )
         for value in self.values.split(",") if self.values else ():
             require(
-                value.isdigit() and int(value) > 0,
+                value.isdigit() and (int(value) > 0 or self.over == "jpeg-engine"),
                 f"values are whole numbers such as 1,2,4, not {self.values!r}",
+            )
+            require(
+                self.over != "jpeg-engine" or int(value) <= 100,
+                f"values of jpeg-engine are percentages, 0 to 100, not {self.values!r}",
             )
         require(
             not self.backbone or self.backbone in OWN_BACKBONES,

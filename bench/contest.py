@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
-from fastsiam.bench.measure import clocked, give_back_gpu_memory, gpu_memory, in_turns
+from fastsiam.bench.measure import GpuWatch, clocked, give_back_gpu_memory, gpu_memory, in_turns
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
@@ -127,6 +128,7 @@ class Contender:
         spare: Sequence[Process] = (),
     ) -> None:
         before, port = gpu_memory(), _free_port()
+        self._facts: dict[str, dict[str, Any]] = {}
         self._processes = [*spare, *(Process() for _ in range(ranks - len(spare)))]
         for rank, process in enumerate(self._processes):
             place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
@@ -161,9 +163,16 @@ class Contender:
 
     def facts(self, work: str) -> dict[str, Any]:
         """Ask what else is to be told of a piece of its work; the first rank answers."""
+        if work in self._facts:
+            return self._facts[work]
         self._tell(("facts", work))
         facts: dict[str, Any] = self._hear()[0]
         return facts
+
+    def retire(self) -> None:
+        """Ask for the facts of all of its work, and end its processes."""
+        self._facts = {work: self.facts(work) for work in self.images}
+        self.close()
 
     def close(self) -> None:
         """End its processes."""
@@ -191,11 +200,16 @@ class Contest:
 
     Args:
         say: is told what happens, line by line.
+        apart: whether each contender ends before the next one starts (A A B B C C): what they hold
+            would not fit beside each other.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], *, apart: bool = False) -> None:
+        self._say, self._apart = say, apart
         self._spare: list[Process] = []
+        self._waiting: dict[str, Callable[[], bool]] = {}
+        self._watch = GpuWatch()
+        self._windows: dict[tuple[str, str], list[tuple[float, float]]] = {}
         self.contenders: dict[str, Contender] = {}
         """Those that can be measured, by name."""
         self.failed: dict[str, str] = {}
@@ -204,19 +218,19 @@ class Contest:
     def enter(self, name: str, build: Build, /, *, ranks: int = 1, **settings: Any) -> bool:
         """Start a contender and warm it up; return whether it is ready.
 
+        One that shall be alone starts when it is its turn.
+
         Args:
             name: of the contender.
             build: makes its work from ``settings``, in its own process.
             ranks: processes that do the work together.
             settings: what ``build`` is called with.
         """
-        self._say(f"{name}: warming up")
-        spare, self._spare = self._spare, [Process()]  # the next one's, which imports meanwhile
-        try:
-            self.contenders[name] = Contender(build, settings, ranks=ranks, spare=spare)
-        except ContenderFailed as failure:
-            self._fail(name, failure)
-        return name in self.contenders
+        start = partial(self._start, name, build, ranks, settings)
+        if self._apart:
+            self._waiting[name] = start
+            return True
+        return start()
 
     def run(self, repeats: int) -> dict[tuple[str, str], Timing]:
         """Let the contenders take turns, each with all of its work.
@@ -224,28 +238,62 @@ class Contest:
         Returns:
             Timings by the names of contender and work.
         """
-        self._end_spare()
-        turns = [(name, work) for name, one in self.contenders.items() for work in one.images]
-        self._say(f"measuring: {repeats} rounds of {len(turns)}")
-        work = {turn: partial(self._turn, *turn) for turn in turns}
-        timings = in_turns(work, repeats=repeats)
-        for (name, piece), timing in timings.items():
-            timing.images = self.contenders[name].images[piece]
+        timings: dict[tuple[str, str], Timing] = {}
+        with self._watch:
+            for name, start in self._waiting.items():
+                if start():
+                    timings |= self._measure([name], repeats)
+                    self._retire(name)
+            if not self._apart:
+                self._end_spare()
+                timings = self._measure(list(self.contenders), repeats)
         return {turn: timing for turn, timing in timings.items() if turn[0] not in self.failed}
 
     def facts(self, name: str, work: str) -> dict[str, Any]:
         """Ask a contender what else is to be told of a piece of its work."""
         try:
-            return self.contenders[name].facts(work)
+            facts = self.contenders[name].facts(work)
         except ContenderFailed as failure:
             self._fail(name, failure)
             return {}
+        apart = {"apart": True} if self._apart else {}
+        return facts | apart | self._watch.shares(self._windows.get((name, work), ()))
+
+    def _start(self, name: str, build: Build, ranks: int, settings: Mapping[str, Any]) -> bool:
+        self._say(f"{name}: warming up")
+        spare, self._spare = self._spare, []
+        if not self._apart:
+            self._spare = [Process()]  # the next one's, which imports meanwhile
+        try:
+            self.contenders[name] = Contender(build, settings, ranks=ranks, spare=spare)
+        except ContenderFailed as failure:
+            self._fail(name, failure)
+        return name in self.contenders
+
+    def _measure(self, names: Sequence[str], repeats: int) -> dict[tuple[str, str], Timing]:
+        turns = [(name, work) for name in names for work in self.contenders[name].images]
+        self._say(f"measuring: {repeats} rounds of {len(turns)}")
+        timings = in_turns({turn: partial(self._turn, *turn) for turn in turns}, repeats=repeats)
+        for (name, piece), timing in timings.items():
+            timing.images = self.contenders[name].images[piece]
+        return timings
+
+    def _retire(self, name: str) -> None:
+        """End a contender, which can be asked for its facts nevertheless."""
+        if name in self.failed:
+            return
+        try:
+            self.contenders[name].retire()
+        except ContenderFailed as failure:
+            self._fail(name, failure)
 
     def _turn(self, name: str, work: str) -> Sample | None:
         if name in self.failed:
             return None
         try:
             sample = self.contenders[name].run(work)
+            ended = time.monotonic()
+            self._windows.setdefault((name, work), []).append((ended - sample.wall, ended))
             self.contenders[name].rest()
             return sample
         except ContenderFailed as failure:

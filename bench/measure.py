@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 import os
 import shutil
+import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from fastsiam.bench.timing import Sample, Timing
 
@@ -73,6 +76,69 @@ def gpu_memory() -> int:
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True)
     return sum(int(line) for line in done.stdout.split() if line.isdigit()) * 2**20
+
+
+class GpuWatch:
+    """Samples how busy the GPUs' units are, as nvidia-smi says; nothing where there is none."""
+
+    UNITS: ClassVar[dict[str, str]] = {"gpu_busy": "gpu", "jpeg_engine_busy": "jpeg"}
+    """Names of the shares, and of nvidia-smi's units."""
+    MILLISECONDS = 100
+    """Between two samples."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[float, list[float]]] = []
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> GpuWatch:
+        program = shutil.which("nvidia-smi")
+        if program is not None:
+            asked = ",".join(f"utilization.{unit}" for unit in self.UNITS.values())
+            command = [program, f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
+            self._process = subprocess.Popen(
+                [*command, "-lms", str(self.MILLISECONDS)],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+            self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+            self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._reader.join()
+            self._process.wait()
+            self._process = None
+
+    def shares(self, windows: Iterable[tuple[float, float]]) -> dict[str, float]:
+        """Return the mean share of each unit over GPUs and samples, where it is known.
+
+        Args:
+            windows: from when to when, by ``time.monotonic``.
+        """
+        within = [
+            shares
+            for began, ended in windows
+            for at, shares in self._samples
+            if began <= at <= ended
+        ]
+        found = {}
+        for name, column in zip(self.UNITS, zip(*within, strict=True), strict=False):
+            known = [share for share in column if not math.isnan(share)]
+            found |= {name: statistics.fmean(known)} if known else {}
+        return found
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            cells = line.split(",")
+            if len(cells) == len(self.UNITS):  # the last line may be cut
+                self._samples.append((time.monotonic(), [_share(cell) for cell in cells]))
+
+
+def _share(percent: str) -> float:
+    """Return a share of 0 to 1; nan for a unit that the driver does not report."""
+    return int(percent) / 100 if percent.strip().isdigit() else math.nan
 
 
 def give_back_gpu_memory() -> None:

@@ -116,9 +116,13 @@ class Session:
             run=RunConfig(device="cuda" if self.gpu else "cpu"),
         )
 
-    def contest(self) -> Contest:
-        """Return a contest that tells the console what it does."""
-        return Contest(self.console.say)
+    def contest(self, *, apart: bool = False) -> Contest:
+        """Return a contest that tells the console what it does.
+
+        Args:
+            apart: whether a contender ends before the next one starts.
+        """
+        return Contest(self.console.say, apart=apart)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""

@@ -49,8 +49,9 @@ def caption(records: Sequence[Record]) -> str:
     images = {one.images for one in records if one.images}
     many = f"{images.pop():,} images a repeat, " if len(images) == 1 else ""
     repeats = sorted({one.n for one in records})
+    turns = "one after the other" if any("apart" in one.facts for one in records) else "in turns"
     return (
-        f"{many}medians of {' or '.join(map(str, repeats))} in turns; {machine['cores']} cores of "
+        f"{many}medians of {' or '.join(map(str, repeats))} {turns}; {machine['cores']} cores of "
         f"{machine['cpu']}, {', '.join(machine['gpus']) or 'no GPU'}; {versions}; {first.date}"
     )
 
@@ -135,6 +136,8 @@ _REST: list[Column] = [
     ("cores busy", lambda one: f"{one.cores_busy:.1f}"),
     ("host MB", lambda one: _megabytes(one.host_bytes)),
     ("GPU MB", lambda one: _megabytes(one.gpu_bytes)),
+    ("GPU MB at the peak", lambda one: _megabytes(one.facts.get("peak_gpu_bytes", 0))),
+    ("JPEG engine busy", _fact("jpeg_engine_busy", ".0%")),
 ]
 
 

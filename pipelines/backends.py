@@ -107,6 +107,8 @@ class Backend:
     """Where there is a GPU, that decodes."""
     made_ahead: Callable[[DataConfig], int] = _none_ahead
     """Says how many batches it makes ahead of the one that is trained on."""
+    prefetches: bool = False
+    """It makes as many ahead as ``DataConfig.prefetch`` says."""
 
     @property
     def real(self) -> bool:
@@ -322,6 +324,7 @@ _ROWS = (
         needs_beton=True,
         decoder="libjpeg-turbo",
         made_ahead=_ahead_of_training,
+        prefetches=True,
     ),
     Backend(
         name="dali",
@@ -335,6 +338,7 @@ _ROWS = (
         decoder="libjpeg-turbo",
         decodes_on_gpu=True,
         made_ahead=_ahead_of_training,
+        prefetches=True,
     ),
     Backend(
         name="memory",

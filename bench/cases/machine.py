@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -28,12 +29,16 @@ def measure(session: Session) -> list[Record]:
             "machine",
             work,
             timing,
-            facts={"rate": f"{facts[work]['amount'] / timing.median:,.3g} {facts[work]['unit']}"},
+            facts=_rate(facts[work]["amount"] / timing.median, facts[work]["unit"]),
             in_the_clock="copies count each byte twice: read and written",
             config={"device": session.device, "threads": torch.get_num_threads()},
         )
         for (_, work), timing in timings.items()
     ]
+
+
+def _rate(value: float, unit: str) -> dict[str, Any]:
+    return {"rate": f"{value:,.3g} {unit}", "value": value, "unit": unit}
 
 
 def rates(contest: Contest, timings: Mapping[tuple[str, str], Timing]) -> dict[str, float]:

@@ -18,9 +18,13 @@ from fastsiam.bench.variants import AUTHORS, VARIANTS
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each variant, beside what the machine's own limits allow."""
+    """Measure each variant, beside what the machine's own limits allow.
+
+    On a GPU each ends before the next one starts: the memory of their activations would not fit
+    side by side, nor can that of a CUDA graph be given back for a while.
+    """
     batch = session.trained_batch
-    with session.contest() as contest:
+    with session.contest(apart=session.gpu) as contest:
         contest.enter(MACHINE, build_machine, device=session.device)
         for name in session.config.variant_names:
             _enter(contest, session, name)

@@ -1,8 +1,9 @@
-"""How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality."""
+"""How speed changes with the number of workers or ranks, the batch, the view, the JPEG quality,
+the batches that are made ahead, the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,13 @@ from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.errors import DeviceError
-from fastsiam.pipelines.backends import BASELINE, CEILING
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend
+
+_MATTERS_TO: dict[Over, Callable[[Backend], bool]] = {
+    "prefetch": lambda backend: backend.prefetches,
+    "jpeg-engine": lambda backend: backend.decodes_on_gpu,
+}
+"""Settings of some pipelines only."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ def measure(session: Session) -> list[Record]:
             if contest.enter(point.name, point.build, ranks=point.ranks, **point.settings):
                 entered[point.name] = point
         timings = contest.run(session.config.repeats)
-        facts = {name: contest.facts(name, work) for name, did in timings if did == "train"}
+        contenders = contest.contenders
+        facts = {name: contest.facts(name, did) for name, did in timings if did == work}
     used = {name: one.pop("settings", {}) for name, one in facts.items()}
     own = {"batch": session.trained_batch if ranks else session.loaded_batch}
     own |= {"workers": session.workers}
@@ -60,6 +68,7 @@ def measure(session: Session) -> list[Record]:
             torchvision=timings.get((f"{BASELINE}, {over} {point.value}", "views")),
             baseline=(f"{over} {values[0]}", first) if first else None,
             pipeline=point.pipeline,
+            gpu_bytes=contenders[name].gpu,
             facts={"over": over, "value": point.value} | facts.get(name, {}),
             in_the_clock="training steps on ready tensors: forward, backward, all-reduce, optimizer"
             if ranks
@@ -79,9 +88,11 @@ def _ranks(session: Session, over: Over, values: Sequence[int]) -> Iterator[_Poi
 
 
 def _loaders(session: Session, over: Over, values: Sequence[int]) -> Iterator[_Point]:
-    """Yield each pipeline at each value."""
+    """Yield each pipeline that the setting matters to, at each value."""
     for value in values:
         for pipeline in session.config.pipeline_names:
+            if over in _MATTERS_TO and not _MATTERS_TO[over](BACKENDS[pipeline]):
+                continue
             settings = _settings(session, over, value, pipeline)
             yield _Point(pipeline, f"{pipeline}, {over} {value}", value, build_loading, settings)
 
@@ -95,8 +106,13 @@ def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> d
         images = images.encoded(value)
     data = session.data(images, pipeline)
     augment = session.config.augment
+    varied: dict[Over, dict[str, Any]] = {
+        "workers": {"workers": value},
+        "prefetch": {"prefetch": value},
+        "jpeg-engine": {"dali_hw_decoder_load": value / 100},
+    }
     return {
-        "data": replace(data, workers=value) if over == "workers" else data,
+        "data": replace(data, **varied.get(over, {})),
         "augment": augment.changed(crop=value) if over == "crop" else augment,
         "batch": batch,
         "images": count,
@@ -115,4 +131,6 @@ def _values(session: Session, over: Over) -> list[int]:
         "batch": [64, 128, 256, 512] if session.gpu else [16, 64, 256],
         "crop": [crop // 2, crop * 3 // 4, crop],
         "quality": [50, 75, 90, 95],
+        "prefetch": [1, 2, 3, 4],
+        "jpeg-engine": [0, 65, 90, 100],
     }[over]

@@ -94,13 +94,22 @@ def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]
         for i in range(steps):
             stepper.take(batches[i % len(batches)])
 
-    facts = own.facts | {
-        "devices": own.place.world if own.place.device.type == "cuda" else 1,
-        "seconds_to_build": started,
-        "settings": stepper.settings,
-    }
+    on_gpu = own.place.device.type == "cuda"
+
+    def facts() -> dict[str, Any]:
+        peak = {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if on_gpu else {}
+        return (
+            own.facts
+            | peak
+            | {
+                "devices": own.place.world if on_gpu else 1,
+                "seconds_to_build": started,
+                "settings": stepper.settings,
+            }
+        )
+
     before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
-    return {"step": Work(run, steps * config.optim.batch, lambda: facts, before)}
+    return {"step": Work(run, steps * config.optim.batch, facts, before)}
 
 
 def step_of(own: Fed) -> Stepper:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastsiam.bench.contest import Contender, ContenderFailed, Contest, Work
-from fastsiam.bench.measure import host_memory
+from fastsiam.bench.measure import children, host_memory
 
 
 def build_words(
@@ -76,6 +76,39 @@ def test_contenders_take_turns_after_warming_up(tmp_path: Path) -> None:
     assert all(len(t.samples) == 2 and t.images == 10 for t in timings.values())
     assert contest.failed == {"three": "the thing is missing"}
     assert not any(process.is_alive() for process in processes)
+
+
+def test_apart_a_contender_ends_before_the_next_starts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    with Contest(lambda _: None, apart=True) as contest:
+        assert contest.enter("one", build_words, log=str(log), words=["a", "b"])
+        assert contest.enter("fails", build_words, log=str(log), words=[], fail=True)
+        assert contest.enter("dies", build_words, log=str(log), words=["x"], die="x")
+        assert contest.enter("two", build_alone, log=str(log), word="c")
+        assert not log.read_text() and not contest.contenders  # until it is their turn
+        timings = contest.run(2)
+        facts = contest.facts("one", "b"), contest.facts("two", "c")
+    assert log.read_text() == "ab" * 3 + "xx" + "ccc"
+    assert facts == ({"said": "b", "apart": True}, {"others": 0, "apart": True})
+    assert set(timings) == {("one", "a"), ("one", "b"), ("two", "c")}
+    assert set(contest.failed) == {"fails", "dies"}
+
+
+def build_alone(*, log: str, word: str) -> dict[str, Work]:
+    """A contender that counts the others of its parent's processes."""
+    others = [p for p in children(os.getppid()) if p != os.getpid() and not _is_helper(p)]
+
+    def say() -> None:
+        with open(log, "a") as file:
+            file.write(word)
+
+    return {word: Work(say, 10, lambda: {"others": len(others)})}
+
+
+def _is_helper(process: int) -> bool:
+    """Tell whether it is multiprocessing's own, which tracks what processes leave behind."""
+    return "resource_tracker" in Path(f"/proc/{process}/cmdline").read_text()
 
 
 def test_a_contender_that_dies_is_left_out(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastsiam.bench.measure import cpu_seconds, forget, in_turns
+import pytest
+
+from fastsiam.bench.measure import GpuWatch, cpu_seconds, forget, in_turns
 from fastsiam.bench.timing import Sample, Timing
 from tests.bench.made import sample
 
@@ -59,3 +63,29 @@ def test_forgetting_files_is_checked(tmp_path: Path) -> None:
 
     with path.open("rb") as file:
         assert _cached(file.fileno()) == (256, 256)  # what was read is there again
+
+
+def test_a_gpu_is_watched_while_something_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that reports the JPEG engine, one that does not, and a machine without one."""
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for engine, expected in (("40", {"jpeg_engine_busy": 0.4}), ("[N/A]", {})):
+        line = f"echo '80, {engine}'; echo '60, {engine}'; echo '7'"
+        program.write_text(f"#!/bin/sh\n{line}; touch {tmp_path}/said; exec sleep 60\n")
+        program.chmod(0o755)
+        with GpuWatch() as watch:
+            began = time.monotonic()
+            while not (tmp_path / "said").exists():
+                assert time.monotonic() - began < 30
+                time.sleep(0.01)
+            time.sleep(0.2)
+        ended = time.monotonic()
+        assert watch.shares([(began, ended)]) == {"gpu_busy": 0.7, **expected}
+        assert watch.shares([(ended, ended + 1)]) == {}
+        (tmp_path / "said").unlink()
+    monkeypatch.setenv("PATH", "")
+    with GpuWatch() as watch:
+        pass
+    assert watch.shares([(began, time.monotonic())]) == {}

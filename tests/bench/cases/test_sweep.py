@@ -30,10 +30,21 @@ def test_sweeps(little: BenchConfig) -> None:
     assert all(one.images == 24 for one in records.values())
 
 
-@pytest.mark.parametrize("over", ["workers", "crop", "quality"])
+@pytest.mark.dali
+def test_a_sweep_of_the_jpeg_engine_is_dalis(little: BenchConfig) -> None:
+    config = replace(little, over="jpeg-engine", values="0,90", pipelines="dali,memory")
+    with session(config) as own:
+        records = CASES["sweep"].measure(own)
+    assert [one.name for one in records] == ["dali, jpeg-engine 0", "dali, jpeg-engine 90"]
+    assert records[1].config["jpeg-engine"] == 90 and records[1].baseline == "jpeg-engine 0"
+    with pytest.raises(ValueError, match="percentages, 0 to 100"):
+        replace(config, values="0,101")
+
+
+@pytest.mark.parametrize("over", ["workers", "crop", "quality", "prefetch", "jpeg-engine"])
 def test_what_a_sweep_varies(over: Any, little: BenchConfig) -> None:
     with session(replace(little, over=over)) as own:
         plain, changed = (_settings(own, over, value, "memory") for value in (32, 20))
     assert [name for name in plain if plain[name] != changed[name]] == [
-        {"workers": "data", "crop": "augment", "quality": "data"}[over]
+        "augment" if over == "crop" else "data"
     ]
