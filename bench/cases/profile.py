@@ -1,6 +1,6 @@
 """A trace of a few training steps: the model's operations beside what the loader does meanwhile.
 
-It makes a file for a trace viewer and no records, so it is no row of the table of cases.
+It traces one pipeline into a file for a trace viewer, so it is no row of the table of cases.
 """
 
 from __future__ import annotations
@@ -11,23 +11,43 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fastsiam import trace
 from fastsiam.bench.contest import Contender
 from fastsiam.bench.contestants.profile import MARK, build_profile, warm_up
-from fastsiam.bench.records import check_writable
+from fastsiam.bench.records import Record, check_writable, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.tables import markdown
+from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import DataConfig, Pipeline, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.pipelines.backends import BACKENDS
 
 
-def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
+@dataclass(frozen=True)
+class GpuUse:
+    """How busy the GPU was while steps were traced."""
+
+    gpu_busy: float
+    """Share of the time in which it did anything at all."""
+    longest_gap: float
+    """Seconds between two of its kernels or copies, at most."""
+    gap_of_a_step: float
+    """The longest gap over a step's time."""
+
+    def __str__(self) -> str:
+        """Say it in a line."""
+        return (
+            f"the GPU was busy for {self.gpu_busy:.1%} of the time, its longest gap was "
+            f"{1e3 * self.longest_gap:.2f} ms, {self.gap_of_a_step:.1%} of a step"
+        )
+
+
+def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> tuple[str, Record]:
     """Trace a few steps of training, from the middle of an epoch.
 
     Args:
@@ -37,7 +57,8 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
         out: gets a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     Returns:
-        For people: how busy the GPU was, and where the time goes, by range and by operation.
+        For people: how busy the GPU was, and where the time goes, by range and by operation. And
+        a record of the traced steps.
 
     Raises:
         ContenderFailed: the pipeline cannot run here.
@@ -58,9 +79,20 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> str:
     trace = facts["whole"] | {"traceEvents": events + ours + _names(ours)}
     with explained(DataError, f"cannot write {out}"), written_whole(out) as temporary:
         temporary.write_text(json.dumps(trace))
-    return (
-        f"{steps} steps of {batch} images in {facts['seconds']:.2f} s{gaps(events, steps)}\n\n"
+    use = gpu_use(events, steps)
+    said = f"{steps} steps of {batch} images in {facts['seconds']:.2f} s"
+    text = (
+        f"{said}{f'; {use}' if use else ''}\n\n"
         f"{_ranges(ours, steps, facts['seconds'])}\n\n{facts['operations']}"
+    )
+    return text, record(
+        "profile",
+        pipeline,
+        Timing([Sample(facts["seconds"], 0.0)], steps * batch),
+        pipeline=pipeline,
+        facts={"steps": steps} | (asdict(use) if use else {}),
+        in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
+        config=session.settings(batch=batch, workers=session.workers),
     )
 
 
@@ -86,16 +118,15 @@ def _traced(
         return whole.pop("traceEvents"), trace.read(notes), facts | {"whole": whole}
 
 
-def gaps(events: Sequence[Mapping[str, Any]], steps: int) -> str:
-    """Say how long the GPU had nothing to do: then the host holds it back, or the loader does.
+def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
+    """Find how long the GPU had nothing to do: then the host holds it back, or the loader does.
 
     Args:
         events: torch's trace, times in microseconds.
         steps: how many it holds.
 
     Returns:
-        The share of the time in which it was busy, and the longest gap between two of its kernels
-        or copies; empty if the trace has none.
+        None if the trace has no kernel or copy of a GPU.
     """
     runs = sorted(
         (event["ts"], event["ts"] + event["dur"])
@@ -103,16 +134,13 @@ def gaps(events: Sequence[Mapping[str, Any]], steps: int) -> str:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
     )
     if not runs:
-        return ""
+        return None
     end, idle, longest = runs[0][1], 0.0, 0.0
     for began, ended in runs:
         idle, longest = idle + max(0.0, began - end), max(longest, began - end)
         end = max(end, ended)
     whole = end - runs[0][0]
-    return (
-        f"; the GPU was busy for {1 - idle / whole:.1%} of the time, "
-        f"its longest gap was {longest / 1e3:.2f} ms, {longest * steps / whole:.1%} of a step"
-    )
+    return GpuUse(1 - idle / whole, longest / 1e6, longest * steps / whole)
 
 
 def _event(span: dict[str, Any], mark: float, mark_ns: int) -> dict[str, Any]:

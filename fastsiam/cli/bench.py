@@ -63,17 +63,26 @@ def profile(
     out: Annotated[
         Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
     ] = Path("trace.json"),
+    records: Annotated[
+        Path | None, typer.Option("--json", help="File to write a record of the steps into.")
+    ] = None,
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
     from fastsiam.bench.cases.profile import profile as trace
+    from fastsiam.bench.records import check_writable, write
     from fastsiam.bench.session import session
 
     try:
         config = BenchConfig(data=data, recipe=recipe, batch=batch, workers=workers, device=device)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if records:
+        check_writable(records)
     with session(config) as own:
-        print(trace(own, pipeline, steps, out))
+        text, record = trace(own, pipeline, steps, out)
+    print(text)
+    if records:
+        write(records, [record])
     print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from fastsiam.bench.cases.profile import gaps
+from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.records import read
 from tests.conftest import fastsiam
 
 
@@ -20,6 +21,7 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     done = fastsiam(
         "bench", "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
         "--batch", "4", "--steps", "2", "--workers", "1", "--device", "cpu", "--out", str(out),
+        "--json", str(tmp_path / "record.json"),
     )  # fmt: skip
     events = json.loads(out.read_text())["traceEvents"]
     ours = [event for event in events if event.get("cat") == "fastsiam"]
@@ -32,6 +34,8 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     assert theirs and all(  # both clocks are one
         any(b["ts"] - 2e3 <= e["ts"] <= b["ts"] + b["dur"] + 2e3 for b in backward) for e in theirs
     )
+    (record,) = read(tmp_path / "record.json")
+    assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 8, 1)
     assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
 
 
@@ -47,7 +51,9 @@ def test_gaps_are_those_of_the_gpu() -> None:
         kernel(420, 700, "gpu_memcpy"),
         kernel(1000, 1100),
     ]
-    assert gaps(events, 4) == (
-        "; the GPU was busy for 78.0% of the time, its longest gap was 0.20 ms, 80.0% of a step"
+    use = gpu_use(events, 4)
+    assert str(use) == (
+        "the GPU was busy for 78.0% of the time, its longest gap was 0.20 ms, 80.0% of a step"
     )
-    assert gaps(events[1:2], 4) == ""
+    assert use and use.longest_gap == pytest.approx(2e-4)
+    assert gpu_use(events[1:2], 4) is None
