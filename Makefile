@@ -7,7 +7,12 @@ PY     := $(VENV)/bin/python
 # What FFCV, which has no wheel, is compiled with.
 FFCV_PACKAGES := g++ pkg-config python3-dev libopencv-dev libturbojpeg0-dev
 
-.PHONY: demo test lint lock
+# A GPU is often lent without a network: what is there has to do.
+GPU_PY  := $(if $(wildcard $(VENV)/installed),$(PY),$(PYTHON))
+MINUTES ?= 9
+OUT     ?= runs/gpu
+
+.PHONY: demo test gpu lint lock
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -15,6 +20,10 @@ demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, r
 
 test: $(VENV)/installed        ## the test suite
 	$(PY) -m pytest
+
+gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
+	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) --out $(OUT) \
+	    $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE))
 
 lint: $(VENV)/installed        ## style and types
 	$(PY) -m ruff check

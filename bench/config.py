@@ -171,3 +171,24 @@ class BenchConfig:
     def root(self) -> Path:
         """The data's place, with the default filled in; it may not be there."""
         return DataConfig(data=self.data).root
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConfig:
+    """What ``fastsiam bench gpu`` may use, and where it keeps what it finds."""
+
+    minutes: float = 9.0
+    """Time to use. What is not done then is left for another call."""
+    data: str = ""
+    """ImageNet's images to measure with, as of train. Default: images made for it."""
+    cifar10: str = ""
+    """CIFAR-10 to train on, as of train. Default: the demo's images, whose kNN says nothing."""
+    out: str = "runs/gpu"
+    """Folder for the page, records and logs. A later call goes on from what it finds there."""
+    again: str = ""
+    """Stages to do anew although they are done, as a,b."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """auto takes the GPU if there is one; a CPU does it all at a small size, for trying out."""
+
+    def __post_init__(self) -> None:
+        require(self.minutes > 0, f"minutes must be above 0, not {self.minutes}")

@@ -122,7 +122,7 @@ class GpuWatch:
             for at, shares in self._samples
             if began <= at <= ended
         ]
-        found = {}
+        found: dict[str, float] = {}
         for name, column in zip(self.UNITS, zip(*within, strict=True), strict=False):
             known = [share for share in column if not math.isnan(share)]
             found |= {name: statistics.fmean(known)} if known else {}

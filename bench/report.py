@@ -50,7 +50,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
             pictures |= drawn
             title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
             sections.append(_section(title, of_case, drawn))
-            tables.append(f"## {title}\n\n{_block(of_case)}\n")
+            tables.append(f"## {title}\n\n{records_block(of_case)}\n")
     facts = dict.fromkeys(
         f"{_where(one)}; fastsiam {one.environment['fastsiam']}; {one.date}" for one, *_ in runs
     )
@@ -100,7 +100,7 @@ def renew(readme: Path, root: Path) -> list[str]:
             if case == "finding":
                 block = finding(_records(root / path))
             else:
-                block = _block(_case(root / path, case, place))
+                block = records_block(_case(root / path, case, place))
             end = "\r\n" if line.endswith("\r\n") else "\n"
             lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
             renewed.append(f"{path} {case}".rstrip())
@@ -115,6 +115,13 @@ def renew(readme: Path, root: Path) -> list[str]:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
             temporary.write_bytes(after.encode())
     return renewed
+
+
+def records_block(records: Sequence[Record]) -> str:
+    """Return the table of a case, what it was measured on and how, and what is not comparable."""
+    commands = ", ".join(f"`{command}`" for command in dict.fromkeys(r.command for r in records))
+    parts = [f"{caption(records)}; {commands}", table(records), "\n".join(differences(records))]
+    return "\n\n".join(filter(None, parts))
 
 
 def _case(path: Path, case: str, place: str) -> list[Record]:
@@ -160,13 +167,6 @@ def _prefixes(files: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [f"{number}-{name}" for number, name in enumerate(names, 1)]
-
-
-def _block(records: Sequence[Record]) -> str:
-    """Return the table of a case, what it was measured on and how, and what is not comparable."""
-    commands = ", ".join(f"`{command}`" for command in dict.fromkeys(r.command for r in records))
-    parts = [f"{caption(records)}; {commands}", table(records), "\n".join(differences(records))]
-    return "\n\n".join(filter(None, parts))
 
 
 def _where(one: Record) -> str:

@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from fastsiam.bench.cases import CASES, Case
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import BenchConfig, GpuConfig
 from fastsiam.cli.options import command_of
 from fastsiam.config import Pipeline
 
@@ -84,6 +84,20 @@ def profile(
     if records:
         write(records, [record])
     print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
+
+
+def _gpu(config: GpuConfig) -> None:
+    """Do all that a GPU is wanted for, the most telling first, in the minutes given; go on later.
+
+    Tests, kernels, steps, loaders, training, a profile, CIFAR-10: each in a process of its own
+    whose result is kept when it ends.
+    """
+    from fastsiam.bench.gpu.campaign import run
+
+    print(f"wrote {run(config)}")
+
+
+app.command("gpu")(command_of(_gpu, GpuConfig))
 
 
 @app.command()

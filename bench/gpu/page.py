@@ -1,0 +1,108 @@
+"""The page of a campaign: what was expected beside what was found, and what is not done yet."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from fastsiam.bench.gpu.expected import Found, table
+from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of
+from fastsiam.bench.records import read
+from fastsiam.bench.report import records_block
+from fastsiam.bench.tables import markdown
+from fastsiam.files import written_for_user
+from fastsiam.training.log import read_metrics
+
+_LINES = 25
+"""Of the output of a stage that failed."""
+
+
+def write_page(setup: Setup, stages: Sequence[Stage], status: Mapping[str, str]) -> Path:
+    """Write ``page.md`` into the campaign's folder; return its path.
+
+    Args:
+        setup: of the campaign.
+        stages: all of them.
+        status: of those that were begun.
+
+    Raises:
+        FastSiamError: the page cannot be written, or the records cannot be read.
+    """
+    page = setup.out / "page.md"
+    found = _found(setup, stages)
+    parts = [
+        "# What a GPU says" if setup.gpu else "# What a CPU says: everything small, for trying out",
+        _room(),
+        "## Expected of an H200, and measured",
+        table(found, judged=setup.gpu),
+        "## Stages",
+        markdown(
+            ["stage", "", "command"],
+            [
+                [one.name, status.get(one.name, "not yet"), f"python {' '.join(one.arguments)}"]
+                for one in stages
+            ],
+        ),
+        *_tests(setup, stages),
+        *(_log(setup, name) for name, how in status.items() if how != "done"),
+    ]
+    for name, records in found.records.items():
+        parts += [f"## {name}", records_block(records)]
+    if evaluations := [line for line in found.metrics if line["kind"] == "knn"]:
+        cells = [
+            [f"{line['epoch']:g}", f"{line['top1']:.2f}", str(line["k"]), str(line["temperature"])]
+            for line in evaluations
+        ]
+        parts += ["## kNN on CIFAR-10", markdown(["epoch", "top-1", "k", "T"], cells)]
+    with written_for_user(page) as temporary:
+        temporary.write_text("\n\n".join(filter(None, parts)) + "\n")
+    return page
+
+
+def _found(setup: Setup, stages: Sequence[Stage]) -> Found:
+    files = {one.name: records_of(setup.out, one.name) for one in stages}
+    return Found(
+        {name: read(file) for name, file in files.items() if file.exists()},
+        read_metrics(setup.run) if setup.cifar10 and setup.gpu else (),
+    )
+
+
+def _room() -> str:
+    """Say how much shared memory loaders have."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        return ""
+    usage = shutil.disk_usage(shared)
+    return f"/dev/shm: {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free."
+
+
+def _log(setup: Setup, stage: str) -> str:
+    """Return the end of a stage's output."""
+    lines = (setup.out / "logs" / f"{stage}.txt").read_text(errors="replace").splitlines()
+    end = "\n".join(f"    {line[:200]}" for line in lines[-_LINES:])
+    return f"## The end of {stage}'s output\n\n{end}"
+
+
+def _tests(setup: Setup, stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield a table of what pytest found, and its failures."""
+    rows, failures = [], []
+    for stage in stages:
+        file = pytest_results_of(setup.out, stage.name)
+        if not file.exists():
+            continue
+        cases = list(ElementTree.parse(file).getroot().iter("testcase"))
+        failed = [
+            (case, what) for case in cases for what in case if what.tag in ("failure", "error")
+        ]
+        skipped = sum(case.find("skipped") is not None for case in cases)
+        passed = len(cases) - skipped - len({id(case) for case, _ in failed})
+        rows.append([stage.name, str(passed), str(len(failed)), str(skipped)])
+        for case, what in failed:
+            line = (what.get("message") or "").strip().split("\n")[0][:200]
+            failures.append(f"- {case.get('classname')}::{case.get('name')}: {line}")
+    if rows:
+        yield "## Tests"
+        yield markdown(["file", "passed", "failed", "skipped"], rows)
+        yield "\n".join(failures)

@@ -1,0 +1,181 @@
+"""A campaign uses its minutes, keeps what is done, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.bench.config import GpuConfig
+from fastsiam.bench.gpu import campaign
+from fastsiam.bench.gpu.campaign import Outcome, in_turn, perform, read_outcomes
+from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, stages
+from fastsiam.bench.records import read
+from fastsiam.errors import DataError
+from tests.conftest import ROOT, fastsiam
+
+
+def stage(name: str, code: str, *, seconds: int = 1, most: int = 60, **more: Any) -> Stage:
+    return Stage(name=name, arguments=("-c", code), seconds=seconds, most=most, **more)
+
+
+def outcome(status: Any) -> Outcome:
+    return Outcome(status=status, seconds=1.0, said="")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def test_new_and_failed_stages_come_before_those_that_were_cut() -> None:
+    names = ("done", "cut", "failed", "new")
+    table = [stage(name, "") for name in names] + [stage("endless", "", endless=True)]
+    outcomes = {name: outcome(name) for name in ("done", "cut", "failed")}
+    assert [one.name for one in in_turn(table, outcomes)] == ["failed", "new", "cut", "endless"]
+    outcomes["endless"] = outcome("done")
+    assert [one.name for one in in_turn(table, outcomes)] == ["failed", "new", "cut"]
+
+
+def test_a_stage_ends_well_or_badly(out: Path) -> None:
+    well = perform(stage("well", "print('first'); print('last')"), out, seconds=60)
+    assert (well.status, well.said) == ("done", "last")
+    badly = perform(stage("badly", "raise SystemExit('it is missing')"), out, seconds=60)
+    assert (badly.status, badly.said) == ("failed", "it is missing")
+    assert (out / "logs" / "badly.txt").read_text().startswith("$ python -c raise")
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_GRACE", 1.0)
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    code = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        f"open({str(out / 'child')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)"
+    )
+    assert perform(stage("long", code), out, seconds=5).status == "cut"
+    process = Path(f"/proc/{(out / 'child').read_text()}")
+    deadline = time.monotonic() + 30
+    while (process / "exe").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_campaign_goes_on_where_it_stopped(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mended = out / "mended"
+    table = [
+        stage("first", f"open({str(out / 'first')!r}, 'a').write('1')"),
+        stage("broken", f"import os; assert os.path.exists({str(mended)!r}), 'broken'"),
+        stage("last", "print('fine')", endless=True),
+    ]
+    monkeypatch.setattr(campaign, "stages", lambda _: table)
+    config = GpuConfig(out=str(out), device="cpu", minutes=2)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        page = campaign.run(config).read_text()
+        assert {n: o.status for n, o in read_outcomes(out).items()} == {
+            "first": "done", "broken": "failed", "last": "done",
+        }  # fmt: skip
+        assert "AssertionError: broken" in page and "| broken | failed" in page
+        mended.touch()
+        page = campaign.run(config).read_text()
+        assert "AssertionError" not in page
+        assert {one.status for one in read_outcomes(out).values()} == {"done"}
+        assert (out / "first").read_text() == "1"
+        campaign.run(GpuConfig(out=str(out), device="cpu", minutes=2, again="first"))
+        assert (out / "first").read_text() == "11"
+        monkeypatch.setattr(campaign, "_MARGIN", 300.0)  # no time is left
+        campaign.run(GpuConfig(out=str(out), device="cpu", minutes=2, again="first"))
+        assert (out / "first").read_text() == "11"
+        assert "first: left for another call" in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_folder_of_something_else_is_refused(out: Path) -> None:
+    (out / "state.json").write_text("[1]")
+    with pytest.raises(DataError, match="none of fastsiam bench gpu's: delete it"):
+        read_outcomes(out)
+
+
+def test_a_signal_ends_the_stage_too(out: Path) -> None:
+    pid = str(out / "pid")
+    code = f"import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    script = (
+        "from pathlib import Path; from fastsiam.bench.config import GpuConfig\n"
+        "from fastsiam.bench.gpu import campaign; from fastsiam.bench.gpu.stages import Stage\n"
+        f"one = Stage(name='one', arguments=('-c', {code!r}), seconds=1, most=600)\n"
+        "campaign.stages = lambda _: [one]\n"
+        f"campaign.run(GpuConfig(out={str(out)!r}, device='cpu'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as process:
+        deadline = time.monotonic() + 120
+        while not (out / "pid").exists() or not (out / "pid").read_text():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(60) == 143
+    assert not Path(f"/proc/{(out / 'pid').read_text()}/exe").exists()
+
+
+def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None:
+    """Options as the command line has them, files of tests that are there."""
+    for gpu in (True, False):
+        setup = Setup(out=tmp_path, gpu=gpu, pipelines=("dali", "ffcv"), cifar10="c", data="d")
+        table = {one.name: one for one in stages(setup)}
+        assert len(table) == len(stages(setup)) and list(table)[-1] == "cifar10"
+        for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+            assert f"tests/gpu/{path.name}" in table[path.stem.replace("test_", "tests-")].arguments
+        for one in table.values():
+            assert one.seconds <= one.most
+            if one.arguments[:3] == ("-m", "fastsiam", "bench"):
+                check_options(list(one.arguments[2:]))
+    bare = [one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=()))]
+    assert "jpeg-engine" not in bare and bare[-2:] == ["images", "cifar10"]
+
+
+def check_options(arguments: list[str]) -> None:
+    """Parse a command line as the program does, and stop before it runs."""
+    import typer.main
+
+    from fastsiam.cli import app
+
+    command: Any = typer.main.get_command(app)
+    for name in arguments[:2]:
+        command = command.commands[name]
+    command.make_context(name, arguments[2:])
+
+
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
+    """Stages that differ from others in size alone are taken for done."""
+    names = [one.name for one in stages(Setup(out=tmp_path, gpu=False, pipelines=("dali",)))]
+    repeated = {"photometric-4096", "step-cifar10", "step-fp32", "train"}
+    repeated |= {name for name in names if name.startswith("tests-")} - {"tests-knn"}
+    done = {"status": "done", "seconds": 1, "said": ""}
+    (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), done)))
+    said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path))
+    assert said.stdout == f"wrote {tmp_path / 'page.md'}\n"
+    outcomes = read_outcomes(tmp_path)
+    assert set(names) <= set(outcomes) and {one.status for one in outcomes.values()} == {"done"}
+    measured = {"machine", "photometric-512", "step-512", "loader", "jpeg-engine", "profile"}
+    assert {path.stem for path in (tmp_path / "records").iterdir()} == measured
+    assert all(read(path) for path in (tmp_path / "records").iterdir())
+    page = (tmp_path / "page.md").read_text()
+    assert "## loader" in page and "matrix product, bfloat16" in page and "not yet" not in page
+    assert "| tests-knn" in page and pytest_results_of(tmp_path, "tests-knn").exists()
+    assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "cifar10").is_dir()
