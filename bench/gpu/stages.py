@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, if this runs from one."""
 
-_TESTS = ("kernels", "knn", "loaders", "step", "runs", "ranks")
+_TESTS = ("kernels", "knn", "loaders", "step", "runs", "bench", "ranks")
 """Files of tests/gpu, from cheap to dear; others follow them."""
 
 

@@ -6,18 +6,15 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastsiam.bench import suite
-from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import read
-from fastsiam.bench.session import session
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS
 from tests.conftest import ROOT, fastsiam
@@ -117,17 +114,3 @@ def test_wrong_usage(tmp_path: Path) -> None:
     assert "name files" in fastsiam("bench", "report", code=2).stderr
     said = fastsiam("bench", "machine", "--json", str(tmp_path), code=1).stderr
     assert said == f"error: cannot write {tmp_path}: it is a folder, or not yours to write\n"
-
-
-@pytest.mark.gpu
-@pytest.mark.dali
-@pytest.mark.ffcv
-def test_bench_on_a_gpu(little: BenchConfig) -> None:
-    with session(replace(little, device="cuda", repeats=1)) as own:
-        loaded = {one.name: one for one in CASES["loader"].measure(own)}
-        fed = {one.name: one for one in CASES["train"].measure(own)}
-        most = {one.name for one in CASES["machine"].measure(own)}
-    assert {"nvJPEG", "DALI on the GPU"} <= set(loaded) and "copy from host to device" in most
-    assert all(one.gpu_bytes > 0 for one in loaded.values() if one.case == "loader")
-    assert set(fed) == {"synthetic", "torchvision", "ffcv", "dali", "memory"}
-    assert fed["synthetic"].environment["driver"]
