@@ -28,41 +28,44 @@ PATIENCE = 240
 """Seconds for starting on a busy machine and for ending; far below the run's own ten minutes."""
 
 
-def failing_run(
-    config: TrainConfig, fault: str, code: int, monkeypatch: pytest.MonkeyPatch, **settings: Any
-) -> str:
-    """Run two ranks, the last of which fails; return what they wrote on stderr."""
+LATE = (
+    r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+\) for another rank, "
+    r"which did not come in time: .* --rank-timeout"
+)
+CASES = pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (
+            "error",
+            1,
+            r"rank 1 ended by an unexpected error\nTraceback (?s:.*)\nZeroDivisionError: ",
+        ),
+        ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
+        ("hang", 1, LATE),
+    ],
+)
+
+
+@CASES
+def test_a_failing_rank_ends_the_run(
+    fault: str, code: int, said: str, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_failing_run(small, fault, code, said, monkeypatch)
+
+
+def check_failing_run(
+    config: TrainConfig, fault: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run two ranks, the last of which fails in mid-run; one of them says what happened, once."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("FAULT", fault)
     monkeypatch.setenv("FAULT_RANK", "1")
-    config = with_settings(config, gpus=2, knn_every=0, **settings)
-    return fastsiam("train", *flags(config), code=code, timeout=PATIENCE).stderr
-
-
-def test_a_rank_that_raises_ends_the_run(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = failing_run(small, "error", 1, monkeypatch)
-    assert "rank 1 ended by an unexpected error" in written
-    assert written.count("Traceback") == 1 and "ZeroDivisionError" in written
-
-
-def test_a_rank_that_is_killed_ends_the_run(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = failing_run(small, "SIGKILL", 128 + signal.SIGKILL, monkeypatch)
-    assert "error: rank 1 was ended by SIGKILL: was its memory too small?" in written
-    assert "Traceback" not in written
-
-
-def test_a_rank_that_hangs_is_reported_by_those_who_wait(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = failing_run(small, "hang", 1, monkeypatch, rank_timeout=8.0)
-    (line,) = [line for line in written.splitlines() if line.startswith("error")]
-    where = r"waited in \w+ \((distributed|training|model)/\w+\.py:\d+\) for another rank"
-    assert re.match(rf"error: {where}, which did not come in time", line)
-    assert "--rank-timeout" in line and "Traceback" not in written
+    config = with_settings(config, gpus=2, knn_every=0)
+    if fault == "hang":
+        config = with_settings(config, rank_timeout=8.0)
+    written = fastsiam("train", *flags(config), code=code, timeout=PATIENCE).stderr
+    assert len(re.findall(said, written)) == 1, written
+    assert written.count("Traceback") == (fault == "error")
 
 
 class Left(Exception):
