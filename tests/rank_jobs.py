@@ -161,8 +161,9 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
 def sync_bn(rank: int, world: int) -> dict[str, Any]:
     """Run ``ViewBatchNorm`` on this rank's share: forward, backward, evaluation."""
     device = here(rank, world).device
-    plain, joint, target = (part.to(device) for part in bn_problem())
-    layer = copy.deepcopy(plain)
+    plain, joint, target = bn_problem()
+    joint, target = joint.to(device), target.to(device)
+    layer = copy.deepcopy(plain).to(device)
     use_view_batch_norm(layer, images=8 // world, group=dist.group.WORLD)
     # Each rank holds its images of the first view, then of the second.
     parts = [half.chunk(world)[rank] for half in joint.chunk(2)]

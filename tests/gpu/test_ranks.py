@@ -91,7 +91,7 @@ def test_one_rank_meets_itself_over_nccl(monkeypatch: pytest.MonkeyPatch) -> Non
     meet(place)
     try:
         assert gather_uneven(torch.ones(3, device=place.device)).tolist() == [1, 1, 1]
-        groups = (
+        groups: Any = (
             (dist.new_group([0], timeout=place.device_timeout), place.device),
             (dist.new_group(backend="gloo", timeout=place.timeout), "cpu"),
         )
