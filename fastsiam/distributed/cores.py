@@ -46,7 +46,7 @@ def _move_beside_gpu(own: int, ranks: int) -> int:
 
     torch's launcher can do it too, but by ``numactl``, which containers lack or must not use.
     """
-    nodes = [_node_of(gpu) for gpu in range(ranks)]
+    nodes = [_node_of(gpu) for gpu in range(min(ranks, torch.cuda.device_count()))]
     listed = (_SYSTEM / f"devices/system/node/node{nodes[own]}/cpulist").read_text()
     near = _numbers(listed) & os.sched_getaffinity(0)
     if not near:

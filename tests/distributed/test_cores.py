@@ -48,6 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int
     monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
     monkeypatch.setattr(os, "sched_setaffinity", bind)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -153,6 +154,7 @@ import os, threading, time
 from pathlib import Path
 from fastsiam.distributed import cores
 cores._SYSTEM, cores._node_of = Path({str(tmp_path)!r}), lambda gpu: 1
+cores.torch.cuda.device_count = lambda: 2
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 assert cores._move_beside_gpu(0, 2) == 2
 assert all(os.sched_getaffinity(int(t)) == {{{own}}} for t in os.listdir("/proc/self/task"))
