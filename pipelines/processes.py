@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from fastsiam.errors import DataError
+from fastsiam.kernels.cores import cores
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5
@@ -22,11 +23,6 @@ _GRACE_SECONDS = 5
 
 class AbandonedError(Exception):
     """A task was given up because another failed; that one's error is the cause."""
-
-
-def cores() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

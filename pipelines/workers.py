@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from .processes import cores, leave_signals_to_the_parent
+from fastsiam.kernels.cores import own_cores
+
+from .processes import leave_signals_to_the_parent
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +26,7 @@ Made = TypeVar("Made")
 
 def count(workers: int) -> int:
     """Fill in -1: the cores that this process may use, shared among the ranks of this machine."""
-    if workers >= 0:
-        return workers
-    return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return workers if workers >= 0 else own_cores()
 
 
 def in_workers(

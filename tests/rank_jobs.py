@@ -1,4 +1,7 @@
-"""What the ranks of the tests run: functions of (rank, world) that return tensors."""
+"""What the ranks of the tests run: functions of (rank, world) that return tensors, on the CPU.
+
+They compute on the CPU and talk by gloo; with ``$RANKS_ON`` cuda on a GPU each, by NCCL.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,21 @@ CONFIG = TrainConfig(
     augment=AugmentConfig.alike(crop=16),
     model=MODEL,
     optim=OptimConfig(batch=16, lr=1.0),
-    numerics=NumericsConfig(precision="fp32"),
+    numerics=NumericsConfig(precision="fp32", tf32=False),
     step=StepConfig(compile="off"),
 )
+
+
+def here(rank: int, world: int) -> Place:
+    """Return this rank's place."""
+    on_gpu = os.environ.get("RANKS_ON") == "cuda"
+    return Place(rank, world, torch.device("cuda", rank) if on_gpu else torch.device("cpu"))
+
+
+def on(device: torch.device, batch: Batch) -> Batch:
+    """Return a batch on a device."""
+    views = tuple(view.to(device) for view in batch.views)
+    return Batch(views, batch.index.to(device), batch.label.to(device))
 
 
 def make_method(model: ModelConfig = MODEL) -> Method:
@@ -62,21 +77,22 @@ def global_batch() -> Batch:
 
 def steps(rank: int, world: int, **settings: Any) -> dict[str, Any]:
     """Take three optimizer steps on this rank's share; return the losses, gradients and state."""
-    place = Place(rank, world, torch.device("cpu"))
+    place = here(rank, world)
     config = with_settings(CONFIG, **settings)
     method = make_method(config.model)
     step = TrainingStep(config, method, place, steps_per_epoch=10)
     assert "cannot" not in step.prepare() and step.config == config
-    share = global_batch().chunks(world)[rank]
+    share = on(place.device, global_batch().chunks(world)[rank])
     gradients: list[Tensor] = []
 
     def note(*_: Any) -> None:
         parts = [p.grad.flatten() for p in method.parameters() if p.grad is not None]
-        gradients.append(torch.cat(parts).clone())
+        gradients.append(torch.cat(parts).to("cpu", copy=True))
 
     step.optimizer.register_step_pre_hook(note)
     losses = [step(share, at=0)[0] for _ in range(3)]
-    return {"loss": torch.stack(losses), "gradient": gradients, "state": method.state_dict()}
+    state = {name: value.cpu() for name, value in method.state_dict().items()}
+    return {"loss": torch.stack(losses).cpu(), "gradient": gradients, "state": state}
 
 
 def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
@@ -144,8 +160,10 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
 
 def sync_bn(rank: int, world: int) -> dict[str, Any]:
     """Run ``ViewBatchNorm`` on this rank's share: forward, backward, evaluation."""
+    device = here(rank, world).device
     plain, joint, target = bn_problem()
-    layer = copy.deepcopy(plain)
+    joint, target = joint.to(device), target.to(device)
+    layer = copy.deepcopy(plain).to(device)
     use_view_batch_norm(layer, images=8 // world, group=dist.group.WORLD)
     # Each rank holds its images of the first view, then of the second.
     parts = [half.chunk(world)[rank] for half in joint.chunk(2)]
@@ -153,7 +171,7 @@ def sync_bn(rank: int, world: int) -> dict[str, Any]:
     out = layer(share)
     (out * torch.cat([half.chunk(world)[rank] for half in target.chunk(2)])).sum().backward()
     layer.eval()
-    return {
+    found = {
         "out": out.detach(),
         "input_gradient": share.grad,
         "weight_gradient": layer.weight.grad,
@@ -163,6 +181,7 @@ def sync_bn(rank: int, world: int) -> dict[str, Any]:
         "count": layer.num_batches_tracked,
         "evaluated": layer(joint).detach(),
     }
+    return {name: value.cpu() for name, value in found.items() if value is not None}
 
 
 def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
@@ -177,12 +196,12 @@ def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
 
 def groups(rank: int, world: int) -> Tensor:
     """Return the mean that the ranks of this rank's group share."""
-    config = NumericsConfig(sync_bn_ranks=2)
-    layer = nn.BatchNorm1d(1, momentum=1.0)
-    use_view_batch_norm(layer, group=bn_group(Place(rank, world, torch.device("cpu")), config))
-    layer(torch.tensor([[float(rank)], [float(rank)]]))
+    config, place = NumericsConfig(sync_bn_ranks=2), here(rank, world)
+    layer = nn.BatchNorm1d(1, momentum=1.0, device=place.device)
+    use_view_batch_norm(layer, group=bn_group(place, config))
+    layer(torch.tensor([[float(rank)], [float(rank)]], device=place.device))
     assert layer.running_mean is not None
-    return layer.running_mean
+    return layer.running_mean.cpu()
 
 
 def knn(rank: int, world: int) -> list[dict[str, float]]:
@@ -247,13 +266,14 @@ def linear_problem() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def uneven(rank: int, world: int) -> Tensor:
     """Gather tensors of lengths 0, 3, 6, ..."""
-    return gather_uneven(torch.full((3 * rank, 2), float(rank)))
+    device = here(rank, world).device
+    return gather_uneven(torch.full((3 * rank, 2), float(rank), device=device)).cpu()
 
 
 def stop(rank: int, world: int) -> list[int]:
     """Signal the last rank alone after its third step; return each step's verdict."""
     verdicts = []
-    with StopSignals(Place(rank, world, torch.device("cpu"))) as signals:
+    with StopSignals(here(rank, world)) as signals:
         for step in range(20):
             if rank == world - 1 and step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -266,8 +286,15 @@ def stop(rank: int, world: int) -> list[int]:
 def main(job: str, world: str, folder: str, rank: str) -> None:
     """Be one rank: meet the others in ``folder``, run the job, leave its result there."""
     torch.set_num_threads(1)
+    device = here(int(rank), int(world)).device
+    on_gpu: dict[str, Any] = {"backend": "cuda:nccl,cpu:gloo", "device_id": device}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=int(world)
+        **on_gpu if device.type == "cuda" else {"backend": "gloo"},
+        init_method=f"file://{folder}/meet",
+        rank=int(rank),
+        world_size=int(world),
     )
     torch.save(globals()[job](int(rank), int(world)), f"{folder}/{rank}.pt")
     dist.destroy_process_group()

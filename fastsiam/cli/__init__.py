@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from typing import Annotated, NoReturn
 
 import typer
@@ -30,26 +31,49 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; an error of the user's world is one line and exit code 1."""
+    """Run the command line; an error of the user's world is one line and exit code 1.
+
+    One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
+    for NCCL, NCCL for the other ranks, and they for this one.
+    """
+    try:
+        _run()
+    except BaseException as ending:
+        if "LOCAL_RANK" not in os.environ or (isinstance(ending, SystemExit) and not ending.code):
+            raise
+        _leave_at_once(ending)
+
+
+def _run() -> None:
+    """Run the command line, and say what went wrong if the user or another rank can mend it."""
     try:
         app()
+    except Interrupted as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(_line(error), file=sys.stderr)
+        sys.exit(error.exit_code)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
-        rank = os.environ.get("RANK", "0")
-        if isinstance(error, Interrupted):
-            if rank == "0":
-                print(_line(error), file=sys.stderr)
-            _leave(error.exit_code)
-        who = "error" if rank == "0" else f"error on rank {rank}"
-        print(f"{who}: {_line(error)}", file=sys.stderr)
-        _leave(1)
+        sys.exit(_blame(_line(error)))
     except RuntimeError as error:
-        from fastsiam.distributed import peer_is_gone
+        from fastsiam.distributed import peer_is_gone, peer_is_late
 
-        if not peer_is_gone(error):
+        if os.environ.get("FASTSIAM_DEBUG"):
             raise
-        _leave(1)
+        if late := peer_is_late(error):
+            sys.exit(_blame(late))
+        if peer_is_gone(error):
+            sys.exit(1)
+        raise
+
+
+def _blame(line: str) -> int:
+    """Print an error's line, with the rank if it is not the first; return the exit code."""
+    rank = os.environ.get("RANK", "0")
+    who = "error" if rank == "0" else f"error on rank {rank}"
+    print(f"{who}: {line}", file=sys.stderr)
+    return 1
 
 
 def _line(error: Exception) -> str:
@@ -57,12 +81,20 @@ def _line(error: Exception) -> str:
     return " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
 
 
-def _leave(code: int) -> NoReturn:
-    """Exit; as one of several ranks at once, for parting from the others would wait for them."""
-    sys.stderr.flush()
-    if "LOCAL_RANK" in os.environ:
-        os._exit(code)
-    sys.exit(code)
+def _leave_at_once(ending: BaseException) -> NoReturn:
+    """End this process with the exit code that the interpreter would have chosen."""
+    code: object = 130 if isinstance(ending, KeyboardInterrupt) else 1
+    try:
+        if isinstance(ending, SystemExit):
+            code = ending.code
+        else:
+            rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
+            # in one piece: other ranks may write too
+            sys.stderr.write(f"rank {rank} ended by an unexpected error\n{whole}")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else 1)
 
 
 def _version(show: bool) -> None:

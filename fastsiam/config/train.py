@@ -190,6 +190,13 @@ class RunConfig:
     """GPUs of this machine to train on, one process each; with --device cpu, CPU processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes the GPU if there is one."""
+    rank_timeout: float = 600.0
+    (
+        "Several ranks: seconds that one waits for the others in an exchange before the run ends "
+        "with an error. Reading the data and compiling are included, where one is slower."
+    )
+    numa_binding: bool = True
+    """Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."""
     out: str = ""
     """Run folder. Default: runs/<time>-<recipe>."""
     init: str = ""
@@ -214,6 +221,7 @@ class RunConfig:
             value = getattr(self, name)
             require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
+        require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

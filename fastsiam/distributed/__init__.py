@@ -16,9 +16,10 @@ from .collectives import (
     minimum_across_ranks,
     sum_across_ranks,
 )
+from .failures import peer_is_gone, peer_is_late
 from .launch import launch
 from .parallel import bn_group, data_parallel
-from .place import Place, check_devices, finish, is_worker, peer_is_gone, start
+from .place import Place, check_devices, finish, is_worker, meet, start
 from .signals import StopSignals
 
 __all__ = [
@@ -36,8 +37,10 @@ __all__ = [
     "is_worker",
     "launch",
     "mean_across_ranks",
+    "meet",
     "minimum_across_ranks",
     "peer_is_gone",
+    "peer_is_late",
     "start",
     "sum_across_ranks",
 ]

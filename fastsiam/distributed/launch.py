@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+_WHY = {
+    signal.SIGKILL: ": was its memory too small?",
+    signal.SIGABRT: ": by NCCL, perhaps, after --rank-timeout; see what is written above",
+}
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
@@ -36,8 +46,24 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 128 - code
+        rank, code = _first_failure(error.failures)
+        if code > 0:
+            return code
+        name, why = signal.Signals(-code).name, _WHY.get(signal.Signals(-code), "")
+        print(f"error: rank {rank} was ended by {name}{why}", file=sys.stderr)
+        return 128 - code
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
+    """Return which rank failed first, and its exit code; it is below 0 if a signal ended it.
+
+    Of several in the same moment it is the one that a signal ended: the others left because it was
+    gone, without a word. SIGTERM is what the launcher ends the rest with.
+    """
+    since = min(failure.timestamp for failure in failures.values())
+    first = [(rank, x.exitcode) for rank, x in failures.items() if x.timestamp <= since + 1]
+    ended = [(rank, code) for rank, code in first if code < 0 and code != -signal.SIGTERM]
+    return (ended or first)[0]

@@ -23,7 +23,10 @@ def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
     if place.world == 1 or not config.sync_bn or size == 1:
         return None
     starts = range(0, place.world, size)
-    groups = [dist.new_group(list(range(start, start + size))) for start in starts]
+    groups = [
+        dist.new_group(list(range(start, start + size)), timeout=place.device_timeout)
+        for start in starts
+    ]
     own: dist.ProcessGroup = groups[place.rank // size]  # type: ignore[assignment]
     return own
 

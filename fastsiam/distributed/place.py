@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from fastsiam.config import RunConfig
 from fastsiam.errors import DeviceError
+
+from .cores import take_cores
+
+_TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
+_BEFORE_NCCL = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,17 @@ class Place:
     """Number of processes over all machines."""
     device: torch.device
     """The device that it computes on."""
+    timeout: timedelta = _TIMEOUT
+    """How long an exchange on the host waits for the other ranks."""
+
+    @property
+    def device_timeout(self) -> timedelta:
+        """How long an exchange on the device waits for the other ranks.
+
+        NCCL ends the process after it, with pages of text; the votes of ``StopSignals``, on the
+        host, are to fail before.
+        """
+        return self.timeout + (_BEFORE_NCCL if self.device.type == "cuda" else timedelta())
 
     @property
     def leads(self) -> bool:
@@ -58,7 +75,6 @@ def start(config: RunConfig) -> Place:
     check_devices(config)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if config.device != "cpu" and torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             raise DeviceError(
@@ -70,18 +86,21 @@ def start(config: RunConfig) -> Place:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        if local_world > 1:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world))
+    take_cores(device, beside_gpu=config.numa_binding)
+    place = Place(rank, world, device, timedelta(seconds=config.rank_timeout))
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo")
-    return Place(rank, world, device)
+        meet(place)
+    return place
 
 
-def peer_is_gone(error: BaseException) -> bool:
-    """Tell whether a collective failed because another rank ended, which has said why itself."""
-    text = str(error).lower()
-    lost = isinstance(error, dist.DistError) or "closed by peer" in text or "reset by peer" in text
-    return is_worker() and lost
+def meet(place: Place) -> None:
+    """Meet the other ranks; on GPUs connect to them at once, so that what is wrong shows here."""
+    if place.device.type == "cuda":
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo", timeout=place.device_timeout, device_id=place.device
+        )
+    else:
+        dist.init_process_group("gloo", timeout=place.timeout)
 
 
 def finish() -> None:

@@ -28,7 +28,9 @@ class StopSignals:
     def __init__(self, place: Place) -> None:
         self._got, self._since = 0, 0.0
         self._alone = place.world == 1
-        self._group = None if self._alone else dist.new_group(backend="gloo")
+        self._group = None
+        if not self._alone:
+            self._group = dist.new_group(backend="gloo", timeout=place.timeout)
         self._vote: tuple[Tensor, dist.Work] | None = None
         self._previous: dict[int, object] = {}
 

@@ -250,6 +250,15 @@ def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
     write_json(run / "config.json", settings)
 
 
+def _idle_gpus(config: TrainConfig, place: Place) -> str:
+    """Say it if this machine has more GPUs than ``--gpus`` takes, and no other launcher chose."""
+    there = torch.cuda.device_count() if place.device.type == "cuda" else 0
+    ours = place.world == config.run.gpus and (place.world > 1 or not distributed.is_worker())
+    if not ours or place.world >= there:
+        return ""
+    return f"{there} GPUs here, training on {place.world}: --gpus {there} uses all"
+
+
 def _introduce(
     console: Console,
     config: TrainConfig,
@@ -262,6 +271,8 @@ def _introduce(
     """Print what is about to run, with the conventions that figures depend on."""
     if place.device.type == "cpu" and config.run.device == "auto":
         console.say("no GPU here: training on the CPU")
+    if idle := _idle_gpus(config, place):
+        console.say(idle)
     kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
     local = config.optim.batch // place.world // config.optim.accumulate
     shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1

@@ -14,6 +14,7 @@ import torch
 
 from fastsiam.config import Compile, TrainConfig
 from fastsiam.distributed import Place, from_all
+from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
 _WORTH_COMPILING = 1000
@@ -60,6 +61,7 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     from torch._functorch import config as functorch
 
     _choose_cache()
+    _divide_compilers()
     noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
     levels = [logger.level for logger in noisy]
     try:
@@ -100,6 +102,17 @@ def first_line(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+
+
+def _divide_compilers() -> None:
+    """Have the ranks of this machine together start as many compilers as one alone would.
+
+    inductor's processes are one for each core, of each rank.
+    """
+    from torch._inductor import config as inductor
+
+    if local_ranks() > 1 and "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        inductor.compile_threads = min(inductor.decide_compile_threads(), own_cores())
 
 
 def _choose_cache() -> None:

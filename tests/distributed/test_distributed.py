@@ -23,7 +23,11 @@ def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, rank
     """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
     model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
     alone = rank_jobs.steps(0, 1, **model)
-    together = ranks(job, world)
+    check_same_training(ranks(job, world), alone)
+
+
+def check_same_training(together: list[Any], alone: dict[str, Any]) -> None:
+    """Hold what the ranks found against what one process did."""
     torch.testing.assert_close(
         torch.stack([r["loss"] for r in together]).mean(0), alone["loss"], atol=1e-5, rtol=1e-5
     )
@@ -45,11 +49,15 @@ def test_without_joint_statistics_the_result_differs() -> None:
 
 def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
     """Two views on two ranks: the same as torch's BN of each whole view in turn."""
+    check_joint_bn(ranks("sync_bn", 2))
+
+
+def check_joint_bn(parts: list[Any]) -> None:
+    """Hold the ranks' normalised views, gradients and statistics against torch's BN."""
     plain, joint, target = rank_jobs.bn_problem()
     joint.requires_grad_()
     out = torch.cat([plain(view) for view in joint.chunk(2)])
     (out * target).sum().backward()
-    parts = ranks("sync_bn", 2)
 
     def whole(name: str) -> Tensor:
         views = zip(*(part[name].chunk(2) for part in parts), strict=True)

@@ -1,0 +1,263 @@
+"""A rank's share of the machine: its cores, beside its GPU; what its launcher gives it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._inductor import config as inductor
+from torch.distributed.launcher import api
+
+from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
+from fastsiam.distributed import Place, StopSignals, bn_group, cores, launch, place, start
+from fastsiam.jobs.train import _idle_gpus
+from fastsiam.kernels.cores import own_cores
+from fastsiam.training.compile import compiling
+from tests.conftest import ROOT, with_settings
+
+GPUS = [0, 0, 1, 1]
+"""The NUMA nodes of a machine's four GPUs; it has 12 cores, the even ones on node 0."""
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[int]]:
+    """A machine like that; yields the cores that this process may use there."""
+    allowed = set(range(12))
+    for node, listed in enumerate(["0,2,4-4,6,8,10", "1,3,5,7,9,11"]):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{listed}\n")
+    for gpu, node in enumerate(GPUS):
+        folder = tmp_path / f"bus/pci/devices/0001:{gpu + 10:02x}:00.0"
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+
+    def bind(_: int, chosen: set[int]) -> None:
+        allowed.intersection_update(chosen)
+
+    monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
+    monkeypatch.setattr(os, "sched_setaffinity", bind)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda gpu: SimpleNamespace(pci_domain_id=1, pci_bus_id=gpu + 10, pci_device_id=0),
+    )
+    monkeypatch.setenv("FASTSIAM_CORES", "")  # so that it is as before after the test
+    monkeypatch.delenv("FASTSIAM_CORES")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = torch.get_num_threads()
+    yield allowed
+    torch.set_num_threads(threads)
+
+
+def take(monkeypatch: pytest.MonkeyPatch, *, gpu: int, of: int, beside: bool = True) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(of))
+    cores.take_cores(torch.device("cuda", gpu), beside_gpu=beside)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "of", "near", "share"),
+    [
+        (3, 4, {1, 3, 5, 7, 9, 11}, 3),
+        (0, 4, {0, 2, 4, 6, 8, 10}, 3),
+        (1, 2, {0, 2, 4, 6, 8, 10}, 3),  # both ranks are on the first node
+        (2, 3, {1, 3, 5, 7, 9, 11}, 6),  # alone there
+    ],
+)
+def test_ranks_stay_beside_their_gpus_and_share_the_cores(
+    gpu: int,
+    of: int,
+    near: set[int],
+    share: int,
+    machine: set[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take(monkeypatch, gpu=gpu, of=of)
+    assert machine == near
+    assert torch.get_num_threads() == own_cores() == share
+
+
+def test_cores_are_shared_without_binding_too(
+    machine: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(monkeypatch, gpu=1, of=4, beside=False)
+    assert machine == set(range(12)) and torch.get_num_threads() == own_cores() == 3
+
+
+def test_one_process_keeps_all_cores(machine: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    take(monkeypatch, gpu=1, of=1)
+    assert machine == set(range(12)) and torch.get_num_threads() == before and own_cores() == 12
+
+
+@pytest.mark.parametrize("given", ["1", "5"])
+def test_the_users_threads_are_kept(
+    given: str, machine: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 is what torchrun sets where the user says nothing."""
+    torch.set_num_threads(5)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    take(monkeypatch, gpu=0, of=4)
+    assert torch.get_num_threads() == {"1": 3, "5": 5}[given]
+
+
+@pytest.mark.parametrize("trouble", ["unknown", "hidden", "elsewhere", "old torch"])
+def test_no_binding_is_one_warning(
+    trouble: str,
+    machine: set[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    node = tmp_path / "bus/pci/devices/0001:0a:00.0/numa_node"
+    match trouble:
+        case "unknown":
+            node.write_text("-1\n")
+        case "hidden":
+            node.unlink()
+        case "elsewhere":
+            machine -= {0, 2, 4, 6, 8, 10}
+        case "old torch":
+            monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace())
+    before = set(machine)
+    with caplog.at_level(logging.WARNING):
+        take(monkeypatch, gpu=0, of=2)
+        assert own_cores() == len(before) // 2
+        monkeypatch.delenv("FASTSIAM_CORES")
+        if trouble != "elsewhere":
+            take(monkeypatch, gpu=1, of=2)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("ranks stay on all cores") and machine == before
+
+
+def test_real_cores_can_be_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On this machine: all threads of a process of its own move to one core."""
+    own = min(os.sched_getaffinity(0))
+    for node in range(2):
+        folder = tmp_path / f"devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{own}\n")
+    script = f"""
+import os, threading, time
+from pathlib import Path
+from fastsiam.distributed import cores
+cores._SYSTEM, cores._node_of = Path({str(tmp_path)!r}), lambda gpu: 1
+cores.torch.cuda.device_count = lambda: 2
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+assert cores._move_beside_gpu(0, 2) == 2
+assert all(os.sched_getaffinity(int(t)) == {{{own}}} for t in os.listdir("/proc/self/task"))
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(("ranks", "given", "expected"), [(4, "", 3), (1, "", 12), (4, "7", 7)])
+def test_compilers_are_shared_out(
+    ranks: int,
+    given: str,
+    expected: int,
+    machine: set[int],
+    small: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", given)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    with inductor.patch(compile_threads=inductor.decide_compile_threads()), compiling(small):
+        assert inductor.compile_threads == expected
+
+
+def test_the_launcher_starts_one_rank_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are each rank's own affair: nothing is set for all of them."""
+    calls: list[tuple[Any, ...]] = []
+
+    def elastic_launch(config: api.LaunchConfig, entrypoint: str) -> Any:
+        return lambda *arguments: calls.append((config, entrypoint, arguments, dict(os.environ)))
+
+    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    before = dict(os.environ)
+    assert launch(8, ["train", "--gpus", "8"]) == 0
+    ((config, entrypoint, arguments, environment),) = calls
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (1, 1, 8)
+    assert config.max_restarts == 0 and config.numa_options is None
+    assert (entrypoint, *arguments) == (
+        sys.executable, "-m", "fastsiam", "train", "--gpus", "8",
+    )  # fmt: skip
+    assert environment == before | {"PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default group, BN's, and that of the votes to stop; NCCL's a little longer."""
+    groups: list[dict[str, Any]] = []
+
+    def note(*backend: Any, **settings: Any) -> None:
+        groups.append({"given": next(iter(backend), settings.pop("backend", None)), **settings})
+
+    monkeypatch.setattr(dist, "init_process_group", note)
+    monkeypatch.setattr(dist, "new_group", note)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(place, "take_cores", lambda device, beside_gpu: None)
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    here = start(RunConfig(gpus=4, rank_timeout=5))
+    StopSignals(here)
+    bn_group(here, NumericsConfig(sync_bn_ranks=2))
+    host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
+    first: dict[str, Any] = {"given": "gloo", "timeout": host}
+    if device == "cuda":
+        first = {
+            "given": "cuda:nccl,cpu:gloo",
+            "timeout": chip,
+            "device_id": torch.device("cuda", 1),
+        }
+    assert groups == [
+        first,
+        {"given": "gloo", "timeout": host},
+        {"given": [0, 1], "timeout": chip},
+        {"given": [2, 3], "timeout": chip},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("there", "gpus", "world", "worker", "line"),
+    [
+        (8, 1, 1, False, "8 GPUs here, training on 1: --gpus 8 uses all"),
+        (8, 4, 4, True, "8 GPUs here, training on 4: --gpus 8 uses all"),
+        (8, 8, 8, True, ""),
+        (1, 1, 1, False, ""),
+        (8, 1, 1, True, ""),  # torchrun --nproc-per-node 1
+        (8, 1, 4, True, ""),  # torchrun --nproc-per-node 4
+    ],
+)
+def test_idle_gpus_are_mentioned(
+    there: int,
+    gpus: int,
+    world: int,
+    worker: bool,
+    line: str,
+    small: TrainConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if worker:
+        monkeypatch.setenv("LOCAL_RANK", "0")
+    config = with_settings(small, gpus=gpus)
+    assert _idle_gpus(config, Place(0, world, torch.device("cuda", 0))) == line
+    assert not _idle_gpus(config, Place(0, world, torch.device("cpu")))

@@ -1,0 +1,179 @@
+"""A rank that fails in mid-run ends the whole run, soon, with a word of what happened.
+
+The run waits ten minutes for a rank that is late, if not told otherwise; the tests less.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import api
+
+from fastsiam import cli
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import launch, peer_is_gone, peer_is_late
+from tests.conftest import fastsiam, flags, with_settings
+
+FAULTS = str(Path(__file__).parents[1] / "faults")
+PATIENCE = 240
+"""Seconds for starting on a busy machine and for ending; far below the run's own ten minutes."""
+
+
+LATE = (
+    r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+\) for another rank, "
+    r"which did not come in time: .* --rank-timeout"
+)
+CASES = pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        (
+            "error",
+            1,
+            r"rank 1 ended by an unexpected error\nTraceback (?s:.*)\nZeroDivisionError: ",
+        ),
+        ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
+        ("hang", 1, LATE),
+    ],
+)
+
+
+@CASES
+def test_a_failing_rank_ends_the_run(
+    fault: str, code: int, said: str, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_failing_run(small, fault, code, said, monkeypatch)
+
+
+def check_failing_run(
+    config: TrainConfig, fault: str, code: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run two ranks, the last of which fails in mid-run; one of them says what happened, once."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("FAULT", fault)
+    monkeypatch.setenv("FAULT_RANK", "1")
+    config = with_settings(config, gpus=2, knn_every=0)
+    if fault == "hang":
+        config = with_settings(config, rank_timeout=8.0)
+    written = fastsiam("train", *flags(config), code=code, timeout=PATIENCE).stderr
+    assert len(re.findall(said, written)) == 1, written
+    assert written.count("Traceback") == (fault == "error")
+
+
+class Left(Exception):
+    """What a rank's exit raises here."""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "printed"),
+    [
+        (ValueError("a bug"), 1, "ValueError: a bug"),
+        (SystemExit(2), 2, None),
+        (SystemExit(130), 130, None),
+        (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
+        (RuntimeError("gloo: Connection closed by peer [127.0.0.1]"), 1, None),
+        (dist.DistBackendError("NCCL error: unhandled cuda error"), 1, "unhandled cuda error"),
+        (dist.DistStoreError("wait timeout after 3000ms, keys: /x"), 1, "error on rank 3: waited"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_rank_leaves_at_once(
+    ending: BaseException,
+    code: int,
+    printed: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By ``os._exit``, with the exit code that the interpreter would have chosen."""
+    codes: list[int] = []
+
+    def app() -> None:
+        raise ending
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        raise Left
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(Left):
+        cli.main()
+    assert codes == [code]
+    written = capsys.readouterr().err
+    assert (printed in written) if printed else not written
+
+
+@pytest.mark.parametrize("ending", [SystemExit(0), SystemExit(None)])
+def test_a_rank_that_is_done_leaves_as_others_do(
+    ending: SystemExit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def app() -> None:
+        raise ending
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("left at once"))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(SystemExit):
+        cli.main()
+
+
+def test_errors_that_come_from_no_exchange_are_nobodys_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for text in ("DataLoader timed out after 5 seconds", "a file: broken pipe", "anything"):
+        assert not peer_is_gone(RuntimeError(text)) and not peer_is_late(RuntimeError(text))
+    late = dist.DistStoreError("Timed out after 4 seconds waiting for clients. 1/2 clients joined.")
+    assert peer_is_late(late).startswith("waited for another rank") and not peer_is_gone(late)
+    monkeypatch.delenv("LOCAL_RANK")
+    assert not peer_is_late(late)
+
+
+@pytest.mark.parametrize(
+    ("failures", "code", "word"),
+    [
+        ({0: (1, 0)}, 1, ""),
+        ({1: (2, 0), 0: (-signal.SIGTERM, 0)}, 2, ""),
+        ({0: (1, 0), 1: (-signal.SIGKILL, 0)}, 137, "rank 1 was ended by SIGKILL"),
+        ({2: (-signal.SIGABRT, 5), 0: (1, 5)}, 134, "rank 2 was ended by SIGABRT: by NCCL"),
+        ({0: (1, 0), 1: (-signal.SIGKILL, 30)}, 1, ""),
+        ({1: (-signal.SIGTERM, 0)}, 143, "rank 1 was ended by SIGTERM"),
+    ],
+)
+def test_the_exit_code_is_the_first_failures(
+    failures: Mapping[int, tuple[int, int]],
+    code: int,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Failures by rank: the process's exit code, and the second in which it was seen.
+
+    After half a minute torch's launcher kills those that do not end; it began with SIGTERM.
+    """
+
+    class Failing(ChildFailedError):
+        def __init__(self) -> None:
+            self.failures: Any = {
+                rank: SimpleNamespace(exitcode=exit, timestamp=at)
+                for rank, (exit, at) in failures.items()
+            }
+
+    def run(*_: str) -> None:
+        raise Failing
+
+    monkeypatch.setattr(api, "elastic_launch", lambda config, entrypoint: run)
+    monkeypatch.setenv("PYTHONPATH", "")  # launching sets it
+    assert launch(3, ["train"]) == code
+    written = capsys.readouterr().err
+    assert word in written if word else not written

@@ -1,0 +1,120 @@
+"""Ranks on GPUs: two of them equal one with the whole batch, and a failing one ends the run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fastsiam.config import RunConfig, TrainConfig
+from fastsiam.distributed import finish, gather_uneven, meet, start
+from fastsiam.training.log import read_metrics
+from tests import rank_jobs
+from tests.conftest import ROOT, fastsiam, flags, with_settings
+from tests.distributed.test_distributed import check_joint_bn, check_same_training
+from tests.distributed.test_failing_ranks import CASES, check_failing_run
+
+pytestmark = pytest.mark.gpu
+
+Ranks = Callable[[str, int], list[Any]]
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.fixture(autouse=True)
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKS_ON", "cuda")
+
+
+@two_gpus
+@pytest.mark.parametrize("job", ["steps", "compiled_steps"])
+def test_ranks_equal_one_process_with_the_joint_batch(job: str, ranks: Ranks) -> None:
+    """Loss, gradients, weights and BN statistics of three steps, by DDP and SyncBN over NCCL."""
+    model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
+    check_same_training(ranks(job, 2), rank_jobs.steps(0, 1, **model))
+
+
+@two_gpus
+def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
+    check_joint_bn(ranks("sync_bn", 2))
+
+
+@two_gpus
+def test_tensors_and_signals_pass_between_gpus(ranks: Ranks) -> None:
+    expected = torch.tensor([[1.0, 1.0]] * 3)
+    assert all(torch.equal(result, expected) for result in ranks("uneven", 2))
+    verdicts = ranks("stop", 2)
+    assert verdicts[0] == verdicts[1] and verdicts[0][-1] == signal.SIGTERM
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
+def test_groups_share_statistics_among_themselves(ranks: Ranks) -> None:
+    """The groups are split off the communicator of all: ranks of other groups take part in it."""
+    assert [float(mean) for mean in ranks("groups", 4)] == [0.5, 0.5, 2.5, 2.5]
+
+
+@two_gpus
+@CASES
+def test_a_failing_rank_ends_the_run(
+    fault: str, code: int, said: str, gpu: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one waits for the device, only NCCL can notice that another hangs, and aborts.
+
+    A compiled step does not wait, nor does the run before a line of its log is due.
+    """
+    if fault == "hang":
+        gpu = with_settings(gpu, compile="on", log_every=100)
+    check_failing_run(gpu, fault, code, said, monkeypatch)
+
+
+@two_gpus
+def test_a_run_on_two_gpus_is_that_on_one(gpu: TrainConfig, tmp_path: Path) -> None:
+    """The first losses of the real command line, from the same images and draws."""
+    losses = []
+    for gpus in (1, 2):
+        config = with_settings(
+            gpu, gpus=gpus, max_steps=4, knn_every=0, precision="fp32", tf32=False,
+            out=str(tmp_path / f"on-{gpus}"),
+        )  # fmt: skip
+        fastsiam("train", *flags(config))
+        losses.append([line["loss"] for line in read_metrics(Path(config.run.out))])
+    assert len(losses[0]) == 4 and losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_one_rank_meets_itself_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL connects at once; groups split off it, and gloo's beside it, work."""
+    around = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    for name, value in (around | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}).items():
+        monkeypatch.setenv(name, str(value))
+    place = start(RunConfig(device="cuda", rank_timeout=30))
+    assert place.device == torch.device("cuda", 0) and not dist.is_initialized()
+    meet(place)
+    try:
+        assert gather_uneven(torch.ones(3, device=place.device)).tolist() == [1, 1, 1]
+        groups: Any = (
+            (dist.new_group([0], timeout=place.device_timeout), place.device),
+            (dist.new_group(backend="gloo", timeout=place.timeout), "cpu"),
+        )
+        for group, device in groups:
+            value = torch.full((2,), 3.0, device=device)
+            dist.all_reduce(value, group=group)
+            assert value.tolist() == [3, 3]
+    finally:
+        finish()
+
+
+def test_a_run_that_torchrun_started(gpu: TrainConfig, tmp_path: Path) -> None:
+    """One rank; its exit code is torchrun's."""
+    config = with_settings(gpu, knn_every=0, max_steps=2, out=str(tmp_path / "run"))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [*torchrun, "--nproc-per-node", "1", "-m", "fastsiam", "train", *flags(config)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "--gpus" not in done.stdout  # whoever started it chose the GPUs
+    assert len(read_metrics(tmp_path / "run")) == 2
