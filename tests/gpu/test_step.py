@@ -49,7 +49,7 @@ def test_a_step_never_waits_for_the_device(
         dtype=autocast_type(config.numerics.precision, place.device),
     )
     finite, batches = FiniteCheck(place.device), loader.epoch(0)
-    for _ in range(3):  # CUDA graphs are recorded in the second step
+    for _ in range(3):  # the loader's kernels, the optimizer's state
         step(next(batches), at=0)
     batches = loader.epoch(1)
     torch.cuda.set_sync_debug_mode("error")
@@ -113,3 +113,44 @@ def test_a_compiled_step_is_the_eager_one(gpu: TrainConfig) -> None:
         curves.append([step(batch, at=0)[0].item() for batch in batches])
     for curve in curves[1:]:
         np.testing.assert_allclose(curve, curves[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_nothing_is_recorded_after_prepare(
+    precision: str, gpu: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaders' threads may do what a recording forbids; also after a checkpoint was loaded."""
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    done: list[str] = []
+    for name in ("run_eager", "record_function", "execute_node"):  # warm up, record, replay
+        original = getattr(CUDAGraphTreeManager, name)
+
+        def noting(*args: Any, name: str = name, original: Any = original) -> Any:
+            done.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(CUDAGraphTreeManager, name, noting)
+    config = with_settings(gpu, precision=precision, compile="on", cuda_graphs=True)
+    place = Place(0, 1, torch.device("cuda", 0))
+    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
+    assert "cannot" not in step.prepare()
+    assert done == ["run_eager"] * 2 + ["record_function"] * 2 + ["execute_node"] * 2
+    step.load(**copy.deepcopy(step.state()))
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=8,
+        device=place.device,
+        dtype=autocast_type(config.numerics.precision, place.device),
+    )
+    done.clear()
+    for epoch in range(2):
+        for number, batch in enumerate(loader.epoch(epoch)):
+            loss, embedding = step(batch, at=3 * epoch + number)
+        assert loss.isfinite() and embedding.isfinite().all()
+        step.method.eval()
+        with torch.no_grad():  # an evaluation in between
+            step.method.backbone(batch.view1)
+        step.method.train()
+    assert done == ["execute_node"] * 2 * 6
