@@ -17,6 +17,7 @@ from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
+from fastsiam.training.clock import Clock
 from fastsiam.training.numerics import FiniteCheck, autocast_type
 from fastsiam.training.step import TrainingStep
 from tests.conftest import with_settings
@@ -48,18 +49,21 @@ def test_a_step_never_waits_for_the_device(
         device=place.device,
         dtype=autocast_type(config.numerics.precision, place.device),
     )
-    finite, batches = FiniteCheck(place.device), loader.epoch(0)
+    finite, batches, clock = FiniteCheck(place.device), loader.epoch(0), Clock(device=place.device)
     for _ in range(3):  # the loader's kernels, the optimizer's state
         step(next(batches), at=0)
     batches = loader.epoch(1)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for number, batch in enumerate(batches, start=1):
+        clock.resume()
+        for number, batch in enumerate(clock.over(batches), start=1):
             loss, _ = step(batch, at=number)
             finite.note(number, loss)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert finite.verdict() is None
+    clock.pause()
+    assert 0 < clock.read(8)["data_wait"] < 1
 
 
 @pytest.mark.parametrize(("views", "compiled"), [(1, False), (2, False), (1, True), (2, True)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fastsiam.errors import FastSiamError, TrainingError
+from fastsiam.training import clock
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
 from fastsiam.training.log import MetricsLog, read_metrics
@@ -77,20 +78,82 @@ def test_finite_check_names_the_first_bad_step() -> None:
     assert check.verdict() == 3
 
 
-def test_clock_tells_waiting_from_working() -> None:
-    def slow() -> object:
-        for i in range(5):
-            time.sleep(0.02)
-            yield i
+class Times:
+    """A host's clock and a GPU's, which does what it is given later, one thing after the other."""
 
-    clock = Clock(seconds=100.0)
-    for _ in clock.over(slow()):  # type: ignore[arg-type]
-        time.sleep(0.02)
-    time.sleep(0.2)  # a pause: not training
-    reading = clock.read(8)
-    assert 0.3 < reading["data_wait"] < 0.7
-    assert 100.19 < reading["seconds"] < 100.4
-    assert reading["images_per_second"] == pytest.approx(40 / (reading["seconds"] - 100), rel=0.01)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.busy_until = 0.0
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(clock, "_cuda_event", lambda: GpuEvent(self))
+
+    def launch(self, seconds: float) -> None:
+        self.busy_until = max(self.now, self.busy_until) + seconds
+
+
+class GpuEvent:
+    def __init__(self, times: Times) -> None:
+        self._times, self.at = times, math.nan
+
+    def record(self) -> None:
+        self.at = max(self._times.now, self._times.busy_until)
+
+    def query(self) -> bool:
+        return self.at <= self._times.now
+
+    def synchronize(self) -> None:
+        self._times.now = max(self._times.now, self.at)
+
+    def elapsed_time(self, later: GpuEvent) -> float:
+        assert self.query() and later.query(), "it would have to wait"
+        return 1000 * (later.at - self.at)
+
+
+@pytest.mark.parametrize(
+    ("device", "load", "work", "waited"),
+    [
+        ("cuda", 3.0, 1.0, 3.25 + 5 * (3.0 - 1.0)),  # from a step's end to the next batch's
+        ("cuda", 0.5, 2.0, 0.75 + 5 * 0.25),
+        ("cpu", 3.0, 1.0, 6 * 3.25),
+        ("cpu", 0.5, 2.0, 6 * 0.75),
+    ],
+)
+def test_clock_tells_waiting_from_working(
+    device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose queue holds two steps blocks the host in the loader's launches, for nothing."""
+    times = Times(monkeypatch)
+    finish = 0.25  # seconds by which the batch is augmented, where the model runs
+
+    def batches() -> Iterator[int]:
+        for number in range(6):
+            if device == "cuda":
+                times.now = max(times.now, times.busy_until - 2 * work)  # the queue is full
+            times.now += load
+            if device == "cuda":
+                times.launch(finish)
+            else:
+                times.now += finish
+            yield number
+
+    own = Clock(seconds=100.0, device=torch.device(device))
+    own.resume()
+    for _ in own.over(batches()):
+        if device == "cuda":
+            times.launch(work)
+        else:
+            times.now += work
+    times.now = max(times.now, times.busy_until)
+    own.pause()
+    ran = times.now
+    times.now += 50  # a pause: not training
+    reading = own.read(8)
+    assert reading["data_wait"] * ran == pytest.approx(waited)
+    assert reading["seconds"] == pytest.approx(100 + ran)
+    assert reading["images_per_second"] == pytest.approx(48 / ran)
+    own.resume()
+    times.now += 1
+    own.pause()
+    assert own.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
 
 
 def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
