@@ -172,7 +172,10 @@ class MonitorConfig:
     eval_resize: int = 256
     """Shorter side, in pixels, before the central crop that evaluation takes."""
     on_collapse: Literal["warn", "stop"] = "warn"
-    """What to do when the representation collapses."""
+    (
+        "What to do when the representation collapses. On GPUs it is known some steps later, "
+        "so stop takes these too."
+    )
 
     def __post_init__(self) -> None:
         require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")

@@ -12,22 +12,6 @@ import torch
 T = TypeVar("T")
 
 
-class Event(Protocol):
-    """A point in the work of a GPU, as ``torch.cuda.Event`` with timing."""
-
-    def record(self) -> None:
-        """Put it behind what the current stream was given so far."""
-
-    def query(self) -> bool:
-        """Tell whether the GPU has come to it; does not wait."""
-
-    def synchronize(self) -> None:
-        """Wait until the GPU has come to it."""
-
-    def elapsed_time(self, later: Event) -> float:
-        """Return the milliseconds between two that the GPU has come to."""
-
-
 class Clock:
     """Times the steps since the last reading and the part of them spent waiting for data.
 
@@ -127,9 +111,8 @@ class _HostWaits:
         return seconds
 
 
-def _cuda_event() -> Event:
-    event: Event = torch.cuda.Event(enable_timing=True)
-    return event
+def _cuda_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
 
 
 class _DeviceWaits:
@@ -137,7 +120,7 @@ class _DeviceWaits:
 
     def __init__(self) -> None:
         self._began = _cuda_event()
-        self._pairs: deque[tuple[Event, Event]] = deque()
+        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         """Those that the GPU may not have come to yet: as many as steps are in its queue."""
         self._seconds = 0.0
 
@@ -161,4 +144,4 @@ class _DeviceWaits:
 
     def _add(self) -> None:
         began, ended = self._pairs.popleft()
-        self._seconds += began.elapsed_time(ended) / 1000
+        self._seconds += began.elapsed_time(ended) / 1000  # of milliseconds

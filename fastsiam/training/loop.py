@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -74,6 +74,7 @@ def train(
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
+                points.settle()  # loaders may fork here, which threads at work do not go well with
                 epoch, skip = divmod(step, per_epoch)
                 if evaluations.due(step):
                     if step:
@@ -100,6 +101,7 @@ def train(
                         points.log(step, loss, embedding)
                     clock.pause()
                     if save_due:
+                        points.settle()
                         saver.save(step)
                     if signalled:
                         raise _interrupted(signalled, step, saver.path)
@@ -117,11 +119,12 @@ def train(
     except FastSiamError as error:
         if place.world == 1:  # the other ranks know nothing of it: no saving together
             points.check_finite(step, saved=saver)
+            points.settle()
             error.add_note(f"saved {saver.save(step)} at step {step:,}")
         raise
     finally:
-        if log:
-            log.close()
+        with closing(log) if log else nullcontext():
+            points.close()
     return saver.path
 
 

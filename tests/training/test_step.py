@@ -245,7 +245,8 @@ def test_compiling_leaves_no_trace(cuda_graphs: bool, monkeypatch: pytest.Monkey
     config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=cuda_graphs)
     method = rank_jobs.make_method()
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    generator, seen, forward = torch.get_rng_state(), [], TrainingStep._forward
+    generator, forward = torch.get_rng_state(), TrainingStep._forward
+    seen: list[Tensor] = []
 
     def noting(step: TrainingStep, batch: Batch) -> Output:
         seen.extend(batch.views)
