@@ -161,10 +161,9 @@ class MonitorConfig:
     """Monitoring: quality and collapse while the run goes on."""
 
     knn_every: int = 1
-    (
-        "Epochs between kNN evaluations (before the first epoch too); 0 turns them off. "
-        "Needs train/ and val/ or test/."
-    )
+    """Epochs between kNN evaluations; 0 turns them off. Needs train/ and val/ or test/."""
+    knn_first: bool = True
+    """Evaluate before the first epoch too, which reads the whole training set once more."""
     knn_k: int = 200
     """Neighbours that vote (the authors' monitor: 200)."""
     knn_temperature: float = 0.2

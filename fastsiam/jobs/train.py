@@ -37,6 +37,10 @@ from fastsiam.training.optim import peak_lr
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 
+_KNN_BATCH = {"cuda": 1024, "cpu": 256}
+"""Images that the kNN monitor takes through the backbone at a time: forward only, a GPU has room
+for more than in training, and one batch after the other costs it launches."""
+
 
 def preflight(config: TrainConfig, *, world: int) -> None:
     """Refuse what cannot work, before a process or a worker starts.
@@ -206,7 +210,11 @@ def _monitor(
         return None
     try:
         bank, queries = labelled_loaders(
-            config.data, config.augment, resize=config.monitor.eval_resize, place=place
+            config.data,
+            config.augment,
+            resize=config.monitor.eval_resize,
+            place=place,
+            batch=_KNN_BATCH[place.device.type],
         )
     except DataError as error:
         console.say(f"no kNN monitor: {error}")

@@ -65,7 +65,7 @@ def train(
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     clock = Clock(0.0 if start is None else start.seconds, device=place.device)
     saver = Saver(run, take_step, clock=clock, images=loader.images, start=start)
-    evaluations = Evaluations(knn, every=config.monitor.knn_every, step=take_step, console=console)
+    evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
     log = metrics_log(run, take_step, done=step, evaluates_again=evaluations.due(step))
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:

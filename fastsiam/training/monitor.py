@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fastsiam.config import MonitorConfig
 from fastsiam.console import Console
 from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import TrainingError
@@ -197,26 +198,34 @@ def works_beside(device: torch.device) -> bool:
 
 
 class Evaluations:
-    """Evaluates the features every so many epochs, before the first and after the last too.
+    """Evaluates the features every so many epochs, and after the last.
 
     Args:
         evaluate: the evaluation; None if there is none.
-        every: epochs between two; 0 turns them off.
+        config: how often.
         step: the training step.
         console: where rank 0 says what was found.
     """
 
     def __init__(
-        self, evaluate: Evaluate | None, *, every: int, step: TrainingStep, console: Console
+        self,
+        evaluate: Evaluate | None,
+        *,
+        config: MonitorConfig,
+        step: TrainingStep,
+        console: Console,
     ) -> None:
-        self._evaluate = evaluate if every else None
-        self._every, self._step, self._console = every, step, console
+        self._evaluate = evaluate if config.knn_every else None
+        self._config, self._step, self._console = config, step, console
 
     def due(self, done: int) -> bool:
         """Tell whether it is time for one, after so many steps."""
         epoch, within = divmod(done, self._step.steps_per_epoch)
-        at_end = done == self._step.total
-        return self._evaluate is not None and not within and (epoch % self._every == 0 or at_end)
+        if self._evaluate is None or within:
+            return False
+        if not epoch:
+            return self._config.knn_first
+        return epoch % self._config.knn_every == 0 or done == self._step.total
 
     def run(self, done: int, log: MetricsLog | None) -> None:
         """Evaluate, and write and say what was found; every rank takes part."""

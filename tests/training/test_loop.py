@@ -24,8 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
+from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, TrainingError
+from fastsiam.jobs import train as job
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
@@ -356,6 +358,38 @@ def test_lines_and_files_of_a_run(
     board = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert [step for step, _ in board] == list(range(1, 13))
     assert [value for _, value in board] == pytest.approx([line["loss"] for line in train_lines])
+
+
+def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
+    """Also where a run begins again because it was killed before its first checkpoint."""
+
+    def kinds(run: Path) -> str:
+        return "".join(line["kind"][0] for line in read_metrics(run))
+
+    run = train_here(with_settings(small, knn_first=False, max_steps=1), "imagenet")
+    assert kinds(run) == "t"
+    checkpoints.last(run).unlink()
+    assert kinds(train_here(with_settings(small, max_steps=1), "imagenet")) == "kt"
+    checkpoints.last(run).unlink()
+    later = with_settings(small, knn_first=False)
+    assert kinds(train_here(later, "imagenet")) == "k" + "t" * 6 + "k" + "t" * 6 + "k"
+
+
+@pytest.mark.parametrize(("device", "batch"), [("cpu", 256), ("cuda", 1024)])
+def test_the_monitor_takes_large_batches_on_a_gpu(
+    device: str, batch: int, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    open_loaders = job.labelled_loaders
+
+    def noting(*args: Any, batch: int, place: Place, **settings: Any) -> Any:
+        asked.append(batch)
+        return open_loaders(*args, batch=batch, place=CPU, **settings)
+
+    monkeypatch.setattr(job, "labelled_loaders", noting)
+    place = Place(0, 1, torch.device(device))
+    assert job._monitor(small, place, Console(quiet=True), torch.float32)
+    assert asked == [batch]
 
 
 def test_resume_refuses_other_settings_and_never_overwrites(
