@@ -124,7 +124,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             _introduce(console, config, place, loader, dtype, run, start)
-        step = _prepared_step(config, place, loader, start, console)
+        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, run)
         monitor = _monitor(step.config, place, console, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from fastsiam.config import TrainConfig
+from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
 from fastsiam.training.clock import Clock
+from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck, autocast_type
 from fastsiam.training.step import TrainingStep
 from tests.conftest import with_settings
@@ -158,3 +161,29 @@ def test_nothing_is_recorded_after_prepare(
             step.method.backbone(batch.view1)
         step.method.train()
     assert done == ["execute_node"] * 2 * 6
+
+
+def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(gpu: TrainConfig) -> None:
+    place = Place(0, 1, torch.device("cuda", 0))
+    step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
+    clock = Clock(device=place.device)
+    points = LogPoints(step, log=None, console=Console(quiet=True), clock=clock, end=3)
+    loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
+    points.log(1, loss, z)  # what is set up once
+    points.settle()
+    torch.set_warn_always(True)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            points.note(2, loss)
+            assert not waits
+            points.check_finite(2, saved="nothing")
+            assert len(waits) == 1
+            points.log(2, loss, z)
+            points.settle()
+            assert len(waits) == 2
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.set_warn_always(False)
+        points.close()

@@ -28,6 +28,7 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, TrainingError
 from fastsiam.jobs import train as job
+from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
@@ -380,11 +381,10 @@ def test_the_monitor_takes_large_batches_on_a_gpu(
     device: str, batch: int, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    open_loaders = job.labelled_loaders
 
     def noting(*args: Any, batch: int, place: Place, **settings: Any) -> Any:
         asked.append(batch)
-        return open_loaders(*args, batch=batch, place=CPU, **settings)
+        return labelled_loaders(*args, batch=batch, place=CPU, **settings)
 
     monkeypatch.setattr(job, "labelled_loaders", noting)
     place = Place(0, 1, torch.device(device))
