@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
+from statistics import mean
 from typing import Any
 
 from fastsiam.bench.contest import Work
@@ -13,6 +13,7 @@ from fastsiam.bench.contestants.step import Fed, fed, step_of, steps_in_time
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.config import TrainConfig
 from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.training.clock import Clock
 from fastsiam.views.batch import Batch
 
 
@@ -35,8 +36,8 @@ class _Training:
         on_gpu = own.place.device.type == "cuda"
         self._warm, self.steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
         self._feed: Iterator[Batch] = iter(())
-        self._waited: list[float] = []
-        self._ran: list[float] = []
+        self._clock = Clock(device=own.place.device)
+        self._waits: list[float] = []
 
     def before(self) -> None:
         """Take the steps that come before the clock starts."""
@@ -47,20 +48,17 @@ class _Training:
 
     def run(self) -> None:
         """Take the steps that are timed."""
-        began, waited = time.perf_counter(), 0.0
-        for _ in range(self.steps):
-            asked = time.perf_counter()
-            batch = next(self._feed)
-            waited += time.perf_counter() - asked
+        self._clock.resume()
+        for batch in self._clock.over(islice(self._feed, self.steps)):
             self._stepper.take(batch)
         wait_for_gpu()
-        self._waited.append(waited)
-        self._ran.append(time.perf_counter() - began)
+        self._clock.pause()
+        self._waits.append(self._clock.read(self._own.config.optim.batch)["data_wait"])
 
     def facts(self) -> dict[str, Any]:
         """Return what is to be told of them; the first time, which warms up, does not count."""
         return self._own.facts | {
-            "data_wait": sum(self._waited[1:]) / sum(self._ran[1:]),
+            "data_wait": mean(self._waits[1:]),
             "steps": self.steps,
             "settings": self._stepper.settings,
         }

@@ -161,10 +161,9 @@ class MonitorConfig:
     """Monitoring: quality and collapse while the run goes on."""
 
     knn_every: int = 1
-    (
-        "Epochs between kNN evaluations (before the first epoch too); 0 turns them off. "
-        "Needs train/ and val/ or test/."
-    )
+    """Epochs between kNN evaluations; 0 turns them off. Needs train/ and val/ or test/."""
+    knn_first: bool = True
+    """Evaluate before the first epoch too, which reads the whole training set once more."""
     knn_k: int = 200
     """Neighbours that vote (the authors' monitor: 200)."""
     knn_temperature: float = 0.2
@@ -172,7 +171,10 @@ class MonitorConfig:
     eval_resize: int = 256
     """Shorter side, in pixels, before the central crop that evaluation takes."""
     on_collapse: Literal["warn", "stop"] = "warn"
-    """What to do when the representation collapses."""
+    (
+        "What to do when the representation collapses. On GPUs it is known some steps later, "
+        "so stop takes these too."
+    )
 
     def __post_init__(self) -> None:
         require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")

@@ -37,6 +37,10 @@ from fastsiam.training.optim import peak_lr
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 
+_KNN_BATCH = {"cuda": 1024, "cpu": 256}
+"""Images that the kNN monitor takes through the backbone at a time: forward only, a GPU has room
+for more than in training, and one batch after the other costs it launches."""
+
 
 def preflight(config: TrainConfig, *, world: int) -> None:
     """Refuse what cannot work, before a process or a worker starts.
@@ -120,7 +124,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             _introduce(console, config, place, loader, dtype, run, start)
-        step = _prepared_step(config, place, loader, start, console)
+        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, run)
         monitor = _monitor(step.config, place, console, dtype)
@@ -206,7 +210,11 @@ def _monitor(
         return None
     try:
         bank, queries = labelled_loaders(
-            config.data, config.augment, resize=config.monitor.eval_resize, place=place
+            config.data,
+            config.augment,
+            resize=config.monitor.eval_resize,
+            place=place,
+            batch=_KNN_BATCH[place.device.type],
         )
     except DataError as error:
         console.say(f"no kNN monitor: {error}")

@@ -113,8 +113,8 @@ class Method(nn.Module, ABC):
     def before_steps(self, batches: Iterable[Batch]) -> None:
         """See the next ``ahead`` steps' batches, fewer at an epoch's end, before they are taken.
 
-        They are loaded twice, and this first time counts as waiting for data. A run that is
-        resumed in between goes on with what the method kept in its buffers.
+        They are loaded twice, and this first time counts as training, not as waiting for data. A
+        run that is resumed in between goes on with what the method kept in its buffers.
 
         Args:
             batches: this rank's share of each.

@@ -37,8 +37,24 @@ def effective_rank(z: Tensor) -> Tensor:
         Scalar: exp of the entropy of the normalised singular values of the l2-normalised z (Roy and
         Vetterli 2007; RankMe, Garrido et al. 2023); between 1 and min(N, d).
     """
+    return rank_of_gram(gram(z))
+
+
+def gram(z: Tensor) -> Tensor:
+    """Return the products of the l2-normalised rows, or of their columns if these are fewer.
+
+    Args:
+        z: (N, d) projections; of more than 1024 rows the first 1024 are used.
+
+    Returns:
+        (n, n) float32 on the device of z, n = min(N, 1024, d): what ``rank_of_gram`` needs.
+    """
     z = F.normalize(z[:_RANK_ROWS].float(), dim=1)
-    gram = z @ z.T if z.shape[0] < z.shape[1] else z.T @ z
+    return z @ z.T if z.shape[0] < z.shape[1] else z.T @ z
+
+
+def rank_of_gram(gram: Tensor) -> Tensor:
+    """Return the effective rank of what has these products, (n, n) float32: a float64 scalar."""
     singular = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt()
     share = singular / singular.sum().clamp(min=1e-30)
     return torch.exp(-torch.xlogy(share, share).sum())

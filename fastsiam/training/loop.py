@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -63,9 +63,9 @@ def train(
     step, end = 0 if start is None else start.step, last_step(config, per_epoch)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    clock = Clock(0.0 if start is None else start.seconds)
+    clock = Clock(0.0 if start is None else start.seconds, device=place.device)
     saver = Saver(run, take_step, clock=clock, images=loader.images, start=start)
-    evaluations = Evaluations(knn, every=config.monitor.knn_every, step=take_step, console=console)
+    evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
     log = metrics_log(run, take_step, done=step, evaluates_again=evaluations.due(step))
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
@@ -74,13 +74,15 @@ def train(
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
+                points.settle()  # loaders may fork here, which threads at work do not go well with
                 epoch, skip = divmod(step, per_epoch)
                 if evaluations.due(step):
                     if step:
                         saver.save(step)  # it can take minutes, and a scheduler's patience less
                     evaluations.run(step, log)
                 method.train()
-                for batch in clock.over(_batches(loader, method, epoch, skip)):
+                clock.resume()
+                for batch in _batches(loader, method, epoch, skip, clock):
                     if step == first:  # kernels may have been compiled, data decoded
                         console.say(f"first batch after {time.monotonic() - began:.1f} s")
                     loss, embedding = take_step(batch, at=step)
@@ -99,12 +101,14 @@ def train(
                         points.log(step, loss, embedding)
                     clock.pause()
                     if save_due:
+                        points.settle()
                         saver.save(step)
                     if signalled:
                         raise _interrupted(signalled, step, saver.path)
                     if step == end:
                         break
                     clock.resume()
+                clock.pause()
         saver.save(step)
         if step == total and evaluations.due(step):
             evaluations.run(step, log)
@@ -115,22 +119,25 @@ def train(
     except FastSiamError as error:
         if place.world == 1:  # the other ranks know nothing of it: no saving together
             points.check_finite(step, saved=saver)
+            points.settle()
             error.add_note(f"saved {saver.save(step)} at step {step:,}")
         raise
     finally:
-        if log:
-            log.close()
+        with closing(log) if log else nullcontext():
+            points.close()
     return saver.path
 
 
-def _batches(loader: Loader, method: Method, epoch: int, skip: int) -> Iterator[Batch]:
+def _batches(
+    loader: Loader, method: Method, epoch: int, skip: int, clock: Clock
+) -> Iterator[Batch]:
     """Yield an epoch's batches; a method that looks ahead sees each stretch before it is taken.
 
     A stretch begins where ``ahead`` divides the step within the epoch. A run that is resumed in the
     middle of one goes on with what the method kept of it.
     """
     if not method.ahead:
-        yield from loader.epoch(epoch, skip=skip)
+        yield from clock.over(loader.epoch(epoch, skip=skip))
         return
     while skip < loader.steps:
         if skip % method.ahead == 0:
@@ -138,7 +145,7 @@ def _batches(loader: Loader, method: Method, epoch: int, skip: int) -> Iterator[
                 method.before_steps(islice(coming, method.ahead))
         stretch = method.ahead - skip % method.ahead
         with closing(loader.epoch(epoch, skip=skip)) as batches:  # type: ignore[type-var]
-            for batch in islice(batches, stretch):
+            for batch in clock.over(islice(batches, stretch)):
                 skip += 1
                 yield batch
 

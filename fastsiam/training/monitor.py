@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
+from fastsiam.config import MonitorConfig
 from fastsiam.console import Console
 from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import TrainingError
 from fastsiam.training.clock import Clock
-from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
+from fastsiam.training.collapse import CollapseGuard, gram, rank_of_gram, z_std
 from fastsiam.training.log import MetricsLog
-from fastsiam.training.numerics import FiniteCheck, all_finite
+from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
 
 
@@ -56,6 +60,10 @@ def metrics_log(
 class LogPoints:
     """Looks at the run every so many steps: loss, collapse, speed.
 
+    On a GPU the host finds the eigenvalues of the effective rank in a thread while training goes
+    on, so a line is written some steps after its own: at the first step that finds it done, or with
+    ``settle``. On a CPU, which has nothing else to do, it is written at once.
+
     Args:
         step: the training step; every rank looks together.
         log: where rank 0 writes; None on the others.
@@ -73,17 +81,32 @@ class LogPoints:
         clock: Clock,
         end: int,
     ) -> None:
-        config = step.config
+        config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
             step, log, console, clock, end,
         )  # fmt: skip
         self._batch = config.optim.batch
-        self._finite = FiniteCheck(step.place.device)
+        self._finite = FiniteCheck(place.device)
         self._guard = CollapseGuard(config.monitor.on_collapse, batch=self._batch)
+        stops = config.monitor.on_collapse == "stop"
+        self._judges = place.leads or stops
+        self._thread = (
+            ThreadPoolExecutor(1, "fastsiam-rank") if works_beside(place.device) else None
+        )
+        # Ranks stop together: at a step that all of them know, not when a thread is done.
+        self._settles_early = self._thread is None or place.world == 1 or not stops
+        self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
+        """The line that is still to be written, and its effective rank."""
 
     def note(self, done: int, loss: Tensor) -> None:
-        """Note a step's loss; does not wait for the device."""
+        """Note a step's loss; does not wait for the device, nor for the thread.
+
+        Raises:
+            TrainingError: the representation collapsed at the last log point, and the run shall
+                stop then.
+        """
         self._finite.note(done, loss)
+        self._settle_early()
 
     def check_finite(self, done: int, *, saved: object) -> None:
         """Refuse to go on after a loss or a weight that is not finite; waits for the device.
@@ -91,9 +114,8 @@ class LogPoints:
         Raises:
             TrainingError: names the first bad step, and says what is ``saved``.
         """
+        self._finite.note_weights(done, self._step.method)
         bad = self._finite.verdict()
-        if bad is None and not all_finite(self._step.method):
-            bad = done
         if bad is not None:
             raise TrainingError(
                 f"the loss is not finite at step {bad:,}; {saved}; "
@@ -101,50 +123,109 @@ class LogPoints:
             )
 
     def log(self, done: int, loss: Tensor, embedding: Tensor) -> None:
-        """Write and show the metrics after so many steps; waits for the device.
+        """Take the metrics after so many steps, to be written and shown; waits for the device.
+
+        Raises:
+            TrainingError: as ``settle``.
+        """
+        self.settle()
+        z = gather(embedding)
+        # The host waits once: when it has the two numbers, what was sent before is there as well.
+        products = gram(z).to("cpu", non_blocking=True)
+        numbers = torch.stack([mean_across_ranks(loss).double(), z_std(z).double()])
+        mean, spread = numbers.tolist()
+        self._clock.pause()
+        values = {
+            "step": done,
+            "epoch": done / self._step.steps_per_epoch,
+            "loss": mean,
+            "z_std": spread,
+            "rank": math.nan,  # until the line is written
+            "lr": self._step.lr,
+            **self._clock.read(self._batch),
+        }
+        if self._judges:
+            self._line = values, self._beside(rank_of_gram, products)
+            self._settle_early()
+
+    def settle(self) -> None:
+        """Write and show the line that is still to be written, if there is one; waits for it.
+
+        Before every checkpoint: what a resumed run finds in the log reaches up to its first step.
 
         Raises:
             TrainingError: the representation collapsed, and the run shall stop then.
         """
-        z = gather(embedding)
-        values = {
-            "step": done,
-            "epoch": done / self._step.steps_per_epoch,
-            "loss": mean_across_ranks(loss).item(),
-            "z_std": z_std(z).item(),
-            "rank": effective_rank(z).item(),
-            "lr": self._step.lr,
-        }
-        self._clock.pause()
-        values |= self._clock.read(self._batch)
+        if (values := self._write()) is None:
+            return
+        if warning := self._guard.check(values["step"], values["z_std"], values["rank"]):
+            self._console.warn(warning)
+
+    def close(self) -> None:
+        """Write what is still to be written, without a verdict, and end the thread."""
+        try:
+            self._write()
+        finally:
+            if self._thread:
+                self._thread.shutdown()
+
+    def _settle_early(self) -> None:
+        if self._settles_early and self._line and self._line[1].done():
+            self.settle()
+
+    def _write(self) -> dict[str, Any] | None:
+        if self._line is None:
+            return None
+        (values, rank), self._line = self._line, None
+        values["rank"] = rank.result().item()
         if self._log:
             self._log.write("train", values)
-        self._console.show(values, remaining=self._end - done, batch=self._batch)
-        if warning := self._guard.check(done, values["z_std"], values["rank"]):
-            self._console.warn(warning)
+        self._console.show(values, remaining=self._end - values["step"], batch=self._batch)
+        return values
+
+    def _beside(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> Future[Tensor]:
+        """Compute in the thread, or at once where there is none."""
+        if self._thread:
+            return self._thread.submit(function, argument)
+        done: Future[Tensor] = Future()
+        done.set_result(function(argument))
+        return done
+
+
+def works_beside(device: torch.device) -> bool:
+    """Tell whether the host is free for other work while a device trains."""
+    return device.type == "cuda"
 
 
 class Evaluations:
-    """Evaluates the features every so many epochs, before the first and after the last too.
+    """Evaluates the features every so many epochs, and after the last.
 
     Args:
         evaluate: the evaluation; None if there is none.
-        every: epochs between two; 0 turns them off.
+        config: how often.
         step: the training step.
         console: where rank 0 says what was found.
     """
 
     def __init__(
-        self, evaluate: Evaluate | None, *, every: int, step: TrainingStep, console: Console
+        self,
+        evaluate: Evaluate | None,
+        *,
+        config: MonitorConfig,
+        step: TrainingStep,
+        console: Console,
     ) -> None:
-        self._evaluate = evaluate if every else None
-        self._every, self._step, self._console = every, step, console
+        self._evaluate = evaluate if config.knn_every else None
+        self._config, self._step, self._console = config, step, console
 
     def due(self, done: int) -> bool:
         """Tell whether it is time for one, after so many steps."""
         epoch, within = divmod(done, self._step.steps_per_epoch)
-        at_end = done == self._step.total
-        return self._evaluate is not None and not within and (epoch % self._every == 0 or at_end)
+        if self._evaluate is None or within:
+            return False
+        if not epoch:
+            return self._config.knn_first
+        return epoch % self._config.knn_every == 0 or done == self._step.total
 
     def run(self, done: int, log: MetricsLog | None) -> None:
         """Evaluate, and write and say what was found; every rank takes part."""

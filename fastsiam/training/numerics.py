@@ -73,20 +73,22 @@ def keep_freed_memory() -> None:
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def all_finite(module: nn.Module) -> bool:
-    """Tell whether every parameter is a number; waits for the device."""
-    return bool(torch.stack([p.isfinite().all() for p in module.parameters()]).all())
-
-
 class FiniteCheck:
-    """Remembers the first step whose loss was not finite, on the device, without asking it."""
+    """Remembers the first step that left a number that is not finite, without asking the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._first = torch.full((), math.inf, device=device, dtype=torch.float64)
 
     def note(self, step: int, loss: Tensor) -> None:
         """Look at one step's loss; does not wait for it."""
-        at = torch.where(torch.isfinite(loss), math.inf, float(step))
+        self._note(step, torch.isfinite(loss))
+
+    def note_weights(self, step: int, module: nn.Module) -> None:
+        """Look at all parameters after a step; does not wait for it."""
+        self._note(step, torch.stack([p.isfinite().all() for p in module.parameters()]).all())
+
+    def _note(self, step: int, good: Tensor) -> None:
+        at = torch.where(good, math.inf, float(step))
         self._first = torch.minimum(self._first, at.to(self._first.dtype))
 
     def verdict(self) -> int | None:

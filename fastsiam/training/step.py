@@ -27,6 +27,10 @@ from fastsiam.training.numerics import autocast, autocast_type, memory_format_of
 from fastsiam.training.optim import build_optimizer, rates_at, set_rates
 from fastsiam.views.batch import Batch
 
+_RECORDING = 3
+"""Passes until CUDA graphs are there: the first warms up, the second records, the third replays
+(``CUDAGraphTreeManager`` in torch/_inductor/cudagraph_trees.py)."""
+
 
 class TrainingStep:
     """Takes optimizer steps: ``loss, embedding = step(batch, at=7)``; never waits for the device.
@@ -67,7 +71,9 @@ class TrainingStep:
     def prepare(self) -> str:
         """Put the model together, and compile it if the settings say so; every rank does.
 
-        Compiling takes a step that leaves no trace.
+        Compiling takes a step that leaves no trace, and CUDA graphs are recorded then. No loader
+        may be at work meanwhile: while a graph is recorded, no thread of a loader's (DALI has some)
+        may wait for the device or free its memory.
 
         Returns:
             A line for people: how long it took, or why the steps will be taken without it; empty
@@ -111,10 +117,7 @@ class TrainingStep:
         outputs: list[Output] = []
         for number, part in enumerate(parts, start=1):
             with self._deferring(number < len(parts)):
-                with span("forward"):
-                    output = self._forward(part)
-                with span("backward"):
-                    self.scaler.scale(output.loss / len(parts)).backward()
+                output = self._forward_and_backward(part, len(parts))
             total += output.loss.detach() / len(parts)
             outputs.append(output._replace(loss=output.loss.detach()))
         with span("optimizer"):
@@ -148,6 +151,13 @@ class TrainingStep:
             return self._model.no_sync()
         return contextlib.nullcontext()
 
+    def _forward_and_backward(self, part: Batch, parts: int) -> Output:
+        with span("forward"):
+            output = self._forward(part)
+        with span("backward"):
+            self.scaler.scale(output.loss / parts).backward()
+        return output
+
     def _forward(self, batch: Batch) -> Output:
         if self._is_compiled and self.config.step.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
@@ -161,7 +171,7 @@ class TrainingStep:
         """Compile the model; return why that fails, if it does."""
         try:
             self._assemble()
-            self._take_no_step()
+            self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
             return ""
         except (torch.OutOfMemoryError, dist.DistError):
             raise
@@ -177,25 +187,40 @@ class TrainingStep:
                 raise
             return first_line(error)
 
-    def _take_no_step(self) -> None:
-        """Go forward and backward on nothing, and leave everything as it was."""
-        images, device = self._images, self.place.device
-        sides = [view.crop for view in self.config.augment.views]
+    def _take_no_steps(self, count: int) -> None:
+        """Go forward and backward on noise, and leave everything as it was."""
+        batch = self._noise()
         buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
         try:
-            batch = Batch(  # a tensor each: one that comes twice makes another graph
-                tuple(
-                    torch.zeros(images, 3, s, s, dtype=self._dtype, device=device) for s in sides
-                ),
-                index=torch.zeros(images, dtype=torch.int64, device=device),
-                label=torch.full((images,), -1, device=device),
-            )
-            self._forward(batch).loss.backward()
+            for _ in range(count):
+                # Outputs live on in the backward pass, as a step's do: a graph that was recorded
+                # without them would be recorded again.
+                output = self._forward_and_backward(batch, 1)
+                self.method.zero_grad(set_to_none=True)
+                del output
         finally:
             self.method.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for name, buffer in self.method.named_buffers():
                     buffer.copy_(buffers[name])
+
+    def _noise(self) -> Batch:
+        """Return a batch of noise; torch's own generators stay untouched.
+
+        cuDNN times its kernels on it and chooses: on zeros, which take less power than images, all
+        are faster, some more than others.
+        """
+        images, device = self._images, self.place.device
+        generator = torch.Generator(device).manual_seed(0)
+        views = tuple(  # a tensor each: one that comes twice makes another graph
+            torch.randn(images, 3, s, s, dtype=self._dtype, device=device, generator=generator)
+            for s in (view.crop for view in self.config.augment.views)
+        )
+        return Batch(
+            views,
+            index=torch.zeros(images, dtype=torch.int64, device=device),
+            label=torch.full((images,), -1, device=device),
+        )
 
     @property
     def _images(self) -> int:

@@ -30,6 +30,20 @@ def test_training_runs_and_resumes(precision: str, gpu: TrainConfig, tmp_path: P
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])
+def test_cuda_graphs_beside_a_loader_at_work(
+    pipeline: str, gpu: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Workers' threads and DALI's would break a recording; the monitor loads at times as well."""
+    config = with_settings(
+        gpu, pipeline=pipeline, workers=1, compile="on", cuda_graphs=True, epochs=20, knn_every=5
+    )
+    lines = read_metrics(train_here(config, "imagenet"))
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 61))
+    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 5, 10, 15, 20]
+    assert "cannot be used" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("pipeline", ["torchvision", pytest.param("dali", marks=pytest.mark.dali)])
 def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> None:
     """kNN, linear evaluation and fine-tuning, in float32; DALI's crops differ by a level or so."""
     run = train_here(with_settings(gpu, max_steps=3, precision="fp32", tf32=False), "imagenet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from fastsiam.config import TrainConfig
+from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
+from fastsiam.training.clock import Clock
+from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck, autocast_type
 from fastsiam.training.step import TrainingStep
 from tests.conftest import with_settings
@@ -48,18 +52,21 @@ def test_a_step_never_waits_for_the_device(
         device=place.device,
         dtype=autocast_type(config.numerics.precision, place.device),
     )
-    finite, batches = FiniteCheck(place.device), loader.epoch(0)
-    for _ in range(3):  # CUDA graphs are recorded in the second step
+    finite, batches, clock = FiniteCheck(place.device), loader.epoch(0), Clock(device=place.device)
+    for _ in range(3):  # the loader's kernels, the optimizer's state
         step(next(batches), at=0)
     batches = loader.epoch(1)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for number, batch in enumerate(batches, start=1):
+        clock.resume()
+        for number, batch in enumerate(clock.over(batches), start=1):
             loss, _ = step(batch, at=number)
             finite.note(number, loss)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert finite.verdict() is None
+    clock.pause()
+    assert 0 < clock.read(8)["data_wait"] < 1
 
 
 @pytest.mark.parametrize(("views", "compiled"), [(1, False), (2, False), (1, True), (2, True)])
@@ -113,3 +120,70 @@ def test_a_compiled_step_is_the_eager_one(gpu: TrainConfig) -> None:
         curves.append([step(batch, at=0)[0].item() for batch in batches])
     for curve in curves[1:]:
         np.testing.assert_allclose(curve, curves[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_nothing_is_recorded_after_prepare(
+    precision: str, gpu: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaders' threads may do what a recording forbids; also after a checkpoint was loaded."""
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    done: list[str] = []
+    for name in ("run_eager", "record_function", "execute_node"):  # warm up, record, replay
+        original = getattr(CUDAGraphTreeManager, name)
+
+        def noting(*args: Any, name: str = name, original: Any = original) -> Any:
+            done.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(CUDAGraphTreeManager, name, noting)
+    config = with_settings(gpu, precision=precision, compile="on", cuda_graphs=True)
+    place = Place(0, 1, torch.device("cuda", 0))
+    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
+    assert "cannot" not in step.prepare()
+    assert done == ["run_eager"] * 2 + ["record_function"] * 2 + ["execute_node"] * 2
+    step.load(**copy.deepcopy(step.state()))
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=8,
+        device=place.device,
+        dtype=autocast_type(config.numerics.precision, place.device),
+    )
+    done.clear()
+    for epoch in range(2):
+        for number, batch in enumerate(loader.epoch(epoch)):
+            loss, embedding = step(batch, at=3 * epoch + number)
+        assert loss.isfinite() and embedding.isfinite().all()
+        step.method.eval()
+        with torch.no_grad():  # an evaluation in between
+            step.method.backbone(batch.view1)
+        step.method.train()
+    assert done == ["execute_node"] * 2 * 6
+
+
+def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(gpu: TrainConfig) -> None:
+    place = Place(0, 1, torch.device("cuda", 0))
+    step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
+    clock = Clock(device=place.device)
+    points = LogPoints(step, log=None, console=Console(quiet=True), clock=clock, end=3)
+    loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
+    points.log(1, loss, z)  # what is set up once
+    points.settle()
+    torch.set_warn_always(True)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            points.note(2, loss)
+            assert not waits
+            points.check_finite(2, saved="nothing")
+            assert len(waits) == 1
+            points.log(2, loss, z)
+            points.settle()
+            assert len(waits) == 2
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.set_warn_always(False)
+        points.close()

@@ -212,6 +212,15 @@ def test_every_pass_is_the_same(
         assert all(equal(a, b) for a, b in zip(loader, first, strict=True))
 
 
+def test_crops_are_kept_where_the_network_is(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device without memory, which shows what goes where."""
+    monkeypatch.setattr(central, "normalized", lambda crops, _: crops.permute(0, 3, 1, 2).float())
+    loader = build("torchvision", images / "train", device="meta")
+    assert isinstance(loader, central.CentralCrops)
+    assert [batch.image.device.type for batch in loader] == ["meta"] * 3
+    assert {(kept.device.type, kept.dtype) for kept in loader._kept} == {("meta", torch.uint8)}
+
+
 @pytest.mark.parametrize("name", FAST)
 def test_breaking_off_ends_the_threads(name: str, images: Path) -> None:
     def threads() -> int:  # one that is joined is still listed for a moment

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,13 +24,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
+from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError, DataError, TrainingError
+from fastsiam.jobs import train as job
+from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
+from fastsiam.training import monitor
+from fastsiam.training.collapse import rank_of_gram
 from fastsiam.training.log import read_metrics
 from fastsiam.training.loop import train
+from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
@@ -121,6 +128,70 @@ def test_a_killed_and_resumed_run_is_bit_identical(
         assert same_state(state.model, expected.model), kill_at
         assert same_state(state.optimizer, expected.optimizer), kill_at
         assert history(run) == history(whole), kill_at
+
+
+@pytest.fixture
+def slow_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a thread find them, as on a GPU, longer than a step takes."""
+
+    def slow(gram: Tensor) -> Tensor:
+        time.sleep(0.05)
+        return rank_of_gram(gram)
+
+    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "rank_of_gram", slow)
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_lines_that_come_late_are_neither_lost_nor_doubled(
+    log_every: int, small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Killed between a log point and its line, whose checkpoint is there already, and resumed."""
+    config = with_settings(small, save_every=2, log_every=log_every)
+    whole = history_of(config, tmp_path / "whole")
+    request.getfixturevalue("slow_eigenvalues")
+    assert history_of(config, tmp_path / "late") == whole
+    for kill_at in (3, 5, 10):
+        run = tmp_path / f"killed{kill_at}"
+
+        def kill(step: int, batch: Batch, at: int = kill_at) -> None:
+            if step == at:
+                raise Killed
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(LogPoints, "close", lambda points: None)  # nothing is written any more
+            run_once(config, run, before=kill)
+        start = checkpoints.load(run)
+        assert start.step == kill_at // 2 * 2
+        saved = [line for line in whole if line[0] <= start.step]
+        assert history(run)[: len(saved)] == saved
+        run_once(config, run, start=start)
+        assert history(run) == whole
+
+
+def test_training_goes_on_while_eigenvalues_are_found(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of step 2 is written after step 3, and before that of step 4."""
+    config = with_settings(small, batch=4, epochs=1, log_every=2)
+    expected = history_of(config, tmp_path / "at once")
+    run, found = tmp_path / "run", threading.Event()
+
+    def when_it_may(gram: Tensor) -> Tensor:
+        assert found.wait(60)
+        return rank_of_gram(gram)
+
+    def look(step: int, batch: Batch) -> None:
+        if step == 3:
+            assert not history(run)
+            found.set()
+        if step == 5:
+            assert history(run)[0] == expected[0]
+
+    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "rank_of_gram", when_it_may)
+    run_once(config, run, before=look)
+    assert found.is_set() and history(run) == expected and len(expected) == 3
 
 
 def test_the_resume_test_would_notice_another_order(small: TrainConfig, tmp_path: Path) -> None:
@@ -245,7 +316,12 @@ def test_plain_torchrun_works(small: TrainConfig, tmp_path: Path) -> None:
     assert len(read_metrics(tmp_path / "run")) == 3
 
 
-def test_lines_and_files_of_a_run(small: TrainConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_lines_and_files_of_a_run(
+    late: bool, small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if late:
+        request.getfixturevalue("slow_eigenvalues")
     run = train_here(small, "imagenet")
     assert run == tmp_path / "run"
     lines = read_metrics(run)
@@ -283,6 +359,37 @@ def test_lines_and_files_of_a_run(small: TrainConfig, tmp_path: Path) -> None:
     board = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert [step for step, _ in board] == list(range(1, 13))
     assert [value for _, value in board] == pytest.approx([line["loss"] for line in train_lines])
+
+
+def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
+    """Also where a run begins again because it was killed before its first checkpoint."""
+
+    def kinds(run: Path) -> str:
+        return "".join(line["kind"][0] for line in read_metrics(run))
+
+    run = train_here(with_settings(small, knn_first=False, max_steps=1), "imagenet")
+    assert kinds(run) == "t"
+    checkpoints.last(run).unlink()
+    assert kinds(train_here(with_settings(small, max_steps=1), "imagenet")) == "kt"
+    checkpoints.last(run).unlink()
+    later = with_settings(small, knn_first=False)
+    assert kinds(train_here(later, "imagenet")) == "k" + "t" * 6 + "k" + "t" * 6 + "k"
+
+
+@pytest.mark.parametrize(("device", "batch"), [("cpu", 256), ("cuda", 1024)])
+def test_the_monitor_takes_large_batches_on_a_gpu(
+    device: str, batch: int, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def noting(*args: Any, batch: int, place: Place, **settings: Any) -> Any:
+        asked.append(batch)
+        return labelled_loaders(*args, batch=batch, place=CPU, **settings)
+
+    monkeypatch.setattr(job, "labelled_loaders", noting)
+    place = Place(0, 1, torch.device(device))
+    assert job._monitor(small, place, Console(quiet=True), torch.float32)
+    assert asked == [batch]
 
 
 def test_resume_refuses_other_settings_and_never_overwrites(
@@ -419,10 +526,18 @@ def test_without_stop_gradient_the_solution_collapses(
         assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 2.5
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("on_collapse", ["stop", "warn"])
 def test_the_guard_speaks_up(
-    on_collapse: str, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    on_collapse: str,
+    late: bool,
+    small: TrainConfig,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if late:
+        request.getfixturevalue("slow_eigenvalues")
     config = with_settings(
         small,
         stop_gradient=False,

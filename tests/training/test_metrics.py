@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fastsiam.config import TrainConfig
+from fastsiam.console import Console
+from fastsiam.distributed import Place
 from fastsiam.errors import FastSiamError, TrainingError
+from fastsiam.training import clock, monitor
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
 from fastsiam.training.log import MetricsLog, read_metrics
+from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
+from tests.conftest import with_settings
 
 
 def test_measures_equal_float64_numpy() -> None:
@@ -75,22 +84,134 @@ def test_finite_check_names_the_first_bad_step() -> None:
         assert check.verdict() == (None if step <= 3 else 3)
         check.note(step, torch.tensor(loss))
     assert check.verdict() == 3
+    layer = torch.nn.Linear(2, 2)
+    check = FiniteCheck(torch.device("cpu"))
+    check.note_weights(7, layer)
+    assert check.verdict() is None
+    torch.nn.init.constant_(layer.bias, math.nan)
+    check.note_weights(8, layer)
+    assert check.verdict() == 8
 
 
-def test_clock_tells_waiting_from_working() -> None:
-    def slow() -> object:
-        for i in range(5):
-            time.sleep(0.02)
-            yield i
+class Times:
+    """A host's clock and a GPU's, which does what it is given later, one thing after the other."""
 
-    clock = Clock(seconds=100.0)
-    for _ in clock.over(slow()):  # type: ignore[arg-type]
-        time.sleep(0.02)
-    time.sleep(0.2)  # a pause: not training
-    reading = clock.read(8)
-    assert 0.3 < reading["data_wait"] < 0.7
-    assert 100.19 < reading["seconds"] < 100.4
-    assert reading["images_per_second"] == pytest.approx(40 / (reading["seconds"] - 100), rel=0.01)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.busy_until = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(clock, "_cuda_event", lambda: GpuEvent(self))
+
+    def launch(self, seconds: float) -> None:
+        self.busy_until = max(self.now, self.busy_until) + seconds
+
+
+class GpuEvent:
+    def __init__(self, times: Times) -> None:
+        self._times, self.at = times, math.nan
+
+    def record(self) -> None:
+        self.at = max(self._times.now, self._times.busy_until)
+
+    def query(self) -> bool:
+        return self.at <= self._times.now
+
+    def synchronize(self) -> None:
+        self._times.now = max(self._times.now, self.at)
+
+    def elapsed_time(self, later: GpuEvent) -> float:
+        assert self.query() and later.query(), "it would have to wait"
+        return 1000 * (later.at - self.at)
+
+
+@pytest.mark.parametrize(
+    ("device", "load", "work", "waited"),
+    [
+        ("cuda", 3.0, 1.0, 3.25 + 5 * (3.0 - 1.0)),  # from a step's end to the next batch's
+        ("cuda", 0.5, 2.0, 0.75 + 5 * 0.25),
+        ("cpu", 3.0, 1.0, 6 * 3.25),
+        ("cpu", 0.5, 2.0, 6 * 0.75),
+    ],
+)
+def test_clock_tells_waiting_from_working(
+    device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose queue holds two steps blocks the host in the loader's launches, for nothing."""
+    times = Times(monkeypatch)
+    finish = 0.25  # seconds by which the batch is augmented, where the model runs
+
+    def batches() -> Iterator[int]:
+        for number in range(6):
+            if device == "cuda":
+                times.now = max(times.now, times.busy_until - 2 * work)  # the queue is full
+            times.now += load
+            if device == "cuda":
+                times.launch(finish)
+            else:
+                times.now += finish
+            yield number
+
+    own = Clock(seconds=100.0, device=torch.device(device))
+    own.resume()
+    for _ in own.over(batches()):
+        if device == "cuda":
+            times.launch(work)
+        else:
+            times.now += work
+    times.now = max(times.now, times.busy_until)
+    own.pause()
+    ran = times.now
+    times.now += 50  # a pause: not training
+    reading = own.read(8)
+    assert reading["data_wait"] * ran == pytest.approx(waited)
+    assert reading["seconds"] == pytest.approx(100 + ran)
+    assert reading["images_per_second"] == pytest.approx(48 / ran)
+    own.resume()
+    times.now += 1
+    own.pause()
+    assert own.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
+
+
+def log_points(
+    rank: int, world: int, on_collapse: str, monkeypatch: pytest.MonkeyPatch
+) -> LogPoints:
+    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    config = with_settings(TrainConfig(), on_collapse=on_collapse)
+    place = Place(rank, world, torch.device("cpu"))
+    step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, lr=0.1)
+    return LogPoints(step, log=None, console=Console(quiet=True), clock=Clock(), end=100)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_stop_at_a_step_that_all_of_them_know(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a rank's thread is done; one process stops at the first step that finds it so."""
+    alone = log_points(0, 1, "stop", monkeypatch)
+    together = log_points(rank, 2, "stop", monkeypatch)
+    loss, point = torch.tensor(-0.9), torch.ones(64, 16)
+    together.log(50, loss, point)
+    assert together._line is not None
+    together._line[1].result()
+    together.note(51, loss)
+    with pytest.raises(TrainingError, match="collapses at step 50"):
+        together.log(60, loss, torch.randn(64, 16))
+    with pytest.raises(TrainingError, match="collapses at step 50"):
+        alone.log(50, loss, point)
+        assert alone._line is not None
+        alone._line[1].result()
+        alone.note(51, loss)
+    for points in (alone, together):
+        points.close()
+
+
+def test_a_rank_that_neither_writes_nor_stops_finds_no_eigenvalues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "rank_of_gram", lambda gram: pytest.fail("for nobody"))
+    points = log_points(1, 2, "warn", monkeypatch)
+    points.log(50, torch.tensor(-0.9), torch.ones(64, 16))
+    points.settle()
+    points.close()
 
 
 def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:

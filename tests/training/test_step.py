@@ -19,12 +19,12 @@ from fastsiam.config import StepConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.jobs.train import preflight
-from fastsiam.methods import build_method
+from fastsiam.methods import Output, build_method
 from fastsiam.model.batch_norm import ViewBatchNorm, recomputing, use_view_batch_norm
 from fastsiam.training.compile import with_settled_compilation
 from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import EvalBatch
+from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
 from tests.conftest import ROOT, fastsiam, flags, model_of, with_settings
 
@@ -239,12 +239,25 @@ def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
     torch.testing.assert_close(whole, parts)
 
 
-def test_compiling_leaves_no_trace() -> None:
-    config = with_settings(rank_jobs.CONFIG, compile="on")
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_compiling_leaves_no_trace(cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do the passes that CUDA graphs take to be recorded, on noise and not on zeros."""
+    config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=cuda_graphs)
     method = rank_jobs.make_method()
     before = {name: value.clone() for name, value in method.state_dict().items()}
+    generator, forward = torch.get_rng_state(), TrainingStep._forward
+    seen: list[Tensor] = []
+
+    def noting(step: TrainingStep, batch: Batch) -> Output:
+        seen.extend(batch.views)
+        return forward(step, batch)
+
+    monkeypatch.setattr(TrainingStep, "_forward", noting)
     line = TrainingStep(config, method, CPU, steps_per_epoch=2).prepare()
     assert line.startswith("compiled in")
+    assert len(seen) == 2 * (3 if cuda_graphs else 1)
+    assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
+    assert torch.equal(torch.get_rng_state(), generator)
     torch.testing.assert_close(dict(method.state_dict()), before, atol=0, rtol=0)
     assert all(parameter.grad is None for parameter in method.parameters())
 
