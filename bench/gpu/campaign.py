@@ -25,8 +25,8 @@ from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import explained, write_json
+from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.pipelines.processes import cores
 
 _GRACE = 20.0
 """Seconds that a stage has to end in when it is told to: a run saves its state."""
