@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 
 from fastsiam.errors import DataError
 from fastsiam.trace import span
-from fastsiam.views.batch import Crops
+from fastsiam.views.batch import Crops, Shape
 
 from .geometric import Cuts
 from .geometric.cpu import crop_images
@@ -37,10 +37,6 @@ _PART = 16
 
 _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 """Of each image: encoded bytes, height, width."""
-
-
-_Shape = tuple[int, int, int, int, int]
-"""(V, N, S, S, 3) of the crops of one side."""
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
@@ -87,7 +83,7 @@ class Cropper:
     def __init__(
         self,
         store: Store,
-        shapes: Sequence[_Shape],
+        shapes: Sequence[Shape],
         *,
         workers: int,
         device: torch.device,
@@ -353,14 +349,14 @@ def _number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _names(shapes: Sequence[_Shape]) -> list[tuple[str, int]]:
+def _names(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
     """Return a name in DALI's graph for each view, and its side."""
     sides = [side for views, _, side, *_ in shapes for _ in range(views)]
     return [(str(number), side) for number, side in enumerate(sides)]
 
 
 def _arguments(
-    cuts: Sequence[Cuts], shapes: Sequence[_Shape], *, pads: bool
+    cuts: Sequence[Cuts], shapes: Sequence[Shape], *, pads: bool
 ) -> dict[str, NDArray[Any]]:
     """Return what ``_view`` asks for: boxes in pixels; flips as boxes from right to left."""
     of_sides = [_boxes(own, shape[2], pads=pads) for own, shape in zip(cuts, shapes, strict=True)]

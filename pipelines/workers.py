@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from .processes import cores, leave_signals_to_the_parent
+from .shared_memory import ITEMS_AHEAD
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ def in_workers(
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda",
+        prefetch_factor=ITEMS_AHEAD if workers > 0 else None,
         persistent_workers=persistent and workers > 0,
         worker_init_fn=_begin_worker,
     )
