@@ -60,7 +60,7 @@ class DaliLoader:
         device: torch.device,
         dtype: torch.dtype,
         prefetch: int = 2,
-        hw_decoder_load: float = 0.65,
+        hw_decoder_load: float = 0.9,
         dali_resizes: bool | None = None,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps

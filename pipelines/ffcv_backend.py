@@ -210,7 +210,7 @@ def central_crops(
         prefetch: batches that are made ahead.
         device: where they will go; the crops lie in memory from which a GPU can copy them.
     """
-    size = np.stack([store.height, store.width], axis=1).astype(np.int64)
+    size = store.dimensions()
     shrink = cut_centres(size[np.concatenate(batches)], resize=resize, side=side).shrink
     cutter = Cutter(store, [side], max(1, count(workers)), shrink=shrink)
 
