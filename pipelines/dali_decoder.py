@@ -46,6 +46,7 @@ def decoded(
     """
     from nvidia.dali import fn, types
 
+    own: dict[str, Any] = {"hw_decoder_load": hw_decoder_load, **hints(dimensions, batch)}
     # DALI's pools grow with the first batches and are kept, and how much they will hold is not
     # known before: backend.PreallocateDeviceMemory would spare a second of the first step, and
     # take for good from the model what was guessed too high.
@@ -55,7 +56,7 @@ def decoded(
         output_type=types.RGB,
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
-        **({"hw_decoder_load": hw_decoder_load} | hints(dimensions, batch) if gpu else {}),
+        **(own if gpu else {}),
     )
 
 
@@ -64,7 +65,7 @@ def hints(dimensions: NDArray[np.int64] | None, batch: int) -> dict[str, int]:
 
     The engine's is for a batch of JPEGs without subsampling (nvjpegDecodeBatchedPreAllocate), and
     2 GiB at most. The paddings are for each of DALI's threads, which feed the GPU's cores what the
-    engine does not take; they are DALI's own or more. JPEG 2000 is left to PIL.
+    engine does not take; they are DALI's own or more. No pipeline reads JPEG 2000.
 
     Args:
         dimensions: (images, 2) height and width.
