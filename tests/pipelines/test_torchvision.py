@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,26 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError, DataError
-from fastsiam.pipelines import Order, build_eval_loader, build_loader, open_store, shared_memory
+from fastsiam.pipelines import (
+    Order,
+    build_eval_loader,
+    build_loader,
+    open_store,
+    shared_memory,
+    torchvision_backend,
+)
 from fastsiam.pipelines.copies import take_over
 from fastsiam.pipelines.shared_memory import cut, images_of_an_item
 from fastsiam.pipelines.torchvision_backend import TorchvisionLoader, apply_view
 from fastsiam.views.batch import Batch, crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import normalized
+from fastsiam.views.photometric.operations import in_views_order
 from tests.pipelines.test_pipelines import equal
 from tests.views.cases import UNEQUAL
 
@@ -208,3 +218,38 @@ def test_who_reads_a_copy_waits_for_it_and_holds_its_memory(
     assert calls == [event, stream]
     take_over([tensor], None)  # type: ignore[list-item]
     assert len(calls) == 2
+
+
+def test_what_a_gpu_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of a batch onto a GPU, with tensors that are none: places, types and layouts."""
+    calls: list[str] = []
+
+    class Stream:
+        def record_event(self) -> str:
+            calls.append("copied")
+            return "event"
+
+        def wait_event(self, event: str) -> None:
+            calls.append("waits")
+
+    stream = Stream()
+    monkeypatch.setattr(torchvision_backend, "copy_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda own, stream: calls.append("held"))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda own: own)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parts = [
+            tuple(torch.empty(shape, dtype=torch.uint8) for shape in crop_shapes(UNEQUAL, images))
+            for images in (3, 3, 2)
+        ]
+        whole = torchvision_backend._Whole(torch.device("cuda", 0))
+        crops = whole.next(iter(parts), crop_shapes(UNEQUAL, 8))
+        views = in_views_order([own.flatten(0, 1) for own in crops], UNEQUAL)
+        made = [normalized(view, UNEQUAL, dtype=torch.bfloat16) for view in views]
+    assert calls == ["copied", "waits", "held", "waits", "held"]
+    assert [tuple(own.shape) for own in crops] == crop_shapes(UNEQUAL, 8)
+    assert [view.shape[2] for view in made] == [24, 12, 24, 12, 12]
+    for view in made:
+        assert view.device == torch.device("cuda", 0) and view.dtype == torch.bfloat16
+        assert view.is_contiguous(memory_format=torch.channels_last)
