@@ -90,7 +90,9 @@ def hints(dimensions: NDArray[np.int64] | None, batch: int) -> dict[str, int]:
 
 @cache
 def say_what_decodes(device: int, hw_decoder_load: float) -> None:
-    """Log once whether a GPU's JPEG engine is in use."""
+    """Log once, in a machine's first rank, whether a GPU's JPEG engine is in use."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
     if hw_decoder_load == 0:
         log.info("DALI leaves the GPU's JPEG engine idle: --dali-hw-decoder-load 0")
     elif reason := without_engine(device):

@@ -239,19 +239,23 @@ def test_stores_know_the_sizes_that_hints_are_made_of(images: Path, tmp_path: Pa
         assert found.tolist() == [[24, 24]] * 24
 
 
-def test_a_gpus_decoder_takes_the_hints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said to it: DALI of this machine has no GPU to build it for."""
-    import nvidia.dali.fn as fn
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_gpus_decoder_takes_the_hints(gpu: bool) -> None:
+    """DALI that is installed here knows them; without a GPU it can describe a graph for one."""
+    from nvidia.dali import Pipeline, fn, types
 
-    given: list[dict[str, Any]] = []
-    monkeypatch.setattr(fn.decoders, "image", lambda node, **named: given.append(named))
-    sizes = np.tile([375, 500], (10, 1))
-    for gpu in (True, False):
-        decoded(None, gpu=gpu, batch=64, hw_decoder_load=0.9, dimensions=sizes)
-    on_gpu, on_cpu = given
-    assert on_gpu.pop("device") == "mixed" and on_cpu.pop("device") == "cpu"
-    assert on_gpu == on_cpu | {"hw_decoder_load": 0.9} | hints(sizes, 64)
-    assert on_cpu["jpeg_fancy_upsampling"] and not on_cpu["adjust_orientation"]
+    def described(**settings: Any) -> bytes:
+        graph = Pipeline(64, 1, None, exec_dynamic=True, prefetch_queue_depth=1)
+        with graph:
+            image = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
+            settings = {"hw_decoder_load": 0.9, "dimensions": None, **settings}
+            graph.set_outputs(decoded(image, gpu=gpu, batch=64, **settings))
+        return bytes(graph.serialize())
+
+    plain = described()
+    assert (b"mixed" in plain) == gpu and b"jpeg_fancy_upsampling" in plain
+    assert (described(hw_decoder_load=0.3) != plain) == gpu
+    assert (described(dimensions=np.tile([375, 500], (10, 1))) != plain) == gpu
 
 
 @pytest.mark.parametrize("engine", [True, False])
@@ -272,6 +276,7 @@ def test_the_jpeg_engine_is_told_of_once(
     )
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", stand_in)
     monkeypatch.setattr(sys.modules["nvidia"], "nvimgcodec", stand_in, raising=False)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     say_what_decodes.cache_clear()
     with caplog.at_level(logging.INFO, dali_decoder.__name__):
         for _ in range(2):
