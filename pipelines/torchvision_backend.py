@@ -1,7 +1,9 @@
 """The baseline: PIL images and torchvision's functional operations in DataLoader workers.
 
 This is what users have today, with the drawn parameters in the place of torchvision's own draws. It
-is the reference of every other pipeline, so it shares no augmentation code with them.
+is the reference of every other pipeline, so it shares no augmentation code with them; only the
+normalisation is theirs, which tests hold to torchvision's, and which runs where the model does:
+what the workers hand over is uint8.
 
 Evaluation's central crops are PIL's too, for every pipeline that has no faster way to them.
 """
