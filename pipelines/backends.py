@@ -8,6 +8,7 @@ differently asks the table. To import it loads neither torch nor a pipeline's pa
 from __future__ import annotations
 
 import contextlib
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.errors import BackendError, DataError
 
 from .order import Order
+from .shared_memory import ITEMS_AHEAD, images_of_an_item
 from .store import Store
 from .store.beton import BetonStore
 
@@ -68,7 +70,7 @@ class CentralOpening:
     device: torch.device
 
 
-def _none_ahead(data: DataConfig) -> int:
+def _none_ahead(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
     return 0
 
 
@@ -105,8 +107,8 @@ class Backend:
     """What decodes the images of an epoch on a CPU; None if nothing does."""
     decodes_on_gpu: bool = False
     """Where there is a GPU, that decodes."""
-    made_ahead: Callable[[DataConfig], int] = _none_ahead
-    """Says how many batches it makes ahead of the one that is trained on."""
+    made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = _none_ahead
+    """Says how many batches of so many images a rank makes ahead of the one that is trained on."""
     prefetches: bool = False
     """It makes as many ahead as ``DataConfig.prefetch`` says."""
 
@@ -210,10 +212,14 @@ def _pils_central_crops(opening: CentralOpening) -> MakeCrops:
     )
 
 
-def _ahead_of_workers(data: DataConfig) -> int:
+def _ahead_of_workers(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
+    from fastsiam.views.batch import crop_shapes
+
     from .workers import count
 
-    return 2 * max(1, count(data.workers))  # DataLoader's prefetch_factor
+    workers = count(data.workers)
+    images = images_of_an_item(crop_shapes(augment, batch), workers=workers)
+    return math.ceil(workers * ITEMS_AHEAD / math.ceil(batch / images))
 
 
 def _open_ffcv(opening: Opening) -> Loader:
@@ -276,7 +282,7 @@ def _dalis_central_crops(opening: CentralOpening) -> MakeCrops:
     )
 
 
-def _ahead_of_training(data: DataConfig) -> int:
+def _ahead_of_training(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
     return data.prefetch + 1
 
 

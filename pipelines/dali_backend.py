@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Batch, Crops
+from fastsiam.views.batch import Batch, Crops, crop_shapes
 from fastsiam.views.draws import ViewParams, draw_views
 
 from .dali_cropper import Cropper, Task
@@ -60,15 +60,15 @@ class DaliLoader:
         device: torch.device,
         dtype: torch.dtype,
         prefetch: int = 2,
-        hw_decoder_load: float = 0.65,
+        hw_decoder_load: float = 0.9,
         dali_resizes: bool | None = None,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, batch = order, augment, order.batch // order.world
+        self._order, self._augment = order, augment
         self._finisher = Finisher(store, augment, device=device, dtype=dtype)
         self._cropper = Cropper(
             store,
-            [(len(views), batch, side, side, 3) for side, views in augment.by_side.items()],
+            crop_shapes(augment, order.batch // order.world),
             workers=workers,
             device=device,
             prefetch=prefetch,

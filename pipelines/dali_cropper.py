@@ -1,9 +1,9 @@
-"""DALI's graph: encoded images and boxes in, crops out; PIL decodes the images it refuses."""
+"""DALI at work: images and boxes in, crops out; PIL decodes the images that it refuses."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,13 +15,17 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from fastsiam.errors import DataError
+from fastsiam.errors import BackendError, DataError
 from fastsiam.trace import span
-from fastsiam.views.batch import Crops
+from fastsiam.views.batch import Crops, Shape
 
+from .dali_decoder import say_what_decodes
+from .dali_errors import no_memory, reason, refuses_an_image
+from .dali_graph import build_graph, cut_arguments
 from .geometric import Cuts
 from .geometric.cpu import crop_images
 from .store import Store
@@ -32,15 +36,13 @@ log = logging.getLogger(__name__)
 
 _BY_PIL = int(Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL)
 """Images that PIL decodes: what DALI makes of them depends on the device, or differs from PIL's."""
+_PIL_REFUSES = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
+"""Pixels of an image beyond which PIL says that it is a bomb, where DALI runs out of memory."""
 _PART = 16
 """Images that one thread reads in one go."""
 
 _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 """Of each image: encoded bytes, height, width."""
-
-
-_Shape = tuple[int, int, int, int, int]
-"""(V, N, S, S, 3) of the crops of one side."""
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
@@ -87,7 +89,7 @@ class Cropper:
     def __init__(
         self,
         store: Store,
-        shapes: Sequence[_Shape],
+        shapes: Sequence[Shape],
         *,
         workers: int,
         device: torch.device,
@@ -100,8 +102,12 @@ class Cropper:
         self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
         self._dali_resizes = device.type == "cuda" if dali_resizes is None else dali_resizes
         assert self._dali_resizes or device.type == "cpu"
-        self._pads, self._warned = pads, False
-        self._dali: Any = self._build()
+        self._pads, self._warned, self._closed = pads, False, False
+        self._dali: Any = None
+        """DALI's graph; None where it is to be built anew."""
+        self._build()
+        if device.type == "cuda":
+            say_what_decodes(_number(device), hw_decoder_load)
         self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
         self._flight: deque[_Batch[Any] | DataError] = deque()
         closes_at_exit(self)
@@ -110,12 +116,15 @@ class Cropper:
         """Yield of each task its images, its plan, and its crops, which the next overwrite.
 
         Raises:
+            BackendError: DALI runs out of memory.
             DataError: an image cannot be read or decoded; names it.
-            RuntimeError: it is closed, or was run anew meanwhile.
+            RuntimeError: it is closed, or was run anew meanwhile; or CUDA fails.
         """
-        if self._dali is None:
+        if self._closed:
             raise RuntimeError("this loader is closed")
         self._land()
+        if self._dali is None:
+            self._build()
         crops = [
             torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in self._shapes
         ]
@@ -128,87 +137,55 @@ class Cropper:
             flight.extend(map(self._send, islice(batches, 1)))
             count = len(batch.task.index)
             yield batch.task.index, batch.plan, tuple(own[:, :count] for own in crops)
-            if flight is not self._flight and self._dali is not None:
+            if flight is not self._flight and not self._closed:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
 
     def close(self) -> None:
         """End DALI's threads and ours, and free the memory."""
-        if self._dali is None:
+        if self._closed:
             return
+        self._closed = True
         self._land()
         self._dali = None
         self._readers.shutdown(cancel_futures=True)
         backend: Any = import_module("nvidia.dali.backend")
         backend.ReleaseUnusedMemory()
 
-    def _build(self) -> Any:
-        """Build DALI's graph: encoded images and cuts in, uint8 crops out, a list for each view."""
-        # What DALI's decoders find wrong with an image is said by our error, with its name.
-        os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
-        from nvidia.dali import Pipeline, fn, types
-
+    def _build(self) -> None:
+        """Build DALI's graph."""
         gpu = self._device.type == "cuda"
-        dali = Pipeline(
-            batch_size=self._shapes[0][1],
-            num_threads=self._threads,
-            device_id=_number(self._device) if gpu else None,
-            seed=0,
-            # Each schedule_run starts one batch, however many are in the air.
-            exec_dynamic=True,
-            prefetch_queue_depth=1,
-        )
-        with dali:
-            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, no_copy=True)
-            image = fn.decoders.image(
-                encoded,
-                device="mixed" if gpu else "cpu",
-                output_type=types.RGB,
-                adjust_orientation=False,
-                jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
+        with self._calling("the start"):
+            self._dali = build_graph(
+                self._shapes,
+                threads=self._threads,
+                device=_number(self._device) if gpu else None,
                 hw_decoder_load=self._hw_decoder_load,
+                dimensions=self._store.dimensions(),
+                resizes=self._dali_resizes,
+                pads=self._pads,
             )
-            if self._dali_resizes:
-                dali.set_outputs(
-                    *(self._view(image, name, side) for name, side in _names(self._shapes))
-                )
-            else:
-                dali.set_outputs(image)
-        dali.build()
-        return dali
 
-    def _view(self, image: Any, view: str, side: int) -> Any:
-        """Cut a box out of an image, flip it perhaps, and make a square of it or of its middle."""
-        from nvidia.dali import fn, types
+    @contextlib.contextmanager
+    def _calling(self, where: str) -> Iterator[None]:
+        """Call DALI: after an error the graph is not used again, nor after Ctrl-C.
 
-        def argument(name: str, kind: Any = types.FLOAT) -> Any:
-            return fn.external_source(name=name + view, dtype=kind, ndim=1, no_copy=True)
+        Fed in part, images would meet others' boxes.
 
-        # The box apart: PIL's filter sees nothing beside it. Taking the nearest pixels at their own
-        # scale copies them; DALI's slice does that too, at half the speed.
-        box = fn.resize(
-            image,
-            size=argument("size"),
-            roi_start=argument("start"),
-            roi_end=argument("end"),
-            interp_type=types.INTERP_NN,
-        )
-        square = [side, side]
-        crop = fn.resize(
-            box,
-            size=argument("extent") if self._pads else square,
-            roi_start=argument("from"),
-            roi_end=argument("to"),
-            roi_relative=True,
-        )
-        if not self._pads:
-            return crop
-        return fn.slice(
-            crop,
-            start=argument("corner", types.INT32),
-            shape=square,
-            axes=[0, 1],
-            out_of_bounds_policy="pad",
-        )
+        Args:
+            where: what it is at, for messages.
+
+        Raises:
+            BackendError: DALI runs out of memory.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._dali = None
+            if isinstance(error, RuntimeError):
+                line = no_memory(error, where, gpu=self._device.type == "cuda")
+                if line is not None:
+                    raise BackendError(line) from error
+            raise
 
     def _read_ahead(self, tasks: Iterator[Task[Plan]]) -> Iterator[_Batch[Plan] | DataError]:
         """Yield the batches, reading some ahead; an error is the last."""
@@ -245,7 +222,8 @@ class Cropper:
         width, height = head.width, head.height
         if self._store.raw_size(index) is None:
             # PIL refuses a JPEG without an end; other decoders may make up what is missing.
-            if not (by_pil or head.flags & _BY_PIL) and ends(data, head.scan):
+            odd = head.flags & _BY_PIL or width * height > _PIL_REFUSES
+            if not (by_pil or odd) and ends(data, head.scan):
                 return np.frombuffer(data, np.uint8), height, width
             image = self._store.decode(index)
             data, (width, height) = image.tobytes(), image.size
@@ -271,14 +249,11 @@ class Cropper:
         if isinstance(batch, _Batch):
             arguments: dict[str, Any] = {"encoded": batch.encoded}
             if self._dali_resizes:
-                arguments |= _arguments(batch.cuts, self._shapes, pads=self._pads)
-            try:
+                arguments |= cut_arguments(batch.cuts, self._shapes, pads=self._pads)
+            with self._calling(batch.task.name):
                 for name, data in arguments.items():
                     self._dali.feed_input(name, data)
                 self._dali.schedule_run()
-            except BaseException:  # Ctrl-C, say: fed in part, images would meet others' boxes
-                self._dali = self._build()
-                raise
         return batch
 
     def _receive(
@@ -289,10 +264,10 @@ class Cropper:
         while isinstance(batch := flight[0], _Batch):
             stream = torch.cuda.current_stream(self._device) if gpu else None
             try:
-                with span("decode"):  # what is left of it to wait for
+                with span("decode"), self._calling(batch.task.name):  # what is left to wait for
                     made = self._dali.outputs(cuda_stream=stream)
             except RuntimeError as error:
-                if batch.by_pil:
+                if batch.by_pil or not refuses_an_image(error):
                     raise
                 self._begin_again(flight, batch, error)
                 continue
@@ -317,14 +292,14 @@ class Cropper:
     ) -> None:
         """Put the images of a batch that DALI refused into the pixels that PIL decodes.
 
-        DALI does not say which file it is, and its graph is not to be used after an error.
+        DALI does not say which file it is.
 
         Raises:
             DataError: PIL cannot decode one of the images either.
         """
         _, *others = flight
         flight.clear()
-        self._dali = self._build()
+        self._build()
         parts = self._read(batch.task.index, by_pil=True)
         decoded = self._batch(batch.task, parts, by_pil=True)
         if isinstance(decoded, DataError):
@@ -332,7 +307,7 @@ class Cropper:
         if not self._warned:
             self._warned = True
             log.warning(
-                f"DALI cannot decode an image of {batch.task.name} ({_reason(error)}), "
+                f"DALI cannot decode an image of {batch.task.name} ({reason(error)}), "
                 "but PIL can: such batches are decoded by PIL, which is slower"
             )
         flight.extend(map(self._send, (decoded, *others)))
@@ -346,55 +321,8 @@ class Cropper:
         except StopIteration:
             pass  # all have landed
         except RuntimeError:
-            self._dali = self._build()
+            self._dali = None
 
 
 def _number(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _names(shapes: Sequence[_Shape]) -> list[tuple[str, int]]:
-    """Return a name in DALI's graph for each view, and its side."""
-    sides = [side for views, _, side, *_ in shapes for _ in range(views)]
-    return [(str(number), side) for number, side in enumerate(sides)]
-
-
-def _arguments(
-    cuts: Sequence[Cuts], shapes: Sequence[_Shape], *, pads: bool
-) -> dict[str, NDArray[Any]]:
-    """Return what ``_view`` asks for: boxes in pixels; flips as boxes from right to left."""
-    of_sides = [_boxes(own, shape[2], pads=pads) for own, shape in zip(cuts, shapes, strict=True)]
-    of_each = (
-        {name: array[view] for name, array in boxes.items()}
-        for boxes in of_sides
-        for view in range(len(boxes["size"]))
-    )
-    return {
-        name + view: array.astype(np.int32 if name == "corner" else np.float32)
-        for (view, _), arrays in zip(_names(shapes), of_each, strict=True)
-        for name, array in arrays.items()
-    }
-
-
-def _boxes(cuts: Cuts, side: int, *, pads: bool) -> dict[str, NDArray[Any]]:
-    """Return the arguments (V, N, 2) of the views of one side."""
-    start, size = cuts.box[..., :2], cuts.box[..., 2:]
-    first = np.maximum(cuts.corner, 0)
-    last = np.minimum(cuts.corner + side, cuts.resized)
-    flip = np.stack([np.zeros_like(cuts.flip), cuts.flip], -1)
-    arrays = {
-        "size": size,
-        "start": start,
-        "end": start + size,
-        "from": np.where(flip, last, first) / cuts.resized,
-        "to": np.where(flip, first, last) / cuts.resized,
-    }
-    if pads:
-        arrays |= {"extent": last - first, "corner": np.minimum(cuts.corner, 0)}
-    return arrays
-
-
-def _reason(error: RuntimeError) -> str:
-    """Return the line of DALI's message that says what happened."""
-    lines = [line.strip(" :") for line in str(error).splitlines()]
-    return next((line for line in lines if "sample" in line or "failure" in line), lines[0])

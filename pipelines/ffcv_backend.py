@@ -25,6 +25,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams
 
+from .copies import copy_stream
 from .ffcv_decoder import Cutter, Work, crop_by_pil
 from .ffcv_epoch import Epoch, Layout, Made
 from .ffcv_library import SimpleRGBImageDecoder, State, open_loader
@@ -135,7 +136,7 @@ class FfcvLoader:
         (node,) = self._loader.graph.root_nodes
         memory = {"operation": {node.id: crops}, "shared": {node.id: None}}
         self._loader.graph.allocate_memory = lambda *_: memory
-        return [torch.cuda.Stream(self._device) if gpu else None for _ in range(slots)]
+        return [copy_stream(self._device) for _ in range(slots)]
 
     def close(self) -> None:
         """End the threads and free the buffers."""
@@ -209,7 +210,7 @@ def central_crops(
         prefetch: batches that are made ahead.
         device: where they will go; the crops lie in memory from which a GPU can copy them.
     """
-    size = np.stack([store.height, store.width], axis=1).astype(np.int64)
+    size = store.dimensions()
     shrink = cut_centres(size[np.concatenate(batches)], resize=resize, side=side).shrink
     cutter = Cutter(store, [side], max(1, count(workers)), shrink=shrink)
 

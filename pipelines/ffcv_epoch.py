@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, Full
@@ -16,12 +17,13 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.trace import span
-from fastsiam.views.batch import Crops
+from fastsiam.views.batch import Crops, crop_shapes
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric
 from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import in_views_order, operations
 
+from .copies import take_over
 from .ffcv_decoder import Work, crop_by_pil
 from .ffcv_library import EpochIterator, Loader
 from .geometric import cut_views
@@ -38,18 +40,16 @@ class Layout:
     """
 
     def __init__(self, augment: AugmentConfig) -> None:
-        self._shapes = [(len(views), side) for side, views in augment.by_side.items()]
-        self._bytes = [views * side * side * 3 for views, side in self._shapes]
+        self._augment = augment
+        self._bytes = [math.prod(shape) for shape in crop_shapes(augment, 1)]
         self.bytes_per_image = sum(self._bytes)
 
     def crops(self, memory: Tensor) -> Crops:
         """Return the crops that lie in a block of whole images, as they are."""
         images = memory.numel() // self.bytes_per_image
         parts = memory.reshape(-1).split([images * count for count in self._bytes])
-        return tuple(
-            part.view(views, images, side, side, 3)
-            for part, (views, side) in zip(parts, self._shapes, strict=True)
-        )
+        shapes = crop_shapes(self._augment, images)
+        return tuple(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
                 return
             if isinstance(made, BaseException):
                 raise made
-            if made.copied is not None:
-                stream = torch.cuda.current_stream(self._device)
-                stream.wait_event(made.copied)
-                for crops in made.crops:
-                    crops.record_stream(stream)
+            take_over(made.crops, made.copied)
             yield made
 
     def _reads(self) -> bool:

@@ -1,7 +1,9 @@
 """The baseline: PIL images and torchvision's functional operations in DataLoader workers.
 
 This is what users have today, with the drawn parameters in the place of torchvision's own draws. It
-is the reference of every other pipeline, so it shares no augmentation code with them.
+is the reference of every other pipeline, so it shares no augmentation code with them; only the
+normalisation is theirs, which tests hold to torchvision's, and which runs where the model does:
+what the workers hand over is uint8.
 
 Evaluation's central crops are PIL's too, for every pipeline that has no faster way to them.
 """
@@ -9,6 +11,7 @@ Evaluation's central crops are PIL's too, for every pipeline that has no faster 
 from __future__ import annotations
 
 import atexit
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -24,7 +27,7 @@ from torchvision.transforms import functional as TF
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.trace import span
-from fastsiam.views.batch import Batch
+from fastsiam.views.batch import Batch, Crops, Shape, crop_shapes
 from fastsiam.views.draws import (
     BRIGHTNESS,
     CONTRAST,
@@ -34,12 +37,15 @@ from fastsiam.views.draws import (
     ViewParams,
     draw_views,
 )
+from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
 
+from .copies import copy_stream, take_over
 from .finish import Finisher
 from .order import Order
+from .shared_memory import cut, images_of_an_item
 from .store import Store
-from .workers import closes_at_exit, in_workers, shut_down
+from .workers import closes_at_exit, count, in_workers, shut_down
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -84,18 +90,18 @@ def apply_view(
     return TF.hflip(image) if params.flip[view, row] else image
 
 
-class _Batches(Dataset[tuple[Tensor, ...] | DataError]):
-    """One item is a batch, or the error that stopped it.
+class _Views(Dataset[Crops | DataError]):
+    """One item is a part of a batch: its views before the normalisation, or an error.
 
-    A batch is one tensor for each side, in the order of ``AugmentConfig.by_side``: (V * N, 3, S, S)
-    float32, the views one after the other. An error travels as a value: raised in a worker it would
+    The views lie as crops do (``fastsiam.views.batch.Crops``), uint8: normalised, they would take
+    four times the memory on their way. An error travels as a value: raised in a worker it would
     arrive wrapped in that worker's traceback.
     """
 
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
-    def __getitem__(self, task: tuple[int, NDArray[np.int64]]) -> tuple[Tensor, ...] | DataError:
+    def __getitem__(self, task: tuple[int, NDArray[np.int64]]) -> Crops | DataError:
         epoch, indices = task
         try:
             images = [self.store.decode(i) for i in indices.tolist()]
@@ -103,31 +109,66 @@ class _Batches(Dataset[tuple[Tensor, ...] | DataError]):
             return error
         size = np.array([(image.height, image.width) for image in images])
         params = draw_views(self.augment, seed=self.seed, epoch=epoch, index=indices, size=size)
-
-        def view(number: int, row: int) -> Tensor:
-            view = TF.to_tensor(apply_view(images[row], params, number, row, self.augment))
-            view = TF.normalize(view, list(self.augment.mean), list(self.augment.std))
-            assert isinstance(view, Tensor)
-            return view
-
-        return tuple(
-            torch.stack([view(number, row) for number in numbers for row in range(len(images))])
-            for numbers in self.augment.by_side.values()
+        made = tuple(
+            torch.empty(shape, dtype=torch.uint8)
+            for shape in crop_shapes(self.augment, len(images))
         )
+        for own, numbers in zip(made, self.augment.by_side.values(), strict=True):
+            for number, view in zip(numbers, own.numpy(), strict=True):
+                for row, image in enumerate(images):
+                    view[row] = apply_view(image, params, number, row, self.augment)
+        return made
 
 
 class _Tasks:
     """The sampler: what the workers shall make in the epoch that is set."""
 
-    def __init__(self, order: Order) -> None:
-        self.order, self.epoch, self.skip = order, 0, 0
+    def __init__(self, order: Order, images: int) -> None:
+        self.order, self.images, self.epoch, self.skip = order, images, 0, 0
 
     def __len__(self) -> int:
-        return self.order.steps - self.skip
+        parts = math.ceil(self.order.batch // self.order.world / self.images)
+        return (self.order.steps - self.skip) * parts
 
     def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         for step in range(self.skip, self.order.steps):
-            yield self.epoch, self.order.indices(self.epoch, step)
+            for part in cut(self.order.indices(self.epoch, step), self.images):
+                yield self.epoch, part
+
+
+class _Whole:
+    """Puts the parts of batches together on the device.
+
+    Args:
+        device: where the batches shall lie.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, copy_stream(device)
+
+    def next(self, items: Iterator[Crops | DataError], shapes: Sequence[Shape]) -> Crops:
+        """Wait for as many items as make up a batch, whose crops have the given shapes.
+
+        Raises:
+            DataError: an item is one.
+        """
+        with torch.cuda.stream(self._stream):
+            whole = tuple(
+                torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes
+            )
+        done, images = 0, shapes[0][1]
+        while done < images:
+            part = next(items)
+            if isinstance(part, DataError):
+                raise part
+            rows = slice(done, done + part[0].shape[1])
+            with span("copy"), torch.cuda.stream(self._stream):
+                for own, made in zip(whole, part, strict=True):
+                    for view, of_part in zip(own, made, strict=True):  # as one block each
+                        view[rows].copy_(of_part, non_blocking=True)
+            done = rows.stop
+        take_over(whole, None if self._stream is None else self._stream.record_event())
+        return whole
 
 
 class TorchvisionLoader:
@@ -144,11 +185,13 @@ class TorchvisionLoader:
         dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
+        self._order, self._augment, self._dtype = order, augment, dtype
         self._finisher = Finisher(store, augment, device=device, dtype=dtype)
-        self._tasks, self._turn = _Tasks(order), 0
+        self._whole, self._turn = _Whole(device), 0
+        self._shapes = crop_shapes(augment, order.batch // order.world)
+        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=count(workers)))
         self._loader = in_workers(
-            _Batches(store, augment, order.seed),
+            _Views(store, augment, order.seed),
             self._tasks,
             workers=workers,
             device=device,
@@ -160,19 +203,16 @@ class TorchvisionLoader:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         self._tasks.epoch, self._tasks.skip = number, skip
         self._turn += 1
-        turn = self._turn
-        for step, item in enumerate(self._loader, start=skip):
+        turn, items = self._turn, iter(self._loader)
+        for step in range(skip, self.steps):
+            crops = self._whole.next(items, self._shapes)
+            views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
+            yield self._finisher.batch(
+                self._order.indices(number, step),
+                tuple(normalized(view, self._augment, dtype=self._dtype) for view in views),
+            )
             if turn != self._turn:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
-            if isinstance(item, DataError):
-                raise item
-            with span("copy"):
-                sides = [own.to(self._device, non_blocking=True).to(self._dtype) for own in item]
-            views = tuple(
-                view.contiguous(memory_format=torch.channels_last)
-                for view in in_views_order(sides, self._augment)
-            )
-            yield self._finisher.batch(self._order.indices(number, step), views)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -196,32 +236,36 @@ def central_crops(
         resize: shorter side before the crop is taken.
         side: of the crops.
         workers: processes; -1 is one for each core of this rank.
-        device: where the crops will go; they lie in memory from which a GPU can copy them.
+        device: where the crops shall lie.
     """
+    shapes = [(1, len(batch), side, side, 3) for batch in batches]
+    images = images_of_an_item([max(shapes)], workers=count(workers)) if shapes else 1
+    tasks = [part for batch in batches for part in cut(batch, images)]
     loader = in_workers(
-        _CentralCrops(store, resize, side), batches, workers=workers, device=device, persistent=True
+        _CentralCrops(store, resize, side), tasks, workers=workers, device=device, persistent=True
     )
     end = partial(shut_down, loader)
     atexit.register(end)  # before multiprocessing waits for the workers of a pass that was left
     try:
-        for item in loader:
-            if isinstance(item, DataError):
-                raise item
-            yield item
+        items, whole = iter(loader), _Whole(device)
+        for shape in shapes:
+            (crops,) = whole.next(items, [shape])
+            yield crops[0]
     finally:
         end()
         atexit.unregister(end)
 
 
-class _CentralCrops(Dataset[Tensor | DataError]):
-    """One item is a batch of crops (N, S, S, 3) uint8, or the error that stopped it."""
+class _CentralCrops(Dataset[Crops | DataError]):
+    """One item is a part of a batch: (1, N, S, S, 3) uint8, or the error that stopped it."""
 
     def __init__(self, store: Store, resize: int, side: int) -> None:
         self.store, self.resize, self.side = store, resize, side
 
-    def __getitem__(self, indices: NDArray[np.int64]) -> Tensor | DataError:
+    def __getitem__(self, indices: NDArray[np.int64]) -> Crops | DataError:
         try:
-            return torch.from_numpy(np.stack([self._crop(i) for i in indices.tolist()]))
+            crops = np.stack([self._crop(i) for i in indices.tolist()])
+            return (torch.from_numpy(crops[None]),)
         except DataError as error:
             return error
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from fastsiam.kernels.cores import own_cores
 
 from .processes import leave_signals_to_the_parent
+from .shared_memory import ITEMS_AHEAD
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def in_workers(
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=device.type == "cuda",
+        prefetch_factor=ITEMS_AHEAD if workers > 0 else None,
         persistent_workers=persistent and workers > 0,
         worker_init_fn=_begin_worker,
     )

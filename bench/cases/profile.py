@@ -67,10 +67,10 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> tupl
     check_writable(out)
     batch = session.trained_batch
     data = DataConfig(pipeline=pipeline, workers=session.workers)
-    if BACKENDS[pipeline].real:
-        images = session.images(batch, at_least=warm_up(data) + steps + 1)
-        data = session.data(images, pipeline)
     config = replace(session.train_config(batch), data=data)
+    if BACKENDS[pipeline].real:
+        images = session.images(batch, at_least=warm_up(config) + steps + 1)
+        config = replace(config, data=session.data(images, pipeline))
     events, spans, facts = _traced(config, steps)
     mark = next(event["ts"] for event in events if event.get("name") == MARK)
     ours = [_event(span, mark, facts["mark"]) for span in spans]

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastsiam.bench.contest import Work
+from fastsiam.config import DataConfig
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.store.beton import BetonStore
 
@@ -62,7 +64,7 @@ def build_decoding(
     }
     if device == "cuda":
         makers |= {"nvJPEG": lambda: _by_nvjpeg(tensors, batch)}
-    makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
+    makers[_DALI[device]] = lambda: _by_dali(data, store.dimensions(), workers, device, batch)
     work = {}
     for name, make in makers.items():
         with contextlib.suppress(ImportError, RuntimeError):  # not there, or refuses one of them
@@ -82,8 +84,16 @@ def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:
     return run
 
 
-def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Callable[[], object]:
+def _by_dali(
+    data: Sequence[bytes],
+    dimensions: NDArray[np.int64] | None,
+    workers: int,
+    device: str,
+    batch: int,
+) -> Callable[[], object]:
     from nvidia.dali import Pipeline, fn, types
+
+    from fastsiam.pipelines.dali_decoder import decoded
 
     images = [np.frombuffer(one, np.uint8) for one in data]
     batches = [images[i : i + batch] for i in range(0, len(images), batch)]
@@ -94,8 +104,14 @@ def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Ca
     )
     with dali:
         encoded = fn.external_source(lambda: next(turns), dtype=types.UINT8, ndim=1)
-        decoder = "mixed" if device == "cuda" else "cpu"
-        dali.set_outputs(fn.decoders.image(encoded, device=decoder))
+        image = decoded(
+            encoded,
+            gpu=device == "cuda",
+            batch=batch,
+            hw_decoder_load=DataConfig().dali_hw_decoder_load,
+            dimensions=dimensions,
+        )
+        dali.set_outputs(image)
     dali.build()
 
     def run() -> None:

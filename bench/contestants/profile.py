@@ -13,7 +13,7 @@ from fastsiam import trace
 from fastsiam.bench.contest import Work
 from fastsiam.bench.contestants.step import fed, step_of
 from fastsiam.bench.measure import wait_for_gpu
-from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.pipelines.backends import BACKENDS
 
 MARK = "fastsiam: the clocks meet"
@@ -32,7 +32,7 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
 
     def run() -> None:
         feed = own.loader.epoch(next(epochs))
-        for batch in islice(feed, warm_up(config.data)):
+        for batch in islice(feed, warm_up(config)):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
             facts["mark"] = time.time_ns()
@@ -55,6 +55,7 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
     return {"profile": Work(run, steps * config.optim.batch, lambda: facts)}
 
 
-def warm_up(data: DataConfig) -> int:
+def warm_up(config: TrainConfig) -> int:
     """Return how many steps go before those that are traced: all that were made ahead."""
-    return 2 + BACKENDS[data.pipeline].made_ahead(data)
+    made_ahead = BACKENDS[config.data.pipeline].made_ahead
+    return 2 + made_ahead(config.data, config.augment, config.optim.batch)

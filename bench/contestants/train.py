@@ -32,7 +32,8 @@ class _Training:
         for batch in islice(self._next_epoch(), 2):
             self._stepper.take(batch)
         wanted = steps_in_time(partial(self._stepper.take, batch), own.place)
-        ahead = BACKENDS[own.config.data.pipeline].made_ahead(own.config.data)
+        data, images = own.config.data, own.config.optim.batch // own.place.world
+        ahead = BACKENDS[data.pipeline].made_ahead(data, own.config.augment, images)
         on_gpu = own.place.device.type == "cuda"
         self._warm, self.steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
         self._feed: Iterator[Batch] = iter(())

@@ -42,8 +42,12 @@ class DataConfig:
         "otherwise FFCV reads it into memory of its own, in each rank nearly as much as the file."
     )
 
-    dali_hw_decoder_load: float = 0.65
-    """dali on a GPU: share of the images, 0 to 1, that goes to the GPU's JPEG engine."""
+    dali_hw_decoder_load: float = 0.9
+    (
+        "dali on a GPU: share of the images, 0 to 1, that goes to the GPU's JPEG engine; its cores "
+        "decode the rest. DALI's own default is .65; NVIDIA measured training 1.8% faster at .9, "
+        "and its MLPerf runs take .99."
+    )
 
     def __post_init__(self) -> None:
         known = get_args(Pipeline)

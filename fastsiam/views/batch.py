@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastsiam.config import AugmentConfig
 from fastsiam.views.draws import ViewParams
 
 
@@ -53,6 +54,14 @@ Crops = tuple[Tensor, ...]
 """Crops of N images, before the photometric stage: one tensor for each side of the views, in the
 order of ``AugmentConfig.by_side``. Each is (V, N, S, S, 3) uint8 on the device, where V counts the
 views of that side."""
+
+Shape = tuple[int, int, int, int, int]
+"""(V, N, S, S, 3) of the crops of one side."""
+
+
+def crop_shapes(config: AugmentConfig, images: int) -> list[Shape]:
+    """Return the shapes of the ``Crops`` of so many images."""
+    return [(len(views), images, side, side, 3) for side, views in config.by_side.items()]
 
 
 class Loader(Protocol):

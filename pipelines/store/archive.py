@@ -86,6 +86,10 @@ class ArchiveStore(Store):
         path = self._files[row["file"]].path
         return f"{self.name(index)} (in {path}, {row['size']:,} bytes at {row['offset']:,})"
 
+    def dimensions(self) -> NDArray[np.int64]:
+        """Return height and width of each image: (images, 2)."""
+        return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
+
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image as stored: (images,)."""
         return self.rows["size"].astype(np.int64)

@@ -83,6 +83,10 @@ class Store(ABC):
         """Return (height, width) if the image is kept as H x W x 3 uint8 pixels, else None."""
         return None
 
+    def dimensions(self) -> NDArray[np.int64] | None:
+        """Return height and width of each image: (images, 2); None if only its header tells."""
+        return None
+
     @abstractmethod
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""

@@ -168,6 +168,10 @@ class BetonStore(Store):
         """Tell whether bytes have the checksum of an image; true where the file holds none."""
         return self.crc is None or zlib.crc32(data) == int(self.crc[index])
 
+    def dimensions(self) -> NDArray[np.int64]:
+        """Return height and width of each image: (images, 2)."""
+        return np.stack([self.height, self.width], axis=1).astype(np.int64)
+
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each record: (images,)."""
         return self.bytes

@@ -72,6 +72,10 @@ class CifarStore(Store):
         """Return the batch file and the image's place in it."""
         return self._names[index]
 
+    def dimensions(self) -> NDArray[np.int64]:
+        """Return (32, 32) for each image."""
+        return np.full((len(self), 2), SIDE)
+
     def sizes(self) -> NDArray[np.int64]:
         """Return 3072 for each image."""
         return np.full(len(self), SIDE * SIDE * 3)

@@ -56,6 +56,11 @@ class JoinedStore(Store):
         store, own = self._find(index)
         return store.is_intact(own, data)
 
+    def dimensions(self) -> NDArray[np.int64] | None:
+        """Return height and width of each image: (images, 2); None if a store knows none."""
+        found = [own for store in self.stores if (own := store.dimensions()) is not None]
+        return np.concatenate(found) if len(found) == len(self.stores) else None
+
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
         return np.concatenate([store.sizes() for store in self.stores])

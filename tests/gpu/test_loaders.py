@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +12,31 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
-from fastsiam.pipelines import build_loader
-from tests.conftest import with_settings
+from fastsiam.config.recipes import imagenet
+from fastsiam.distributed import Place
+from fastsiam.methods import build_method
+from fastsiam.pipelines import Order, build_loader, open_store, shared_memory
+from fastsiam.pipelines.dali_backend import DaliLoader
+from fastsiam.pipelines.dali_decoder import without_engine
+from fastsiam.pipelines.torchvision_backend import TorchvisionLoader
+from fastsiam.training.step import TrainingStep
+from tests.conftest import ROOT, with_settings, write_images
+from tests.pipelines.test_dali import KINDS, gaps
 from tests.pipelines.test_pipelines import readable
 from tests.views.cases import UNEQUAL
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("pipeline", ["memory", "torchvision"])
+FFCV = pytest.param("ffcv", marks=pytest.mark.ffcv)
+DALI = pytest.param("dali", marks=pytest.mark.dali)
+
+
+@pytest.mark.parametrize("pipeline", ["memory", "torchvision", FFCV])
 def test_views_equal_the_cpus(pipeline: str, gpu: TrainConfig) -> None:
     """The reference on a GPU: equal to the CPU's to the last level."""
-    config = with_settings(gpu, pipeline=pipeline)
+    root = readable(pipeline, Path(gpu.data.data) / "train")
+    config = with_settings(gpu, pipeline=pipeline, data=str(root))
     batches = []
     for device in ("cpu", "cuda"):
         loader = build_loader(config.data, config.augment, batch=24, device=device)
@@ -32,9 +48,7 @@ def test_views_equal_the_cpus(pipeline: str, gpu: TrainConfig) -> None:
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "pipeline", ["torchvision", "memory", pytest.param("ffcv", marks=pytest.mark.ffcv)]
-)
+@pytest.mark.parametrize("pipeline", ["torchvision", "memory", FFCV])
 def test_views_of_different_sides_equal_the_cpus(pipeline: Any, images: Path) -> None:
     """Two epochs: buffers that rotate hold the crops of all sides."""
     root, batches = readable(pipeline, images / "train"), []
@@ -70,6 +84,133 @@ def test_ffcvs_crops_survive_a_gpu_that_is_behind(images: Path) -> None:
             assert torch.equal(ours.cpu(), theirs)
     host.close()
     device.close()
+
+
+@pytest.mark.parametrize("late", ["copies", "training"])
+def test_pils_views_survive_a_gpu_that_is_behind(
+    late: str, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of batches are copied beside the compute stream: neither overtakes the other."""
+    monkeypatch.setattr(shared_memory, "_MOST_BYTES", 2 * 2 * 3 * 2 * 16 * 16 * 3)
+    data = DataConfig(data=str(images / "train"), pipeline="torchvision", workers=2)
+    augment = AugmentConfig.alike(crop=16)
+    host = build_loader(data, augment, batch=8)
+    device = build_loader(data, augment, batch=8, device="cuda")
+    assert isinstance(device, TorchvisionLoader) and len(device._loader) == 9  # parts of 3 images
+    stream = device._whole._stream if late == "copies" else torch.cuda.current_stream()
+    for epoch in range(4):
+        expected, found = list(host.epoch(epoch)), []
+        batches = device.epoch(epoch)
+        for _ in expected:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(50_000_000)
+            found.append([view.clone() for view in next(batches).views])
+        for ours, theirs in zip(found, expected, strict=True):
+            for one, other in zip(ours, theirs.views, strict=True):
+                torch.testing.assert_close(one.cpu(), other, atol=1e-5, rtol=1e-5)
+    host.close()
+    device.close()
+
+
+def test_who_takes_pils_views_never_waits_for_the_device(images: Path) -> None:
+    data = DataConfig(data=str(images / "train"), pipeline="torchvision", workers=2)
+    loader = build_loader(data, UNEQUAL, batch=8, device="cuda", dtype=torch.bfloat16)
+    batches = loader.epoch(0)
+    next(batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(list(batches)) == 2
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    loader.close()
+
+
+ENGINE = """
+import sys, torch
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.pipelines import build_loader
+data = DataConfig(data=sys.argv[1], pipeline="dali", workers=2)
+loader = build_loader(data, AugmentConfig.alike(crop=16), batch=8, device="cuda")
+next(loader.epoch(0))
+loader.close()
+"""
+
+
+@pytest.mark.dali
+def test_the_jpeg_engine_is_engaged(images: Path) -> None:
+    """By nvImageCodec's word when it is asked, and by what it notes while DALI has it decode."""
+    if torch.cuda.get_device_capability() not in {(8, 0), (9, 0), (10, 0)}:
+        pytest.skip("this GPU need not have a JPEG engine")  # A100, H100 and H200, B200 have
+    assert without_engine(torch.cuda.current_device()) == ""
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE, str(images / "train")],
+        env={**os.environ, "DALI_NVIMGCODEC_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    noted = done.stdout + done.stderr
+    assert done.returncode == 0, noted
+    assert "nvjpeg_hw_decoder" in noted and "num_hw_engines=0" not in noted
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("load", [0.0, 0.9, 1.0])
+@pytest.mark.parametrize("kinds", [["landscape"], ["progressive"], sorted(KINDS)], ids=len)
+def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_path: Path) -> None:
+    """The engine, the GPU's cores or the CPU, of a batch of one kind of image or of all.
+
+    In the mean, within a level and a half: nvJPEG's transform rounds otherwise than libjpeg's.
+    """
+    for number in range(32):
+        (tmp_path / f"{number}.jpg").write_bytes(KINDS[kinds[number % len(kinds)]](number))
+    store = open_store(tmp_path, "train")
+    order, augment = Order(images=32, batch=16, seed=0), AugmentConfig.alike(crop=48)
+    loader = DaliLoader(
+        store, order, augment, workers=2, device=torch.device("cuda", 0), dtype=torch.float32,
+        hw_decoder_load=load,
+    )  # fmt: skip
+    gap = gaps(loader, store, 48, epochs=2)
+    loader.close()
+    assert gap.shape[1] == 64
+    assert gap.mean() < 1.5 and gap.mean((2, 3, 4)).max() < 5
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """More than a batch of the paper's, of 256 pixels."""
+    return write_images(tmp_path_factory.mktemp("many") / "train", classes=4, each=160, side=256)
+
+
+@pytest.mark.parametrize("pipeline", [DALI, FFCV])
+def test_a_real_step_is_fed_with_the_papers_batch(pipeline: str, many: Path) -> None:
+    """ResNet-50 trains on 512 images, and meets the same views as where everybody waits."""
+    if torch.cuda.mem_get_info()[0] < 70 * 2**30:
+        pytest.skip("needs 70 GiB of free GPU memory")
+    place = Place(0, 1, torch.device("cuda", 0))
+    root = readable(pipeline, many)
+    config = with_settings(
+        imagenet(), data=str(root), pipeline=pipeline, workers=8, compile="off", precision="bf16"
+    )
+    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=1)
+    step.prepare()
+    loader = build_loader(
+        config.data, config.augment, batch=512, device=place.device, dtype=torch.bfloat16
+    )
+    seen = dict[bool, list[torch.Tensor]]()
+    for waits in (False, True):
+        made = seen[waits] = []
+        for epoch in range(3):
+            for batch in loader.epoch(epoch):
+                if waits:
+                    torch.cuda.synchronize()
+                loss, _ = step(batch, at=0)
+                made += [view.double().sum((1, 2, 3)) for view in batch.views]
+                assert batch.view1.shape == (512, 3, 224, 224) and loss.isfinite()
+    for free, waited in zip(*seen.values(), strict=True):
+        assert torch.equal(free, waited)
+    loader.close()
 
 
 @pytest.mark.ffcv

@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from fastsiam.config import DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.config.data import ImagePipeline
 from fastsiam.errors import DataError
-from fastsiam.pipelines import open_store
+from fastsiam.pipelines import open_store, shared_memory
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.workers import count
 from tests.conftest import ROOT
@@ -52,12 +52,16 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
 
 
-def test_batches_made_ahead() -> None:
-    data = DataConfig(workers=3, prefetch=5)
-    ahead = {name: backend.made_ahead(data) for name, backend in BACKENDS.items()}
+def test_batches_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_free_bytes", lambda: None)
+    data, augment = DataConfig(workers=3, prefetch=5), AugmentConfig.alike(crop=32)
+    ahead = {name: backend.made_ahead(data, augment, 64) for name, backend in BACKENDS.items()}
     assert ahead == {"torchvision": 6, "ffcv": 6, "dali": 6, "memory": 0, "synthetic": 0}
-    assert BACKENDS[BASELINE].made_ahead(DataConfig(workers=0)) == 2
-    assert BACKENDS[BASELINE].made_ahead(DataConfig()) == 2 * max(1, count(-1))
+    by_workers = BACKENDS[BASELINE].made_ahead
+    assert by_workers(DataConfig(workers=0), augment, 64) == 0
+    assert by_workers(DataConfig(), augment, 64) == 2 * count(-1)
+    # At 224 pixels 16 processes make items of 111 images: 32 of them are 6.4 batches of 512.
+    assert by_workers(DataConfig(workers=16), AugmentConfig(), 512) == 7
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, [])) for n in BACKENDS])

@@ -50,20 +50,23 @@ def photometric(
         return reference.photometric(crops, params, config, dtype=dtype)
 
 
-def normalized(crops: Tensor, config: AugmentConfig) -> Tensor:
-    """Normalise crops that go through nothing else, as evaluation's.
+def normalized(
+    crops: Tensor, config: AugmentConfig, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Normalise crops that go through nothing else: evaluation's, and views that PIL finished.
 
     Args:
         crops: (N, S, S, 3) uint8 RGB.
         config: for the mean and standard deviation.
+        dtype: of the result.
 
     Returns:
-        (N, 3, S, S) float32 on the crops' device, in channels-last memory format.
+        (N, 3, S, S) of ``dtype`` on the crops' device, in channels-last memory format.
     """
     if crops.device.type == "cpu":
         from . import cpu
 
-        return cpu.normalize(crops, config)
+        return cpu.normalize(crops, config, dtype)
     from . import reference
 
-    return reference.normalize(crops.permute(0, 3, 1, 2).float(), config)
+    return reference.normalize(crops.permute(0, 3, 1, 2).float(), config).to(dtype)

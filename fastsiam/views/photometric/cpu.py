@@ -149,13 +149,15 @@ _ZERO = np.float32(0)  # a Python float is float64
 _BELOW_HALF, _ODD, _CUT = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)  # ties go to even
 
 
-def normalize(crops: Tensor, config: AugmentConfig) -> Tensor:
+def normalize(crops: Tensor, config: AugmentConfig, dtype: torch.dtype) -> Tensor:
     """Do what ``photometric.normalized`` says, in one pass: there are but 256 levels."""
     levels = torch.arange(256.0).view(256, 1, 1, 1).expand(256, 3, 1, 1)
-    table = reference.normalize(levels, config).reshape(256, 3).contiguous().numpy()
+    values = reference.normalize(levels, config).reshape(256, 3).to(dtype).contiguous()
     source = crops.contiguous().numpy().reshape(len(crops), -1)
-    out = torch.empty(crops.shape)
-    target = out.numpy().reshape(source.shape)
+    out = torch.empty(crops.shape, dtype=dtype)
+    # numpy has no bfloat16: values are passed on bit by bit, as whole numbers of their size.
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    table, target = values.view(whole).numpy(), out.view(whole).numpy().reshape(source.shape)
 
     def work(counter: NDArray[np.int64]) -> None:
         _look_up(source, table, target, counter)

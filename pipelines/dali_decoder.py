@@ -1,0 +1,127 @@
+"""DALI's decoder: its settings by what the images are, and whether a JPEG engine is in use."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from functools import cache
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+log = logging.getLogger(__name__)
+
+_MIB = 2**20
+_USUAL = 99
+"""Percent of the images that fit into the memory that is there from the start. The largest of a
+data set can be a hundred times the usual one, and memory for larger ones is got when they come."""
+_MOST_OF_THE_ENGINE = 2**31
+_DEVICE_PADDING, _HOST_PADDING, _MOST_PADDING = 16 * _MIB, 8 * _MIB, 64 * _MIB
+"""Bytes for each thread: DALI's own, and what is given at most."""
+_DEVICE_BYTES, _HOST_BYTES = 5.5, 3.7
+"""Bytes for a pixel of the largest image that these paddings are to hold: those of NVIDIA's recipes
+(DeepLearningExamples: 211,025,920 and 140,544,512 for 5,980 x 6,430)."""
+
+
+def decoded(
+    encoded: Any,
+    *,
+    gpu: bool,
+    batch: int,
+    hw_decoder_load: float,
+    dimensions: NDArray[np.int64] | None = None,
+) -> Any:
+    """Add the decoder to a graph: encoded images in, pixels as PIL's out.
+
+    Args:
+        encoded: the graph's node of the images' bytes.
+        gpu: decode there, within the rounding of another transform; on a CPU pixels are PIL's.
+        batch: images in a batch, at most.
+        hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
+        dimensions: (images, 2) height and width of the images of the data set, if known.
+    """
+    from nvidia.dali import fn, types
+
+    own: dict[str, Any] = {"hw_decoder_load": hw_decoder_load, **hints(dimensions, batch)}
+    # DALI's pools grow with the first batches and are kept, and how much they will hold is not
+    # known before: backend.PreallocateDeviceMemory would spare a second of the first step, and
+    # take for good from the model what was guessed too high.
+    return fn.decoders.image(
+        encoded,
+        device="mixed" if gpu else "cpu",
+        output_type=types.RGB,
+        adjust_orientation=False,
+        jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
+        **(own if gpu else {}),
+    )
+
+
+def hints(dimensions: NDArray[np.int64] | None, batch: int) -> dict[str, int]:
+    """Return the decoder's hints on how much memory to take at the start; none if none is known.
+
+    The engine's is for a batch of JPEGs without subsampling (nvjpegDecodeBatchedPreAllocate), and
+    2 GiB at most. The paddings are for each of DALI's threads, which feed the GPU's cores what the
+    engine does not take; they are DALI's own or more. No pipeline reads JPEG 2000.
+
+    Args:
+        dimensions: (images, 2) height and width.
+        batch: images in a batch.
+    """
+    if dimensions is None:
+        return {}
+    height, width = np.percentile(dimensions, _USUAL, axis=0)
+    shrunk = min(1, math.sqrt(_MOST_OF_THE_ENGINE / (3 * batch * height * width)))
+    pixels = float(np.percentile(dimensions.prod(1), _USUAL))
+
+    def padding(least: int, bytes_per_pixel: float) -> int:
+        return min(_MOST_PADDING, max(least, math.ceil(bytes_per_pixel * pixels / _MIB) * _MIB))
+
+    return {
+        "preallocate_height_hint": max(1, int(height * shrunk)),
+        "preallocate_width_hint": max(1, int(width * shrunk)),
+        "device_memory_padding": padding(_DEVICE_PADDING, _DEVICE_BYTES),
+        "host_memory_padding": padding(_HOST_PADDING, _HOST_BYTES),
+    }
+
+
+@cache
+def say_what_decodes(device: int, hw_decoder_load: float) -> None:
+    """Log once, in a machine's first rank, whether a GPU's JPEG engine is in use."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    if hw_decoder_load == 0:
+        log.info("DALI leaves the GPU's JPEG engine idle: --dali-hw-decoder-load 0")
+    elif reason := without_engine(device):
+        log.info(f"DALI decodes without a JPEG engine of the GPU, on its cores: {reason}")
+    else:
+        log.info(f"DALI decodes {hw_decoder_load:.0%} of the JPEGs on the GPU's JPEG engine")
+
+
+def without_engine(device: int) -> str:
+    """Ask nvImageCodec, by which DALI decodes, to decode a JPEG on a GPU's JPEG engine alone.
+
+    Returns:
+        Why it does not, "" if it does.
+    """
+    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # what it misses is said by our line
+    try:
+        from nvidia import nvimgcodec
+    except ImportError as error:
+        return f"nvImageCodec cannot be asked ({error})"
+    jpeg = BytesIO()
+    Image.new("RGB", (256, 256)).save(jpeg, "JPEG")
+    try:
+        decoder = nvimgcodec.Decoder(
+            device_id=device,
+            max_num_cpu_threads=1,
+            backends=[nvimgcodec.Backend(nvimgcodec.HW_GPU_ONLY)],
+            options=":fancy_upsampling=1",
+        )
+        image = decoder.decode(nvimgcodec.CodeStream(jpeg.getvalue()))
+    except RuntimeError as error:
+        return f"nvImageCodec says: {error}"
+    return "" if image is not None else "nvImageCodec finds none"

@@ -1,0 +1,142 @@
+"""DALI's graph: encoded images and boxes in, crops out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.views.batch import Shape
+
+from .dali_decoder import decoded
+from .geometric import Cuts
+
+
+def build_graph(
+    shapes: Sequence[Shape],
+    *,
+    threads: int,
+    device: int | None,
+    hw_decoder_load: float,
+    dimensions: NDArray[np.int64] | None,
+    resizes: bool,
+    pads: bool,
+) -> Any:
+    """Build a graph that takes encoded images and cuts, and makes a list of crops for each view.
+
+    Args:
+        shapes: (V, N, S, S, 3) of a batch's crops, one for each side.
+        threads: DALI's.
+        device: number of the GPU, None for the CPU.
+        hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
+        dimensions: (images, 2) height and width of the data set's images, if known.
+        resizes: whether it cuts and resizes; else it makes decoded images, and takes no cuts.
+        pads: whether crops can reach beyond what the boxes become.
+    """
+    # What DALI's decoders find wrong with an image is said by our error, with its name.
+    os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
+    from nvidia.dali import Pipeline, fn, types
+
+    batch = shapes[0][1]
+    dali = Pipeline(
+        batch_size=batch,
+        num_threads=threads,
+        device_id=device,
+        seed=0,
+        # Each schedule_run starts one batch, however many are in the air.
+        exec_dynamic=True,
+        prefetch_queue_depth=1,
+    )
+    with dali:
+        image = decoded(
+            fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, no_copy=True),
+            gpu=device is not None,
+            batch=batch,
+            hw_decoder_load=hw_decoder_load,
+            dimensions=dimensions,
+        )
+        if resizes:
+            dali.set_outputs(*(_view(image, *view, pads=pads) for view in _names(shapes)))
+        else:
+            dali.set_outputs(image)
+    dali.build()
+    return dali
+
+
+def _view(image: Any, view: str, side: int, *, pads: bool) -> Any:
+    """Cut a box out of an image, flip it perhaps, and make a square of it or of its middle."""
+    from nvidia.dali import fn, types
+
+    def argument(name: str, kind: Any = types.FLOAT) -> Any:
+        return fn.external_source(name=name + view, dtype=kind, ndim=1, no_copy=True)
+
+    # The box apart: PIL's filter sees nothing beside it. Taking the nearest pixels at their own
+    # scale copies them; DALI's slice does that too, at half the speed.
+    box = fn.resize(
+        image,
+        size=argument("size"),
+        roi_start=argument("start"),
+        roi_end=argument("end"),
+        interp_type=types.INTERP_NN,
+    )
+    square = [side, side]
+    crop = fn.resize(
+        box,
+        size=argument("extent") if pads else square,
+        roi_start=argument("from"),
+        roi_end=argument("to"),
+        roi_relative=True,
+    )
+    if not pads:
+        return crop
+    return fn.slice(
+        crop,
+        start=argument("corner", types.INT32),
+        shape=square,
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+    )
+
+
+def _names(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
+    """Return a name in DALI's graph for each view, and its side."""
+    sides = [side for views, _, side, *_ in shapes for _ in range(views)]
+    return [(str(number), side) for number, side in enumerate(sides)]
+
+
+def cut_arguments(
+    cuts: Sequence[Cuts], shapes: Sequence[Shape], *, pads: bool
+) -> dict[str, NDArray[Any]]:
+    """Return what the graph asks for: boxes in pixels; flips as boxes from right to left."""
+    of_sides = [_boxes(own, shape[2], pads=pads) for own, shape in zip(cuts, shapes, strict=True)]
+    of_each = (
+        {name: array[view] for name, array in boxes.items()}
+        for boxes in of_sides
+        for view in range(len(boxes["size"]))
+    )
+    return {
+        name + view: array.astype(np.int32 if name == "corner" else np.float32)
+        for (view, _), arrays in zip(_names(shapes), of_each, strict=True)
+        for name, array in arrays.items()
+    }
+
+
+def _boxes(cuts: Cuts, side: int, *, pads: bool) -> dict[str, NDArray[Any]]:
+    """Return the arguments (V, N, 2) of the views of one side."""
+    start, size = cuts.box[..., :2], cuts.box[..., 2:]
+    first = np.maximum(cuts.corner, 0)
+    last = np.minimum(cuts.corner + side, cuts.resized)
+    flip = np.stack([np.zeros_like(cuts.flip), cuts.flip], -1)
+    arrays = {
+        "size": size,
+        "start": start,
+        "end": start + size,
+        "from": np.where(flip, last, first) / cuts.resized,
+        "to": np.where(flip, first, last) / cuts.resized,
+    }
+    if pads:
+        arrays |= {"extent": last - first, "corner": np.minimum(cuts.corner, 0)}
+    return arrays
