@@ -27,7 +27,6 @@ from .dali_decoder import say_what_decodes
 from .dali_errors import no_memory, reason, refuses_an_image
 from .dali_graph import build_graph, cut_arguments
 from .geometric import Cuts
-from .geometric.cpu import crop_images
 from .store import Store
 from .store.probe import Flags, ends, header
 from .workers import closes_at_exit, count
@@ -280,6 +279,8 @@ class Cropper:
                 for own in sides:
                     torch.stack(list(islice(views, len(own))), out=own)
             else:
+                from .geometric.cpu import crop_images  # a GPU does without numba
+
                 images = [np.asarray(made[0].at(row)) for row in range(len(batch.encoded))]
                 with span("crop"):
                     for cuts, own in zip(batch.cuts, sides, strict=True):
