@@ -67,6 +67,12 @@ _ROWS = (
         options=("recipe", "crop", "batch", *_COMMON),
     ),
     Case(
+        name="geometric",
+        help="Crop, resize and flip of images that are decoded, beside torchvision on tensors.",
+        title="The geometric stage",
+        options=("recipe", "crop", "batch", *_COMMON),
+    ),
+    Case(
         name="step",
         help="The training step on ready tensors, in several ways, and in the authors' setting.",
         title="A training step",

@@ -74,6 +74,8 @@ def stages(setup: Setup) -> list[Stage]:
         *tested("kernels"),
         _bench(setup, "photometric-512", "photometric", batch=512, seconds=30, most=120),
         _bench(setup, "photometric-4096", "photometric", batch=4096, seconds=35, most=120),
+        _bench(setup, "geometric-512", "geometric", batch=512, seconds=35, most=120),
+        _bench(setup, "geometric-4096", "geometric", batch=4096, seconds=40, most=120),
         _bench(setup, "step-512", "step", "--variants", steps, batch=512, seconds=200, most=400),
         *tested("step"),
         *tested("loaders"),

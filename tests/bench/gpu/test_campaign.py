@@ -164,7 +164,7 @@ def check_options(arguments: list[str]) -> None:
 def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     """Stages that differ from others in size alone are taken for done."""
     names = [one.name for one in stages(Setup(out=tmp_path, gpu=False, pipelines=("dali",)))]
-    repeated = {"photometric-4096", "step-cifar10", "step-fp32", "train"}
+    repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {name for name in names if name.startswith("tests-")} - {"tests-knn"}
     done = {"status": "done", "seconds": 1, "said": ""}
     (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), done)))
@@ -172,7 +172,8 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert said.stdout == f"wrote {tmp_path / 'page.md'}\n"
     outcomes = read_outcomes(tmp_path)
     assert set(names) <= set(outcomes) and {one.status for one in outcomes.values()} == {"done"}
-    measured = {"machine", "photometric-512", "step-512", "loader", "jpeg-engine", "profile"}
+    measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
+    measured |= {"jpeg-engine", "profile"}
     assert {path.stem for path in (tmp_path / "records").iterdir()} == measured
     assert all(read(path) for path in (tmp_path / "records").iterdir())
     page = (tmp_path / "page.md").read_text()
