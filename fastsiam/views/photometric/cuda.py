@@ -67,11 +67,10 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
-    boxes, narrow = _boxes(what, side)
+    rows, narrow = _boxes(what, side)
     thresholds, table = np.unique(what.solarise, return_inverse=True)
-    lookup, views, boxes = _upload(
-        _lookup(config, dtype, tuple(thresholds.tolist())), _views(what, table), boxes, crops.device
-    )
+    tables = _lookup(config, dtype, tuple(thresholds.tolist())), _views(what, table), rows
+    lookup, views, boxes = _upload(*tables, crops.device)
     levels, out = torch.empty_like(crops), torch.empty_like(crops, dtype=dtype)
     bits = lookup.view(torch.int32 if dtype.itemsize == 4 else torch.int16)
     with torch.cuda.device_of(crops):
@@ -188,8 +187,14 @@ def _upload(
     """Copy the tables to the device, as one: a copy costs the host as much as a launch."""
     parts = [lookup.view(torch.uint8).numpy(), views, boxes]
     flat = [part.view(np.uint8).ravel() for part in parts]
-    copy = to_device(np.concatenate(flat), device).split([part.size for part in flat])
-    tables = (part.view(torch.float32) for part in copy[1:])
-    return copy[0].view(lookup.dtype), *(
-        x.view(-1, y.shape[1]) for x, y in zip(tables, (views, boxes), strict=True)
+    copies = to_device(np.concatenate(flat), device).split([part.size for part in flat])
+    first, second, third = (
+        copy.view(kind).view(shape)
+        for copy, kind, shape in zip(
+            copies,
+            (lookup.dtype, torch.float32, torch.float32),
+            (lookup.shape, views.shape, boxes.shape),
+            strict=True,
+        )
     )
+    return first, second, third

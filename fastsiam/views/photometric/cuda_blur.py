@@ -10,6 +10,8 @@ What is left, wider boxes and sides that are no multiples of 16, goes through si
 
 # The parameters of kernels have types that are Triton's own, found out when they are compiled.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# So have tuples, which grow as loops are unrolled.
+# mypy: disable-error-code="assignment, var-annotated"
 
 from __future__ import annotations
 
