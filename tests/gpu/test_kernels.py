@@ -14,7 +14,7 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.views.batch import Crops
-from fastsiam.views.draws import draw_views
+from fastsiam.views.draws import HUE, draw_views
 from fastsiam.views.photometric import photometric, reference
 from tests.views.cases import UNEQUAL
 from tests.views.test_cuda_kernels import (
@@ -75,6 +75,25 @@ def test_the_photometric_kernels_at_full_batches(
     )
     for ours, theirs in zip(views, expected, strict=True):
         assert torch.equal(ours[torch.from_numpy(rows).cuda()].cpu(), theirs)
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.37])
+def test_every_colour_has_the_hue_of_the_reference(turn: float) -> None:
+    """All 2**24, as 256 views of 256 pixels; the interpreter's share is test_every_hue."""
+    colours = torch.arange(2**24, dtype=torch.int32)
+    channels = torch.stack([colours >> 16, colours >> 8, colours], 1).to(torch.uint8)
+    crops = channels.view(2, 128, 256, 256, 3)
+    config = AugmentConfig.alike(crop=256, jitter_p=1, gray_p=0, blur_p=0)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(128), size=[(256, 256)] * 128)
+    order, factor = np.full_like(params.order, -1), np.zeros_like(params.factor)
+    order[..., 0], factor[..., HUE] = HUE, turn
+    params = replace(params, order=order, factor=factor)
+    views = photometric((crops.cuda(),), params, config)
+    for first in range(0, 128, 16):  # the reference's double takes memory
+        rows = np.arange(first, first + 16)
+        expected = reference.photometric((crops[:, rows],), params.rows(rows), config)
+        for ours, theirs in zip(views, expected, strict=True):
+            assert torch.equal(ours[first : first + 16].cpu(), theirs)
 
 
 def test_truncation_by_a_sum_that_is_rounded_towards_zero() -> None:

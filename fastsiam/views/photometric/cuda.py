@@ -3,31 +3,41 @@
 - A blend is the reference's float32 arithmetic step by step. For that the kernels are compiled
   without fused multiply-adds, which would round once where PIL rounds twice.
 - Hue in float32 truncates as PIL's mix of float and double does, for all 2**24 colours and 256
-  shifts, because its three divisions are IEEE's.
+  shifts; see ``cuda_colours``.
 - Luma, the mean gray of contrast and the blur are sums of whole numbers.
-- Normalisation and the rounding to ``dtype`` are a table of 3 x 256 values that the reference made.
-- Solarising inverts a level on its way to that table, in registers.
+- Solarising, normalisation and the rounding to ``dtype`` are a table of 3 x 256 values that the
+  reference made, one for each threshold in the batch.
 
-The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A pass
-is 5 taps for a sigma below 2.4, so six of them are no more work than a composed filter of 13 taps
-along each axis. That would save memory traffic, but round elsewhere than PIL.
+The blur keeps PIL's six passes: a box three times along each axis, whole levels after each. A
+composed filter would round elsewhere than PIL.
 
 What a batch launches on the current stream for the views of one side, none of which the host waits
-for:
+for; bytes and instructions are for each pixel of a view, the latter as ``fastsiam.bench.kernels``
+counts them for sm_90 and a 16-bit type, with all operations:
 
-==================== ======================= ===================================================
-what                 for                     bytes for each pixel of a view
-==================== ======================= ===================================================
-an upload            all parameters          48 bytes a view, from pinned memory
-memset, sums of gray if a view has contrast  reads 3 in views that have it
-jitter and gray      all views               reads 3; writes the result, or 3 if it will be blurred
-six boxes            views that are blurred  read 3 and write 3; the sixth writes the result
-==================== ======================= ===================================================
+============== ========== ======================================= =================================
+what           for        bytes                                   instructions
+============== ========== ======================================= =================================
+an upload      parameters 48 a view, from pinned memory           none
+colours        all views  reads 3; writes the result, or 3 if     39, and 176 for the operations
+                          it will be blurred
+colours, once  views with reads 3; writes 3 if an operation       32
+more           contrast   comes before; the rest reads these
+blur of rows   blurred    reads 3, writes 3                       42; 55 from a sigma of 1.41 on
+blur of        blurred    reads 3, writes the result              52; 66 from a sigma of 1.41 on
+columns
+============== ========== ======================================= =================================
 
 A result is 6 bytes a pixel in a 16-bit type, so the floor, to read the crop and to write the
-result, is 9. With the paper's probabilities (contrast .8, blur .5) a pixel takes
-.8 x 3 + 3 + .5 x 6 + .5 x 3 + .5 x (5 x 6 + 3 + 6) = 29.4 bytes, so the floor is 31% of it. Two
-thirds are the blur's. Recipes without blur take 11.4 bytes: 79%.
+result, is 9. With the paper's probabilities (contrast .8, in three quarters of them after another
+operation, blur .5) a pixel takes 3 + .5 x 6 + .5 x 3 + .8 x .75 x 3 + .5 x (6 + 9) = 16.8 bytes of
+memory, and 2.4 that its own program has just touched. Instructions are about 255: an H200 needs
+twice as long to issue them as to move the bytes. What bounds the stage are the instructions of the
+colours, 100 of them the hue's; the two kernels of the blur are bound by memory, or close to it.
+docs/performance.md has the figures.
+
+Wider boxes, from a sigma of 2.45 on, and sides that are no multiples of 16 are blurred by six
+passes of 105 to 143 instructions for a pixel each. Odd sides are loaded and stored by single bytes.
 """
 
 from __future__ import annotations

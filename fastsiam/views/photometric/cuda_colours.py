@@ -3,11 +3,11 @@
 A thread takes four pixels at a time, which lie in three 32-bit words; all it does to them happens
 in its registers.
 
-A view with contrast is walked over twice: for its mean gray, and for the rest. What happens before
-the contrast is done the first time only, and its levels kept in memory, which is then the cache:
-one program does both, so there is no launch between them, and no sum in memory. 256 threads for a
-view fill a GPU from some 300 views on, four such programs on a multiprocessor; a batch of 512
-images has 1,024 of each side at least.
+A view with contrast is walked over twice: for its mean gray, and for the rest. What comes before
+the contrast is done the first time only, and its levels are kept in memory, from where they come
+back out of a cache. One program does both walks: so there is no launch between them, and no sum in
+memory. A program has 256 threads, of which an H200's 132 multiprocessors hold 528 programs at once;
+two views of 512 images are 1,024.
 """
 
 # The parameters of kernels have types that are Triton's own, found out when they are compiled.
@@ -186,9 +186,10 @@ def _store_levels(view, quad, r, g, b, PIXELS: tl.constexpr, WORDS: tl.constexpr
 
 @triton.jit
 def _store_results(out, view, quad, lookup, r, g, b, PIXELS: tl.constexpr, WORDS: tl.constexpr):
-    r0, r1, r2, r3 = look_up(*apart(lookup + (_bits(r) & 255)))
-    g0, g1, g2, g3 = look_up(*apart(lookup + 256 + (_bits(g) & 255)))
-    b0, b1, b2, b3 = look_up(*apart(lookup + 512 + (_bits(b) & 255)))
+    lookup -= 0x4B000000  # which the bits have more than the level
+    r0, r1, r2, r3 = look_up(*apart(lookup + _bits(r)))
+    g0, g1, g2, g3 = look_up(*apart(lookup + 256 + _bits(g)))
+    b0, b1, b2, b3 = look_up(*apart(lookup + 512 + _bits(b)))
     if WORDS:
         inside = (quad < PIXELS // 4)[:, None]
         if lookup.dtype.element_ty == tl.int32:
