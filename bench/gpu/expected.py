@@ -152,8 +152,8 @@ EXPECTED = (
     Expectation(
         "photometric stage of 512 images",
         "ms",
-        1.5,
-        2.5,
+        0.4,
+        0.9,
         _milliseconds("photometric-512", "fastsiam", 512),
     ),
     Expectation(
