@@ -1,8 +1,9 @@
 """A machine that seems to have a GPU: torch's fake tensors, which have all but numbers.
 
-Inside ``fake_gpu()`` the code under test finds ``torch.device("cuda")``, and its tensors have
-devices, shapes, types and strides, by the rules that torch's compiler traces with. Operations on
-tensors of two devices fail as on a GPU; what fails here alone is to wait for the GPU:
+Inside ``fake_gpu()`` the code under test finds ``torch.device("cuda")``, whose tensors have
+devices, shapes, types and strides, by the rules that torch's compiler traces with. Tensors on the
+host are real. Operations on tensors of two devices fail as on a GPU; what fails here alone, while
+it is ``watched``, is to wait for the GPU:
 
 - to ask for a value (``item``, ``tolist``, ``if tensor:``) or for places (``nonzero``, masks);
 - to copy from the GPU to the host;
@@ -17,13 +18,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -72,6 +74,7 @@ class Gpu(TorchDispatchMode):
         self.waited_for: list[str] = []
         """Streams that the host waited for on purpose, by name."""
         self._watches = False
+        self._pinned: list[torch.UntypedStorage] = []
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -84,29 +87,45 @@ class Gpu(TorchDispatchMode):
         finally:
             self._watches = False
 
-    @staticmethod
-    def left() -> contextlib.AbstractContextManager[Any]:
-        """Leave the fake GPU's world inside: tensors on the host are real there."""
-        return _disable_current_modes()  # type: ignore[no-any-return]
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
+        kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        there = torch.device(kwargs.get("device") or "cpu").type == "cuda"
+        if not there and not any(isinstance(t, FakeTensor) for t in given):
+            return self._really(func, args, kwargs)
         if name == "_fused_sgd_":
             return _fused_sgd(*args, **kwargs)
         out = func(*args, **kwargs)
         if self._watches:
             self.made += [Made(name, t) for t in tree_leaves(out) if isinstance(t, Tensor)]
-            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
             if name == "_to_copy":
                 self._copy(args[0], out, bool(kwargs.get("non_blocking")))
             elif name == "copy_":
                 self._copy(args[1], args[0], len(args) > 2 and bool(args[2]))
-            elif any(t.is_cuda for t in given) and any(_on_the_host(t) for t in given):
+            elif any(_on_the_host(t) for t in given):
                 raise HostWait(f"{name} of tensors on the host and on the GPU")
         return out
+
+    def _really(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Do what concerns the host alone, and remember which memory would be pinned."""
+        pinned = kwargs.pop("pin_memory", False)
+        with _disable_current_modes():
+            out = func(*args, **kwargs)
+        if pinned:
+            self.pin(out)
+        return out
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Let a tensor's memory stand for pinned memory, whoever looks at it."""
+        self._pinned.append(tensor.untyped_storage())
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor on the host lies in what stands for pinned memory."""
+        at = tensor.untyped_storage().data_ptr()
+        return any(p.data_ptr() <= at < p.data_ptr() + p.nbytes() for p in self._pinned)
 
     def _copy(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
         if source.device == target.device:
@@ -114,12 +133,12 @@ class Gpu(TorchDispatchMode):
         what = f"a copy of {tuple(source.shape)} {source.dtype}"
         if source.is_cuda:
             raise HostWait(f"{what} to the host")
-        if not (non_blocking and is_pinned(source)):
+        if not (non_blocking and self.is_pinned(source)):
             raise HostWait(f"{what} to the GPU, not from pinned memory or not non_blocking")
         self.copied.append(target)
 
     def on_the_host(self) -> list[str]:
-        """Return what made tensors on the host; single numbers are handed over with a launch."""
+        """Return what made tensors on the host of the GPU's; single numbers go with a launch."""
         return [one.by for one in self.made if _on_the_host(one.tensor)]
 
     def images_in(self, layout: torch.memory_format) -> Counter[tuple[str, bool]]:
@@ -185,18 +204,6 @@ def _on_the_host(tensor: Tensor) -> bool:
     return not tensor.is_cuda and tensor.dim() > 0
 
 
-def is_pinned(tensor: Tensor) -> bool:
-    """Tell whether a tensor on the host is what stands for pinned memory."""
-    return getattr(tensor, "_stands_for_pinned", False)
-
-
-def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-    """Stand for ``Tensor.pin_memory``: a copy with a mark."""
-    pinned = tensor.clone()
-    pinned._stands_for_pinned = True  # type: ignore[attr-defined]
-    return pinned
-
-
 def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
     """Stand for ``Module._apply``, which swaps a fake parameter's content: it must have no weakref,
     and fake tensors have one. Here parameters are new objects."""
@@ -210,6 +217,21 @@ def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
         if buffer is not None:
             module._buffers[name] = change(buffer)
     return module
+
+
+class TritonDriver:
+    """Stands for Triton's driver, so that kernels are compiled for an H200."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
 @contextlib.contextmanager
@@ -240,8 +262,8 @@ def fake_gpu() -> Iterator[Gpu]:
         for owner, name, stand_in in (
             (torch.autograd, "_engine_run_backward", run_backward),
             (nn.Module, "_apply", _apply),
-            (Tensor, "pin_memory", _pin_memory),
-            (Tensor, "is_pinned", is_pinned),
+            (Tensor, "pin_memory", lambda tensor, device=None: gpu.pin(tensor.clone())),
+            (Tensor, "is_pinned", lambda tensor, device=None: gpu.is_pinned(tensor)),
             (Tensor, "record_stream", lambda tensor, stream: None),
             # torch would else ask CUDA for a context, now that there seems to be a GPU.
             (FakeTensorMode, "avoid_device_init", True),
@@ -249,6 +271,10 @@ def fake_gpu() -> Iterator[Gpu]:
             (torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
+        if find_spec("triton"):
+            from triton.runtime import driver
+
+            stack.enter_context(mock.patch.object(driver, "_active", TritonDriver()))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(gpu)
         yield gpu

@@ -38,8 +38,7 @@ def batch_of(config: TrainConfig, dtype: torch.dtype) -> Batch:
 
 
 def step_of(config: TrainConfig) -> TrainingStep:
-    with Gpu.left():
-        method = build_method(config.model, images=100)
+    method = build_method(config.model, images=100)
     step = TrainingStep(config, method, Place(0, 1, CUDA), steps_per_epoch=10)
     assert step.prepare() == ""
     return step
