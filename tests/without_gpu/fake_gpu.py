@@ -76,6 +76,11 @@ class Gpu(TorchDispatchMode):
         self._watches = False
         self._pinned: list[torch.UntypedStorage] = []
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Tell dynamo that it may compile all the same."""
+        return True
+
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Refuse what makes the host wait inside, and note what is made."""
@@ -248,6 +253,9 @@ def fake_gpu() -> Iterator[Gpu]:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: HOPPER,
         "mem_get_info": lambda device=None: (140 * 2**30, 141 * 2**30),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
+        "is_current_stream_capturing": lambda: False,
         "synchronize": lambda device=None: current.synchronize(),
         "current_stream": lambda device=None: current,
         "stream": lambda stream: stream or contextlib.nullcontext(),

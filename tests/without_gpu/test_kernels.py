@@ -7,13 +7,9 @@ tests/views/test_cuda_kernels.py has the numbers, of small images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.geometric import crop_views
@@ -21,6 +17,7 @@ from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
 from tests.views.cases import UNEQUAL
 
+from .conftest import Launch
 from .fake_gpu import CUDA, Gpu
 from .integers import overflows
 
@@ -32,43 +29,6 @@ import triton.language as tl
 PAPER = AugmentConfig.alike(crop=224)
 EIGHT = AugmentConfig(views=4 * PAPER.views)
 """Eight views of 224 pixels: with 4096 images their bytes are too many for 32 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What a kernel was called with."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [arg for arg in self.args if isinstance(arg, Tensor)]
-
-    def ttir(self) -> str:
-        """Compile it for Hopper, to Triton's intermediate code and further."""
-        given = [arg.dtype if isinstance(arg, Tensor) else arg for arg in self.args]
-        kernel = self.kernel.warmup(*given, grid=self.grid, **self.options)
-        return str(kernel.asm["ttir"])
-
-
-@pytest.fixture
-def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """Note launches in the place of making them."""
-    from triton.runtime.jit import JITFunction
-
-    run, made = JITFunction.run, []
-
-    def note(self: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> Any:
-        if warmup:
-            return run(self, *args, grid=grid, warmup=warmup, **options)
-        made.append(Launch(self, tuple(grid), args, options))
-        return None
-
-    monkeypatch.setattr(JITFunction, "run", note)
-    return made
 
 
 def launch_all(gpu: Gpu, config: AugmentConfig, images: int, dtype: torch.dtype) -> None:
