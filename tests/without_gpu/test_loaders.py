@@ -1,4 +1,4 @@
-"""What loaders hand over where there seems to be a GPU: where it lies, of what type, in which order.
+"""What loaders hand over where there seems to be a GPU: where it lies, and of what type.
 
 Decoding is real; the kernels are not launched. DALI works in a library of its own, beyond torch.
 """
