@@ -66,7 +66,7 @@ class Gpu(TorchDispatchMode):
     """What stands for the GPU; as a mode of torch's it sees every operation."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[Made] = []
         """What was made, while ``watched``."""
         self.copied: list[Tensor] = []
@@ -264,6 +264,7 @@ def fake_gpu() -> Iterator[Gpu]:
         "device_of": lambda tensor: contextlib.nullcontext(),
         "device": lambda device: contextlib.nullcontext(),
     }
+    cudnn = torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
         for name, stand_in in cuda.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
@@ -276,7 +277,7 @@ def fake_gpu() -> Iterator[Gpu]:
             # torch would else ask CUDA for a context, now that there seems to be a GPU.
             (FakeTensorMode, "avoid_device_init", True),
             # Without a GPU torch takes cuDNN to lack bfloat16; its layout would be another then.
-            (torch._C, "_select_conv_backend", lambda *_, **__: torch._C._ConvBackend.Cudnn),
+            (torch._C, "_select_conv_backend", lambda *_, **__: cudnn),
         ):
             stack.enter_context(mock.patch.object(owner, name, stand_in))
         if find_spec("triton"):

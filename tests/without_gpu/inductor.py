@@ -41,17 +41,19 @@ class Code:
         return len(re.findall(rf"\b{name}(?:\.default)?\(", self.text))
 
     @property
-    def images(self) -> list[Batch]:
+    def images(self) -> list[Allocation]:
         """Batches of images and weights that are allocated: type, sizes and strides of each."""
         four = r"\(((?:\d+, ){3}\d+)\)"
         found = re.findall(rf"empty_strided_cuda\({four}, {four}, torch\.(\w+)", self.text)
-        batches = [Batch(kind, _numbers(size), _numbers(stride)) for size, stride, kind in found]
+        batches = [
+            Allocation(kind, _numbers(size), _numbers(stride)) for size, stride, kind in found
+        ]
         return [
             batch for batch in batches if batch.size[1] > 1 and batch.size[2] * batch.size[3] > 1
         ]
 
 
-class Batch(NamedTuple):
+class Allocation(NamedTuple):
     """What is allocated."""
 
     dtype: str

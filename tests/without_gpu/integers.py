@@ -72,7 +72,7 @@ def overflows(ttir: str, grid: Sequence[int]) -> list[str]:
 def _range_of(op: str, rest: str, known: dict[str, Range], grid: Sequence[int]) -> Range | None:
     if op == "arith.constant":
         value = re.match(r"(?:dense<)?(-?\d+)>? : \S*i(?:32|64)>?$", rest)
-        return (int(value[1]),) * 2 if value else None  # type: ignore[return-value]
+        return (int(value[1]),) * 2 if value else None
     if op == "tt.get_program_id":
         return 0, grid["xyz".index(rest[0])] - 1
     if op == "tt.make_range":
