@@ -75,10 +75,12 @@ def test_a_step(settings: dict[str, Any], optimizer: str, precision: str, gpu: G
     assert take_steps(config, gpu).scaler.is_enabled() == (precision == "fp16")
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"optimizer": "lars"}], ids=str)
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [("bf16", {}), ("fp16", {"accumulate": 2}), ("fp32", {"optimizer": "lars"})],
+)
 def test_a_step_of_everything_that_a_method_may_have(
-    settings: dict[str, Any], precision: str, gpu: Gpu
+    precision: str, settings: dict[str, Any], gpu: Gpu
 ) -> None:
     """Momentum encoder, queue, memory, gradients that are dropped, views of two sizes."""
     views = (ViewConfig(crop=16), ViewConfig(crop=16), ViewConfig(crop=8))
