@@ -1,0 +1,60 @@
+"""Fixtures of the tests that show of the GPU's code what a machine without one can show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .fake_gpu import Gpu, fake_gpu
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """A machine that seems to have a GPU; where there is one, tests/gpu has more to say."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a real GPU")
+    with fake_gpu() as gpu:
+        yield gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a kernel was called with."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [arg for arg in self.args if isinstance(arg, Tensor)]
+
+    def ttir(self) -> str:
+        """Compile it for Hopper, to Triton's intermediate code and further."""
+        given = [arg.dtype if isinstance(arg, Tensor) else arg for arg in self.args]
+        kernel = self.kernel.warmup(*given, grid=self.grid, **self.options)
+        return str(kernel.asm["ttir"])
+
+
+@pytest.fixture
+def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """Note launches of Triton's kernels in the place of making them."""
+    pytest.importorskip("triton")
+    from triton.runtime.jit import JITFunction
+
+    run, made = JITFunction.run, []
+
+    def note(self: Any, *args: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> Any:
+        if warmup:
+            return run(self, *args, grid=grid, warmup=warmup, **options)
+        made.append(Launch(self, tuple(grid), args, options))
+        return None
+
+    monkeypatch.setattr(JITFunction, "run", note)
+    return made

@@ -1,0 +1,289 @@
+"""A machine that seems to have a GPU: torch's fake tensors, which have all but numbers.
+
+Inside ``fake_gpu()`` the code under test finds ``torch.device("cuda")``, whose tensors have
+devices, shapes, types and strides, by the rules that torch's compiler traces with. Tensors on the
+host are real. Operations on tensors of two devices fail as on a GPU; what fails here alone, while
+it is ``watched``, is to wait for the GPU:
+
+- to ask for a value (``item``, ``tolist``, ``if tensor:``) or for places (``nonzero``, masks);
+- to copy from the GPU to the host;
+- to copy to it from memory that is not pinned, or without ``non_blocking``.
+
+Every stand-in below says what it stands for. None has numbers, time or memory of a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from .walk import run_backward
+
+CUDA = torch.device("cuda", 0)
+HOPPER = SimpleNamespace(
+    name="fake H200",
+    major=9,
+    minor=0,
+    multi_processor_count=132,
+    total_memory=141 * 2**30,
+    warp_size=32,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    shared_memory_per_block_optin=232448,
+    shared_memory_per_block=49152,
+    gcnArchName="",
+)
+"""What CUDA says of an H200."""
+
+
+class HostWait(AssertionError):
+    """The code under test would make the host wait for the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that an operation made."""
+
+    by: str
+    """Name of the operation."""
+    tensor: Tensor
+
+
+class Gpu(TorchDispatchMode):
+    """What stands for the GPU; as a mode of torch's it sees every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[Made] = []
+        """What was made, while ``watched``."""
+        self.copied: list[Tensor] = []
+        """What was copied to it, while ``watched``."""
+        self.waited_for: list[str] = []
+        """Streams that the host waited for on purpose, by name."""
+        self._watches = False
+        self._pinned: list[torch.UntypedStorage] = []
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Tell dynamo that it may compile all the same."""
+        return True
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Refuse what makes the host wait inside, and note what is made."""
+        self.made.clear()
+        self.copied.clear()
+        self._watches = True
+        try:
+            yield
+        finally:
+            self._watches = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        there = torch.device(kwargs.get("device") or "cpu").type == "cuda"
+        if not there and not any(isinstance(t, FakeTensor) for t in given):
+            return self._really(func, args, kwargs)
+        if name == "_fused_sgd_":
+            return _fused_sgd(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self._watches:
+            self.made += [Made(name, t) for t in tree_leaves(out) if isinstance(t, Tensor)]
+            if name == "_to_copy":
+                self._copy(args[0], out, bool(kwargs.get("non_blocking")))
+            elif name == "copy_":
+                self._copy(args[1], args[0], len(args) > 2 and bool(args[2]))
+            elif any(_on_the_host(t) for t in given):
+                raise HostWait(f"{name} of tensors on the host and on the GPU")
+        return out
+
+    def _really(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Do what concerns the host alone, and remember which memory would be pinned."""
+        pinned = kwargs.pop("pin_memory", False)
+        with _disable_current_modes():
+            out = func(*args, **kwargs)
+        if pinned:
+            self.pin(out)
+        return out
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Let a tensor's memory stand for pinned memory, whoever looks at it."""
+        self._pinned.append(tensor.untyped_storage())
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor on the host lies in what stands for pinned memory."""
+        at = tensor.untyped_storage().data_ptr()
+        return any(p.data_ptr() <= at < p.data_ptr() + p.nbytes() for p in self._pinned)
+
+    def _copy(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
+        if source.device == target.device:
+            return
+        what = f"a copy of {tuple(source.shape)} {source.dtype}"
+        if source.is_cuda:
+            raise HostWait(f"{what} to the host")
+        if not (non_blocking and self.is_pinned(source)):
+            raise HostWait(f"{what} to the GPU, not from pinned memory or not non_blocking")
+        self.copied.append(target)
+
+    def on_the_host(self) -> list[str]:
+        """Return what made tensors on the host of the GPU's; single numbers go with a launch."""
+        return [one.by for one in self.made if _on_the_host(one.tensor)]
+
+    def images_in(self, layout: torch.memory_format) -> Counter[tuple[str, bool]]:
+        """Count batches of images by what made them, and by whether they have a layout."""
+        return Counter(
+            (one.by, one.tensor.is_contiguous(memory_format=layout))
+            for one in self.made
+            if one.tensor.dim() == 4 and one.tensor.shape[1] > 1 and one.tensor[0, 0].numel() > 1
+        )
+
+
+class Stream:
+    """Stands for a CUDA stream: nothing runs in it; it notes what waits for it."""
+
+    def __init__(self, gpu: Gpu, name: str) -> None:
+        self.gpu, self.name, self.cuda_stream = gpu, name, 0
+
+    def synchronize(self) -> None:
+        self.gpu.waited_for.append(self.name)
+
+    def record_event(self, event: Any = None) -> Any:
+        return Event(self)
+
+    def wait_event(self, event: Event) -> None:
+        """The GPU waits, not the host."""
+
+    def wait_stream(self, stream: Stream) -> None:
+        """The GPU waits, not the host."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Event:
+    """Stands for a CUDA event."""
+
+    def __init__(self, stream: Stream | None = None, **_: Any) -> None:
+        self.stream = stream
+
+
+def _fused_sgd(
+    weights: list[Tensor], gradients: list[Tensor], momenta: list[Tensor], **settings: Any
+) -> None:
+    """Stand for the fused kernel, which torch has for real tensors alone, by what it insists on.
+
+    That is ``check_fast_path_restrictions`` of ATen/native/ForeachUtils.h.
+    """
+    for own in zip(weights, gradients, momenta, strict=True):
+        assert all(t.is_cuda for t in own)
+        assert len({t.dtype for t in own}) == 1
+        assert len({(t.shape, _strides(t)) for t in own}) == 1, [t.stride() for t in own]
+    for scalar in ("grad_scale", "found_inf"):
+        assert settings.get(scalar) is None or settings[scalar].is_cuda
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of the axes along which there is more than one element."""
+    return tuple(step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+
+
+def _on_the_host(tensor: Tensor) -> bool:
+    return not tensor.is_cuda and tensor.dim() > 0
+
+
+def _apply(module: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
+    """Stand for ``Module._apply``, which swaps a fake parameter's content: it must have no weakref,
+    and fake tensors have one. Here parameters are new objects."""
+    for child in module.children() if recurse else ():
+        child._apply(change)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            with torch.no_grad():
+                module._parameters[name] = nn.Parameter(change(parameter), parameter.requires_grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = change(buffer)
+    return module
+
+
+class TritonDriver:
+    """Stands for Triton's driver, so that kernels are compiled for an H200."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def fake_gpu() -> Iterator[Gpu]:
+    """Let this thread's code see one GPU; yields what stands for it."""
+    gpu = Gpu()
+    current = Stream(gpu, "current")
+    cuda: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "get_device_capability": lambda device=None: (9, 0),
+        "get_device_properties": lambda device=None: HOPPER,
+        "mem_get_info": lambda device=None: (140 * 2**30, 141 * 2**30),
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: None,
+        "is_current_stream_capturing": lambda: False,
+        "synchronize": lambda device=None: current.synchronize(),
+        "current_stream": lambda device=None: current,
+        "stream": lambda stream: stream or contextlib.nullcontext(),
+        "Stream": lambda device=None, priority=0: Stream(gpu, "side"),
+        "Event": Event,
+        "device_of": lambda tensor: contextlib.nullcontext(),
+        "device": lambda device: contextlib.nullcontext(),
+    }
+    cudnn = torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        for name, stand_in in cuda.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        for owner, name, stand_in in (
+            (torch.autograd, "_engine_run_backward", run_backward),
+            (nn.Module, "_apply", _apply),
+            (Tensor, "pin_memory", lambda tensor, device=None: gpu.pin(tensor.clone())),
+            (Tensor, "is_pinned", lambda tensor, device=None: gpu.is_pinned(tensor)),
+            (Tensor, "record_stream", lambda tensor, stream: None),
+            # torch would else ask CUDA for a context, now that there seems to be a GPU.
+            (FakeTensorMode, "avoid_device_init", True),
+            # Without a GPU torch takes cuDNN to lack bfloat16; its layout would be another then.
+            (torch._C, "_select_conv_backend", lambda *_, **__: cudnn),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, stand_in))
+        if find_spec("triton"):
+            from triton.runtime import driver
+
+            stack.enter_context(mock.patch.object(driver, "_active", TritonDriver()))
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(gpu)
+        yield gpu

@@ -1,0 +1,90 @@
+"""Evaluation on a fake GPU: up to the counts, which are asked for at the end, nothing waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.config import OptimConfig
+from fastsiam.distributed import Place
+from fastsiam.evaluate.accuracy import Accuracy
+from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.finetune import FineTuning
+from fastsiam.evaluate.knn import Nearest
+from fastsiam.evaluate.linear import LinearTraining
+from fastsiam.methods import build_method
+from fastsiam.training.collapse import effective_rank, z_std
+from fastsiam.views.batch import EvalBatch
+from tests.rank_jobs import MODEL
+
+from .fake_gpu import CUDA, Gpu
+
+PLACE, CLASSES = Place(0, 1, CUDA), 7
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def batches(dtype: torch.dtype) -> list[EvalBatch]:
+    images = torch.empty(8, 16, 16, 3, device=CUDA, dtype=dtype).permute(0, 3, 1, 2)
+    numbers = torch.zeros(8, device=CUDA, dtype=torch.int64)
+    return [EvalBatch(images, numbers, numbers)] * 3
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_features_and_neighbours(dtype: torch.dtype, gpu: Gpu) -> None:
+    backbone = build_method(MODEL).backbone.to(CUDA).to(memory_format=torch.channels_last)
+    given = batches(dtype)
+    with gpu.watched():
+        features, labels = collected(feature_batches(backbone, given, dtype=dtype))
+        nearest = Nearest(features, most=5, block=10)
+        for own, of in feature_batches(backbone, given, dtype=dtype):
+            nearest.add(own.to(dtype), of)
+        similarity, tags = nearest.finish().joined(slice(4, 20))
+        counts = Accuracy(CLASSES, CUDA)
+        counts.add(similarity, labels[4:20])
+    assert features.shape == (24, backbone.features) and features.dtype == torch.float32
+    assert similarity.shape == tags.shape == (16, 5) and nearest.seen == 24
+    assert (similarity.dtype, tags.dtype) == (torch.float32, torch.int64)
+    assert not gpu.on_the_host()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_linear_heads(dtype: torch.dtype, optimizer: Any, gpu: Gpu) -> None:
+    """Of three rates, on features of any type."""
+    training = LinearTraining(
+        OptimConfig(optimizer=optimizer, batch=8, epochs=2), [0.1, 1.0, 10.0],
+        features=12, classes=CLASSES, steps_per_epoch=3, seed=0, place=PLACE,
+    )  # fmt: skip
+    features = torch.empty(8, 12, device=CUDA, dtype=dtype), batches(dtype)[0].label
+    for epoch in range(2):
+        with gpu.watched():
+            losses = training.epoch(epoch, [(features[0].float(), features[1])] * 3)
+        assert losses.shape == (3,) and losses.is_cuda and not gpu.on_the_host()
+    assert all(p.is_cuda and p.dtype == torch.float32 for p in training.heads.parameters())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_fine_tuning(dtype: torch.dtype, gpu: Gpu) -> None:
+    """Steps of the whole network, with fp16's scaler, and its scores."""
+    training = FineTuning(
+        OptimConfig(batch=8, epochs=2), build_method(MODEL).backbone, features=32,
+        classes=CLASSES, steps_per_epoch=3, seed=0, dtype=dtype, place=PLACE,
+    )  # fmt: skip
+    given = batches(dtype)
+    assert training.scaler.is_enabled() == (dtype == torch.float16)
+    for epoch in range(2):
+        with gpu.watched():
+            losses = training.epoch(epoch, ((batch.image, batch.label) for batch in given))
+            scores = list(feature_batches(training.network, given, dtype=dtype))
+        assert losses.shape == (1,) and not gpu.on_the_host()
+        assert [tuple(own.shape) for own, _ in scores] == [(8, 1, CLASSES)] * 3
+    for name, tensor in training.network.state_dict().items():
+        assert tensor.is_cuda, name
+
+
+def test_measures_of_collapse(gpu: Gpu) -> None:
+    embedding = torch.empty(64, 16, device=CUDA, dtype=torch.bfloat16)
+    spread, rank = z_std(embedding), effective_rank(embedding)
+    assert spread.shape == rank.shape == () and spread.is_cuda and rank.is_cuda

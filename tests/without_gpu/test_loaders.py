@@ -1,0 +1,103 @@
+"""What loaders hand over where there seems to be a GPU: where it lies, and of what type.
+
+Decoding is real; the kernels are not launched. DALI works in a library of its own, beyond torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.pipelines import build_eval_loader, build_loader
+from fastsiam.views.batch import Batch
+from tests.pipelines.test_pipelines import readable
+from tests.views.cases import UNEQUAL
+
+from .conftest import Launch
+from .fake_gpu import CUDA, Gpu
+
+pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
+
+FFCV = pytest.param("ffcv", marks=pytest.mark.ffcv)
+
+
+@pytest.fixture(autouse=True)
+def ffcv_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all batches at once: torch fakes tensors in one thread alone."""
+    if find_spec("ffcv") is None:
+        return
+    from fastsiam.pipelines import ffcv_backend, ffcv_epoch
+
+    def make_all(epoch: Any) -> None:
+        epoch.output_queue.maxsize = 0
+        epoch.run()
+
+    monkeypatch.setattr(ffcv_epoch.Epoch, "start", make_all)
+    monkeypatch.setattr(ffcv_backend, "made_ahead", lambda make, tasks, *, count: map(make, tasks))
+
+
+def assert_is_a_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
+    """Check what ``Batch`` promises."""
+    assert len(batch.views) == len(augment.views)
+    for view, settings in zip(batch.views, augment.views, strict=True):
+        assert view.shape == (images, 3, settings.crop, settings.crop)
+        assert view.is_cuda and view.dtype == dtype
+        assert view.is_contiguous(memory_format=torch.channels_last)
+    for numbers in (batch.index, batch.label):
+        assert numbers.shape == (images,) and numbers.is_cuda and numbers.dtype == torch.int64
+
+
+def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
+    """Yield batches, none of which may make the host wait."""
+    while True:
+        with gpu.watched():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
+@pytest.mark.parametrize("pipeline", ["memory", "torchvision", FFCV])
+@pytest.mark.parametrize("augment", [AugmentConfig.alike(crop=16), UNEQUAL], ids=["2", "5"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches(
+    dtype: torch.dtype, augment: AugmentConfig, pipeline: Any, images: Path, gpu: Gpu,
+    launches: list[Launch],
+) -> None:  # fmt: skip
+    """Two epochs, so that buffers go round: on the GPU, without a wait."""
+    data = DataConfig(data=str(readable(pipeline, images / "train")), pipeline=pipeline, workers=0)
+    loader = build_loader(data, augment, batch=4, device=CUDA, dtype=dtype)
+    try:
+        seen = 0
+        for epoch in range(2):
+            for batch in watched(loader.epoch(epoch), gpu):
+                assert_is_a_batch(batch, augment, 4, dtype)
+                seen += 1
+        assert seen == 2 * loader.steps == 12
+        assert bool(launches) == (pipeline != "torchvision")  # PIL made the views there
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("pipeline", ["torchvision", FFCV])
+def test_central_crops(pipeline: Any, images: Path, gpu: Gpu) -> None:
+    """The second pass comes from what was kept, and goes the same way."""
+    data = DataConfig(data=str(readable(pipeline, images / "train")), pipeline=pipeline, workers=0)
+    loader = build_eval_loader(
+        data, "train", AugmentConfig.alike(crop=16), resize=20, batch=8, device=CUDA,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    for _ in range(2):
+        batches = list(watched(iter(loader), gpu))
+        assert len(batches) == 3
+        for batch in batches:
+            assert batch.image.shape == (8, 3, 16, 16) and batch.image.dtype == torch.bfloat16
+            assert batch.image.is_contiguous(memory_format=torch.channels_last)
+            for tensor in (batch.image, batch.label, batch.index):
+                assert tensor.is_cuda and len(tensor) == 8

@@ -1,0 +1,166 @@
+"""The training step on a fake GPU: it never waits, and each tensor is where and what it should be.
+
+Numbers have no part in this; tests/training and tests/gpu have those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
+from fastsiam.distributed import Place
+from fastsiam.methods import Output, build_method
+from fastsiam.training.numerics import FiniteCheck
+from fastsiam.training.step import TrainingStep
+from fastsiam.views.batch import Batch
+from tests.conftest import changed_model, with_settings
+from tests.methods.everything import EverythingConfig, registered
+from tests.rank_jobs import CONFIG
+
+from .fake_gpu import CUDA, Gpu, HostWait
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+IMAGES = 16
+
+
+def batch_of(config: TrainConfig, dtype: torch.dtype) -> Batch:
+    """Return what a loader would."""
+    sides = [view.crop for view in config.augment.views]
+    views = (torch.empty(IMAGES, s, s, 3, device=CUDA, dtype=dtype) for s in sides)
+    index = torch.arange(IMAGES, device=CUDA)
+    return Batch(tuple(view.permute(0, 3, 1, 2) for view in views), index, index)
+
+
+def step_of(config: TrainConfig) -> TrainingStep:
+    method = build_method(config.model, images=100)
+    step = TrainingStep(config, method, Place(0, 1, CUDA), steps_per_epoch=10)
+    assert step.prepare() == ""
+    return step
+
+
+def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep:
+    """Take steps and check what holds after each, whatever the settings."""
+    step, dtype = step_of(config), HALF[config.numerics.precision]
+    finite, batch = FiniteCheck(CUDA), batch_of(config, dtype)
+    for at in range(steps):
+        with gpu.watched():
+            loss, embedding = step(batch, at=at)
+            finite.note(at, loss)
+        assert not gpu.copied and not gpu.on_the_host()
+        assert (loss.device, loss.shape, loss.dtype) == (CUDA, (), torch.float32)
+        assert embedding.shape == (IMAGES // config.optim.accumulate, step.method.dim)
+        assert embedding.is_cuda and embedding.dtype == dtype and not embedding.requires_grad
+    for name, tensor in step.method.state_dict().items():
+        assert tensor.is_cuda, name
+        assert tensor.dtype in (torch.float32, torch.int64), name
+    assert all(parameter.grad is None for parameter in step.method.parameters())
+    return step
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"channels_last": False}, {"accumulate": 2}, {"activation_memory": 0.5}],
+    ids=lambda settings: next(iter(settings), "default"),
+)
+def test_a_step(settings: dict[str, Any], optimizer: str, precision: str, gpu: Gpu) -> None:
+    config = with_settings(CONFIG, precision=precision, optimizer=optimizer, **settings)
+    assert take_steps(config, gpu).scaler.is_enabled() == (precision == "fp16")
+
+
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    [("bf16", {}), ("fp16", {"accumulate": 2}), ("fp32", {"optimizer": "lars"})],
+)
+def test_a_step_of_everything_that_a_method_may_have(
+    precision: str, settings: dict[str, Any], gpu: Gpu
+) -> None:
+    """Momentum encoder, queue, memory, gradients that are dropped, views of two sizes."""
+    views = (ViewConfig(crop=16), ViewConfig(crop=16), ViewConfig(crop=8))
+    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=EverythingConfig())
+    with registered():
+        config = replace(CONFIG, augment=AugmentConfig(views=views), model=model)
+        take_steps(with_settings(config, precision=precision, **settings), gpu)
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch that knows cuDNN's layouts")
+@pytest.mark.parametrize(
+    ("backbone", "stem", "convolutions"), [("resnet18", "cifar", 20), ("resnet50", "imagenet", 53)]
+)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_every_activation_has_the_layout_of_the_settings(
+    channels_last: bool, backbone: str, stem: str, convolutions: int, gpu: Gpu
+) -> None:
+    """Activations, weights and the gradients of both: cuDNN copies those of another layout."""
+    model = changed_model(CONFIG.model, backbone=backbone, stem=stem)
+    config = replace(CONFIG, augment=AugmentConfig.alike(crop=64), model=model)
+    config = with_settings(config, precision="bf16", channels_last=channels_last)
+    take_steps(config, gpu, steps=1)
+    found = gpu.images_in(torch.channels_last if channels_last else torch.contiguous_format)
+    assert found["convolution", True] == 2 * convolutions
+    assert found["convolution_backward", True] > 2 * convolutions
+    wrong = {by: count for (by, right), count in found.items() if not right and by != "expand"}
+    # The gradient of torch's pool is always contiguous, and a loader's view always channels-last.
+    assert wrong == ({"div": 2} if channels_last else {"split": 2})
+    assert found["clone", True] == (0 if channels_last else 2)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_convolutions_compute_in_the_type_of_the_settings(precision: str, gpu: Gpu) -> None:
+    config = with_settings(CONFIG, precision=precision)
+    take_steps(config, gpu, steps=1)
+    types = {one.tensor.dtype for one in gpu.made if one.by == "convolution"}
+    assert types == {HALF[precision]}
+
+
+BLUNDERS: dict[str, Callable[[Output], Any]] = {
+    "item": lambda output: output.loss.item(),
+    "if": lambda output: bool(output.loss > 0),
+    "cpu": lambda output: output.embedding.cpu(),
+    "new tensor": lambda output: torch.tensor([1.0, 2.0], device=CUDA),
+    "copied in": lambda output: torch.zeros(3).to(CUDA),
+    "copied in, not pinned": lambda output: torch.zeros(3).to(CUDA, non_blocking=True),
+    "copied into": lambda output: torch.zeros(3, device=CUDA).copy_(torch.zeros(3)),
+    "nonzero": lambda output: output.embedding.nonzero(),
+    "mask": lambda output: output.embedding[output.embedding > 0],
+    "index": lambda output: output.embedding[torch.arange(2)],
+    "left on the host": lambda output: output.embedding + torch.zeros(16),
+}
+
+
+@pytest.mark.parametrize("blunder", BLUNDERS)
+def test_what_waits_or_mixes_devices_is_found(
+    blunder: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test of these tests: each classic mistake, made after the optimizer's step."""
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorDeviceMismatchError,
+    )
+
+    step = step_of(CONFIG)
+    monkeypatch.setattr(
+        step.method, "after_step", lambda outputs, progress: BLUNDERS[blunder](outputs[-1])
+    )
+    errors = (
+        HostWait,
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorDeviceMismatchError,
+    )
+    with pytest.raises(errors), gpu.watched():
+        step(batch_of(CONFIG, torch.float32), at=0)
+
+
+def test_pinned_memory_may_be_copied(gpu: Gpu) -> None:
+    with gpu.watched():
+        there: Tensor = torch.zeros(3).pin_memory().to(CUDA, non_blocking=True)
+    assert there.is_cuda and len(gpu.copied) == 1

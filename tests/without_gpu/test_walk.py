@@ -1,0 +1,38 @@
+"""The backward pass by hand is the engine's, to the last bit: else it would show nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastsiam.methods import Method
+from fastsiam.model.batch_norm import use_view_batch_norm
+from tests.rank_jobs import global_batch, make_method
+
+from .walk import run_backward
+
+
+def gradients(*, recompute: bool, leaves: bool) -> list[Tensor]:
+    method: Method = make_method()
+    use_view_batch_norm(method)
+    method.backbone.recompute = recompute
+    batch = global_batch()
+    loss = method(batch.views, batch.index).loss
+    parameters = list(method.parameters())
+    if leaves:
+        loss.backward()
+        return [p.grad for p in parameters if p.grad is not None]
+    return list(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+
+@pytest.mark.parametrize("settings", [{"leaves": True}, {"leaves": False}], ids=str)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_walk(recompute: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = gradients(recompute=recompute, **settings)
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", run_backward)
+    found = gradients(recompute=recompute, **settings)
+    assert len(found) == len(expected) > 30
+    assert all(map(torch.equal, found, expected))

@@ -1,0 +1,104 @@
+"""A backward pass by Python's hand: autograd's graph, walked node by node.
+
+torch's engine, in C++, asks CUDA for its streams as soon as a tensor of the graph lies on a GPU,
+fake or not, and fails where CUDA has no device. The nodes themselves do not ask. Hooks of tensors
+and nodes are left out; nothing that is tested with it has any.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+_numbers = count(1_000_000)
+
+
+def run_backward(
+    outputs: Sequence[Tensor | GradientEdge],
+    grads: Sequence[Tensor | None],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor | GradientEdge],
+    allow_unreachable: bool = False,
+    accumulate_grad: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Do what ``torch.autograd.graph._engine_run_backward`` does, with its arguments."""
+    roots, wanted = [_edge(t) for t in outputs], [_edge(t) for t in inputs or ()]
+    waiting = _uses(roots)
+    gradients: dict[Any, list[Tensor | None]] = {
+        node: [None] * len(node._input_metadata) for node in waiting
+    }
+    captured: dict[tuple[Any, int], Tensor | None] = {}
+    for (node, number), grad in zip(roots, grads, strict=True):
+        _add(gradients[node], node, number, grad)
+    ready = [node for node, uses in waiting.items() if not uses]
+    number = next(_numbers)
+    # Activation checkpointing asks which backward pass it is in.
+    own_id = mock.patch.object(torch._C, "_current_graph_task_id", lambda: number)
+    with torch.set_grad_enabled(create_graph), own_id:
+        while ready:
+            # The last that came about goes first, as in the engine; leaves before all others.
+            node = ready.pop(max(range(len(ready)), key=lambda i: ready[i]._sequence_nr()))
+            own = gradients.pop(node)
+            captured |= {(node, at): own[at] for other, at in wanted if other is node}
+            leaf = not node.next_functions
+            results: Any = (None,) * len(node.next_functions)
+            if any(grad is not None for grad in own) and (not leaf or accumulate_grad):
+                results = _apply(node, own)
+            for (following, at), grad in zip(node.next_functions, results, strict=False):
+                if following is None:
+                    continue
+                _add(gradients[following], following, at, grad)
+                waiting[following] -= 1
+                if not waiting[following]:
+                    ready.append(following)
+    assert not gradients, "the walk ended before all nodes were reached"
+    return tuple(captured.get(edge) for edge in wanted)
+
+
+def _edge(tensor: Tensor | GradientEdge) -> tuple[Any, int]:
+    edge = get_gradient_edge(tensor) if isinstance(tensor, Tensor) else tensor
+    return edge.node, edge.output_nr
+
+
+def _uses(roots: Sequence[tuple[Any, int]]) -> Counter[Any]:
+    """Count for each node that can be reached how often others reach it."""
+    seen = {node for node, _ in roots}
+    uses: Counter[Any] = Counter(dict.fromkeys(seen, 0))
+    todo = list(seen)
+    while todo:
+        for following, _ in todo.pop().next_functions:
+            if following is None:
+                continue
+            uses[following] += 1
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+    return uses
+
+
+def _apply(node: Any, grads: Sequence[Tensor | None]) -> Any:
+    own = node.apply if isinstance(node, torch.autograd.function.BackwardCFunction) else node
+    result = own(*grads)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _add(held: list[Tensor | None], node: Any, at: int, grad: Tensor | None) -> None:
+    """Add to what came so far, in the shape and type that the engine would insist on."""
+    if grad is None:
+        return
+    expected = node._input_metadata[at]
+    assert grad.device == expected.device, f"{node}: a gradient on {grad.device}"
+    if grad.shape != tuple(expected.shape):
+        grad = grad.sum_to_size(expected.shape)
+    if grad.dtype != expected.dtype:
+        grad = grad.to(expected.dtype)
+    before = held[at]
+    held[at] = grad if before is None else before + grad
