@@ -10,7 +10,8 @@ FFCV_PACKAGES := g++ pkg-config python3-dev libopencv-dev libturbojpeg0-dev
 # A GPU is often lent without a network: what is there has to do.
 GPU_PY  := $(if $(wildcard $(VENV)/installed),$(PY),$(PYTHON))
 MINUTES ?= 9
-OUT     ?= runs/gpu
+# Not from the environment: where a machine has an OUT of its own, that is another thing.
+OUT     := runs/gpu
 
 .PHONY: demo test gpu lint lock
 
@@ -23,7 +24,8 @@ test: $(VENV)/installed        ## the test suite
 
 gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) --out $(OUT) \
-	    $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE))
+	    $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
+	    $(if $(AGAIN),--again $(AGAIN))
 
 lint: $(VENV)/installed        ## style and types
 	$(PY) -m ruff check

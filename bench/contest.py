@@ -114,6 +114,7 @@ class Contender:
         settings: what it is called with.
         ranks: how many there are; they find each other as torchrun's do.
         spare: processes that have started already.
+        patience: seconds that an answer may take; None is any time.
 
     Raises:
         ContenderFailed: an error in one of them, a missing package for instance.
@@ -126,7 +127,9 @@ class Contender:
         *,
         ranks: int = 1,
         spare: Sequence[Process] = (),
+        patience: float | None = None,
     ) -> None:
+        self._patience = patience
         before, port = gpu_memory(), _free_port()
         self._facts: dict[str, dict[str, Any]] = {}
         self._processes = [*spare, *(Process() for _ in range(ranks - len(spare)))]
@@ -189,7 +192,10 @@ class Contender:
         """Return all answers; a failure comes out at once, for the others may wait for it."""
         answers: dict[Process, Any] = {}
         while waiting := {p.end_of_pipe: p for p in self._processes if p not in answers}:
-            for end in wait(list(waiting)):
+            ready = wait(list(waiting), self._patience)
+            if not ready:
+                raise ContenderFailed(f"no answer came in {self._patience:.0f} s")
+            for end in ready:
                 process = waiting[end]  # type: ignore[index]
                 answers[process] = process.hear()
         return [answers[process] for process in self._processes]
@@ -202,10 +208,17 @@ class Contest:
         say: is told what happens, line by line.
         apart: whether each contender ends before the next one starts (A A B B C C): what they hold
             would not fit beside each other.
+        patience: seconds that a contender may take for an answer; None is any time.
     """
 
-    def __init__(self, say: Callable[[str], None], *, apart: bool = False) -> None:
-        self._say, self._apart = say, apart
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        *,
+        apart: bool = False,
+        patience: float | None = None,
+    ) -> None:
+        self._say, self._apart, self._patience = say, apart, patience
         self._spare: list[Process] = []
         self._waiting: dict[str, Callable[[], bool]] = {}
         self._watch = GpuWatch()
@@ -244,8 +257,8 @@ class Contest:
                 if start():
                     timings |= self._measure([name], repeats)
                     self._retire(name)
+            self._end_spare()
             if not self._apart:
-                self._end_spare()
                 timings = self._measure(list(self.contenders), repeats)
         return {turn: timing for turn, timing in timings.items() if turn[0] not in self.failed}
 
@@ -261,11 +274,12 @@ class Contest:
 
     def _start(self, name: str, build: Build, ranks: int, settings: Mapping[str, Any]) -> bool:
         self._say(f"{name}: warming up")
-        spare, self._spare = self._spare, []
-        if not self._apart:
-            self._spare = [Process()]  # the next one's, which imports meanwhile
+        spare = self._spare
+        self._spare = [Process()]  # the next one's, which imports meanwhile
         try:
-            self.contenders[name] = Contender(build, settings, ranks=ranks, spare=spare)
+            self.contenders[name] = Contender(
+                build, settings, ranks=ranks, spare=spare, patience=self._patience
+            )
         except ContenderFailed as failure:
             self._fail(name, failure)
         return name in self.contenders
@@ -292,7 +306,7 @@ class Contest:
             return None
         try:
             sample = self.contenders[name].run(work)
-            ended = time.monotonic()
+            ended = time.time()
             self._windows.setdefault((name, work), []).append((ended - sample.wall, ended))
             self.contenders[name].rest()
             return sample

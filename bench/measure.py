@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
 import math
 import mmap
 import os
@@ -94,7 +95,7 @@ class GpuWatch:
         program = shutil.which("nvidia-smi")
         if program is not None:
             asked = ",".join(f"utilization.{unit}" for unit in self.UNITS.values())
-            command = [program, f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
+            command = [program, f"--query-gpu=timestamp,{asked}", "--format=csv,noheader,nounits"]
             self._process = subprocess.Popen(
                 [*command, "-lms", str(self.MILLISECONDS)],
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -114,7 +115,7 @@ class GpuWatch:
         """Return the mean share of each unit over GPUs and samples, where it is known.
 
         Args:
-            windows: from when to when, by ``time.monotonic``.
+            windows: from when to when, by ``time.time``.
         """
         within = [
             shares
@@ -131,9 +132,11 @@ class GpuWatch:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            cells = line.split(",")
-            if len(cells) == len(self.UNITS):  # the last line may be cut
-                self._samples.append((time.monotonic(), [_share(cell) for cell in cells]))
+            at, *cells = line.split(",")
+            with contextlib.suppress(ValueError):  # the last line may be cut
+                when = datetime.datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp()
+                if len(cells) == len(self.UNITS):
+                    self._samples.append((when, [_share(cell) for cell in cells]))
 
 
 def _share(percent: str) -> float:

@@ -23,6 +23,9 @@ from fastsiam.distributed import check_devices
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.workers import count as count_workers
 
+_PATIENCE = 300.0
+"""Seconds that a contender may take for an answer on a GPU, where each of them is dear: it compiles
+a ResNet-50 in a minute."""
 _LOADED_ON_CPU = 64
 _TRAINED_ON_CPU = {"imagenet": 4, "cifar10": 32, "demo": 64}
 """Images of a batch that take a CPU about half a second."""
@@ -122,7 +125,7 @@ class Session:
         Args:
             apart: whether a contender ends before the next one starts.
         """
-        return Contest(self.console.say, apart=apart)
+        return Contest(self.console.say, apart=apart, patience=_PATIENCE if self.gpu else None)
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return what a record's figures depend on: of the recipe, and ``more``."""

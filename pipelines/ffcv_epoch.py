@@ -105,6 +105,8 @@ class Epoch(EpochIterator):  # type: ignore[misc]
 
     def run(self) -> None:
         """Make the batches; FFCV's own loop, but for errors and for threads that are not FFCV's."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # a thread begins with the first GPU
         try:
             for number, indices in enumerate(self.iter_ixes):
                 slot = number % len(self._slots)

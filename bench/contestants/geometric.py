@@ -35,9 +35,12 @@ def build_geometric(
     sources = crop_views(pixels, start, size, params[0], augment)
     copies = [torch.empty_like(source) for source in sources]
 
+    def crop(own: ViewParams) -> None:
+        crop_views(pixels, start, size, own, augment)
+
     def ours() -> None:
         for own in params:
-            crop_views(pixels, start, size, own, augment)
+            crop(own)
 
     def theirs() -> None:
         for row in range(some):
@@ -50,7 +53,7 @@ def build_geometric(
                 copy.copy_(source)
 
     return {
-        "fastsiam": Work(ours, batch * batches),
+        "fastsiam": Work(ours, batch * batches, before=lambda: crop(params[0])),
         REFERENCE: Work(theirs, some),
         ONCE: Work(touch, batch * batches),
     }

@@ -40,7 +40,11 @@ def build_photometric(
             copy.copy_(of_side)
 
     def times(one: Callable[[Any], object]) -> Work:
-        return Work(lambda: [one(p) for p in params], batch * batches)
+        def run() -> None:
+            for own in params:
+                one(own)  # what it makes is let go before the next
+
+        return Work(run, batch * batches, before=lambda: one(params[0]))
 
     return {
         "fastsiam": times(lambda p: photometric(crops, p, augment, dtype=dtype)),

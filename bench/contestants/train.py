@@ -16,6 +16,11 @@ from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.training.clock import Clock
 from fastsiam.views.batch import Batch
 
+_WARM = 2
+"""Steps before the clock starts on a GPU, at least: they get back the memory that was given up."""
+_STEADY = 12
+"""Steps that are timed on a GPU where nothing is made ahead, at least."""
+
 
 def build_fed(*, config: TrainConfig) -> dict[str, Work]:
     """Build a model and a loader; its work is some steps in the middle of an epoch."""
@@ -78,10 +83,10 @@ def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, in
         wanted: steps that take long enough to be timed.
         there: steps of the epoch.
         ahead: batches that are made ahead, 0 if none are.
-        whole: go to the epoch's end, so that nobody loads in others' turns.
+        whole: on a GPU: go to the epoch's end, so that nobody loads in others' turns.
     """
-    if whole and ahead:
-        warm = min(ahead, there // 2)
-        return warm, there - warm
+    if whole:
+        warm = min(max(ahead, _WARM), there // 2)
+        return warm, there - warm if ahead else min(max(wanted, _STEADY), there - warm)
     warm = min(ahead, wanted, there // 2)
     return warm, min(wanted, there - warm)

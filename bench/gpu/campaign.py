@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +19,7 @@ import torch
 
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu.page import write_page
-from fastsiam.bench.gpu.stages import ROOT, Setup, Stage, records_of, stages
+from fastsiam.bench.gpu.stages import ROOT, Setup, Stage, stages
 from fastsiam.config import Pipeline, RunConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import check_devices
@@ -28,20 +28,30 @@ from fastsiam.files import explained, write_json
 from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 
-_GRACE = 20.0
-"""Seconds that a stage has to end in when it is told to: a run saves its state."""
-_MARGIN = 10.0
-"""Seconds kept for the page."""
+_GRACE = 15.0, 8.0, 5.0
+"""Seconds that a stage has to end in after SIGINT, by which a run saves its state and pytest writes
+what it has found, after SIGTERM to all that it started, and after SIGKILL."""
+_MARGIN = 20.0
+"""Seconds kept for the page, and for what the caller does with it."""
+_TEST_TIMEOUT = 150
+"""Seconds that a test may take, where pytest-timeout is there."""
+_NOT_MEASURED = ": not measured: "
+"""How a contest says that a contender failed."""
 _MEASURED: tuple[Pipeline, ...] = ("dali", "ffcv")
 """Pipelines that a GPU is fed by, where their packages are there."""
+
+Status = Literal["done", "partly", "failed", "stopped", "cut"]
+"""``partly``: something of it could not be measured; ``stopped``: the minutes were over;
+``cut``: it took longer than it may."""
+_LAST: tuple[Status, ...] = ("partly", "failed", "cut")
+"""Stages that ended so are repeated after those that are new, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How a stage ended."""
 
-    status: Literal["done", "failed", "cut"]
-    """``cut``: the time was over first."""
+    status: Status
     seconds: float
     said: str
     """The last line that it printed."""
@@ -50,13 +60,17 @@ class Outcome:
 def run(config: GpuConfig) -> Path:
     """Do what is not done yet, as far as the minutes go; return the page about all of it.
 
+    The minutes begin with this process.
+
     Raises:
         DeviceError: the device is not there.
         FastSiamError: the folder cannot be written, or holds something else.
     """
-    deadline = time.monotonic() + 60 * config.minutes - _MARGIN
+    deadline = time.monotonic() - _age() + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
     setup, console = _setup(config), Console()
+    if not setup.gpu:
+        console.warn("no GPU is used: everything is small, and the figures say nothing")
     with explained(FastSiamError, f"cannot make the folder {setup.out}"):
         for folder in ("logs", "records", "tests"):
             (setup.out / folder).mkdir(parents=True, exist_ok=True)
@@ -67,30 +81,30 @@ def run(config: GpuConfig) -> Path:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its stage, too
     for stage in in_turn(table, outcomes):
         left = deadline - time.monotonic()
-        if left < (stage.seconds if setup.gpu else 1):
+        if left < (stage.seconds + sum(_GRACE) if setup.gpu else 1):
             console.say(f"{stage.name}: left for another call: {duration(max(0.0, left))} are left")
             continue
         console.say(f"{stage.name}: begins, {duration(left)} left")
-        outcome = perform(stage, setup.out, seconds=min(left, stage.most))
-        outcomes[stage.name] = outcome
-        said = "" if records_of(setup.out, stage.name).exists() else f": {outcome.said}"
-        console.say(f"{stage.name}: {outcome.status} after {duration(outcome.seconds)}{said}")
+        outcome = outcomes[stage.name] = perform(stage, setup.out, seconds=left)
+        console.say(
+            f"{stage.name}: {outcome.status} after {duration(outcome.seconds)}: {outcome.said}"
+        )
         write_json(setup.out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
         write_page(setup, table, {name: one.status for name, one in outcomes.items()})
     return write_page(setup, table, {name: one.status for name, one in outcomes.items()})
 
 
-def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> Iterator[Stage]:
-    """Yield the stages that are to be done: new and failed ones, then those that were cut.
-
-    One that uses all the time that is left comes last. One that was cut may be cut again: others
-    shall not wait for it.
+def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
+    """Return the stages that are to be done: new ones, and those for which the minutes were over,
+    then those that went wrong; last one that uses all the time that is left.
     """
-    status = {stage.name: outcomes[stage.name].status for stage in table if stage.name in outcomes}
-    due = [stage for stage in table if status.get(stage.name) != "done" and not stage.endless]
-    yield from (stage for stage in due if status.get(stage.name) != "cut")
-    yield from (stage for stage in due if status.get(stage.name) == "cut")
-    yield from (s for s in table if s.endless and status.get(s.name) != "done")
+
+    def rank(stage: Stage) -> tuple[bool, int]:
+        status = outcomes[stage.name].status if stage.name in outcomes else "stopped"
+        return stage.endless, _LAST.index(status) + 1 if status in _LAST else 0
+
+    done = {name for name, one in outcomes.items() if one.status == "done"}
+    return sorted((stage for stage in table if stage.name not in done), key=rank)
 
 
 def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
@@ -99,31 +113,33 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
     Args:
         stage: what is done.
         out: the campaign's folder; the stage's output is added to its log there.
-        seconds: that it may take, the time to end in included.
+        seconds: that are left, for it and for its end.
     """
     began = time.monotonic()
     log = out / "logs" / f"{stage.name}.txt"
-    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    environment |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+    before = log.stat().st_size if log.exists() else 0
+    allowed = max(1.0, min(seconds - sum(_GRACE), stage.most))
     with log.open("a") as output:
         print(f"$ python {' '.join(stage.arguments)}", file=output, flush=True)
         process = subprocess.Popen(
             [sys.executable, *stage.arguments],
             stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            cwd=ROOT, env=environment, start_new_session=True,
+            cwd=ROOT, env=_environment(stage), process_group=0,
         )  # fmt: skip
         try:
-            code: int | None = process.wait(max(1.0, seconds - _GRACE))
+            code: int | None = process.wait(allowed)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             if process.poll() is None:
                 _end(process)
-    status: Literal["done", "failed", "cut"] = (
-        "cut" if code is None else "failed" if code else "done"
+    said = log.read_bytes()[before:].decode(errors="replace")
+    status: Status = "failed" if code else "partly" if _NOT_MEASURED in said else "done"
+    if code is None:
+        status = "cut" if allowed == stage.most else "stopped"
+    return Outcome(
+        status=status, seconds=round(time.monotonic() - began, 1), said=_said(stage, said)
     )
-    return Outcome(status=status, seconds=round(time.monotonic() - began, 1), said=_last_line(log))
 
 
 def read_outcomes(out: Path) -> dict[str, Outcome]:
@@ -152,19 +168,43 @@ def _setup(config: GpuConfig) -> Setup:
         data=str(Path(config.data).absolute()) if config.data else "",
         cifar10=str(Path(config.cifar10).absolute()) if config.cifar10 else "",
         test_workers=min(4, cores() // 2) if parallel else 0,
+        test_timeout=_TEST_TIMEOUT if find_spec("pytest_timeout") is not None else 0,
     )
+
+
+def _environment(stage: Stage) -> dict[str, str]:
+    """Return the variables of a stage's process."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+    if "bench" in stage.arguments:
+        own["FASTSIAM_DEBUG"] = "1"  # what a contender has to say goes into the log
+    if "-n" in stage.arguments:  # tests side by side share the cores
+        each = str(max(1, cores() // int(stage.arguments[-1])))
+        own |= {"OMP_NUM_THREADS": each, "TORCHINDUCTOR_COMPILE_THREADS": each}
+    return own
+
+
+def _age() -> float:
+    """Return how many seconds ago this process began: importing torch takes some of them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return max(0.0, up - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started, first by asking."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    asks = (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGKILL)
+    for (ask, number), patience in zip(asks, _GRACE, strict=True):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            ask(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
+            process.wait(patience)
 
 
-def _last_line(log: Path) -> str:
-    """Return the last line that says something; control characters of progress bars left out."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return next((line[:300] for line in reversed(lines) if line), "")
+def _said(stage: Stage, output: str) -> str:
+    """Return the last line that says something: of a measurement, the last that went wrong."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if "bench" in stage.arguments:
+        lines = [line for line in lines if _NOT_MEASURED in line or "rror" in line] or ["measured"]
+    return lines[-1][:300]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +14,7 @@ from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_o
 from fastsiam.bench.records import read
 from fastsiam.bench.report import records_block
 from fastsiam.bench.tables import markdown
+from fastsiam.errors import DataError
 from fastsiam.files import written_for_user
 from fastsiam.training.log import read_metrics
 
@@ -28,7 +31,7 @@ def write_page(setup: Setup, stages: Sequence[Stage], status: Mapping[str, str])
         status: of those that were begun.
 
     Raises:
-        FastSiamError: the page cannot be written, or the records cannot be read.
+        FastSiamError: the page cannot be written.
     """
     page = setup.out / "page.md"
     found = _found(setup, stages)
@@ -62,11 +65,11 @@ def write_page(setup: Setup, stages: Sequence[Stage], status: Mapping[str, str])
 
 
 def _found(setup: Setup, stages: Sequence[Stage]) -> Found:
-    files = {one.name: records_of(setup.out, one.name) for one in stages}
-    return Found(
-        {name: read(file) for name, file in files.items() if file.exists()},
-        read_metrics(setup.run) if setup.cifar10 and setup.gpu else (),
-    )
+    records = {}
+    for one in stages:
+        with contextlib.suppress(DataError):  # none yet, or not whole
+            records[one.name] = read(records_of(setup.out, one.name))
+    return Found(records, read_metrics(setup.run) if setup.cifar10 and setup.gpu else ())
 
 
 def _room() -> str:
@@ -79,24 +82,30 @@ def _room() -> str:
 
 
 def _log(setup: Setup, stage: str) -> str:
-    """Return the end of a stage's output."""
-    lines = (setup.out / "logs" / f"{stage}.txt").read_text(errors="replace").splitlines()
-    end = "\n".join(f"    {line[:200]}" for line in lines[-_LINES:])
+    """Return the end of a stage's output, and before it what could not be measured."""
+    log = setup.out / "logs" / f"{stage}.txt"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    shown = [line for line in lines[:-_LINES] if "not measured" in line] + lines[-_LINES:]
+    end = "\n".join(f"    {line[:200]}" for line in shown)
     return f"## The end of {stage}'s output\n\n{end}"
 
 
 def _tests(setup: Setup, stages: Sequence[Stage]) -> Iterator[str]:
     """Yield a table of what pytest found, and its failures."""
     rows, failures = [], []
+    skips: Counter[str] = Counter()
     for stage in stages:
-        file = pytest_results_of(setup.out, stage.name)
-        if not file.exists():
+        try:
+            file = ElementTree.parse(pytest_results_of(setup.out, stage.name))
+        except (OSError, ElementTree.ParseError):  # not there yet, or not whole
             continue
-        cases = list(ElementTree.parse(file).getroot().iter("testcase"))
+        cases = list(file.iter("testcase"))
         failed = [
             (case, what) for case in cases for what in case if what.tag in ("failure", "error")
         ]
-        skipped = sum(case.find("skipped") is not None for case in cases)
+        reasons = [one for case in cases if (one := case.find("skipped")) is not None]
+        skips.update(one.get("message") or "" for one in reasons)
+        skipped = len(reasons)
         passed = len(cases) - skipped - len({id(case) for case, _ in failed})
         rows.append([stage.name, str(passed), str(len(failed)), str(skipped)])
         for case, what in failed:
@@ -106,3 +115,4 @@ def _tests(setup: Setup, stages: Sequence[Stage]) -> Iterator[str]:
         yield "## Tests"
         yield markdown(["file", "passed", "failed", "skipped"], rows)
         yield "\n".join(failures)
+        yield "\n".join(f"- skipped {count}: {why}" for why, count in skips.items())

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from fastsiam.bench.variants import AUTHORS
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, if this runs from one."""
 
-_TESTS = ("kernels", "knn", "loaders", "step", "runs", "bench", "ranks")
-"""Files of tests/gpu, from cheap to dear; others follow them."""
+_SECONDS = {"kernels": 90, "step": 150, "loaders": 90, "runs": 90, "bench": 220, "elsewhere": 120}
+"""What files of tests take; others take a minute."""
+_SIDE_BY_SIDE = ("kernels", "step", "runs")
+"""Files of tests that compile much; what others look at is all of the GPU's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +50,13 @@ class Setup:
     """CIFAR-10, as ``fastsiam train`` takes it; empty trains on the demo's images."""
     test_workers: int = 0
     """Processes that run tests side by side; 0 is none but pytest's own."""
+    test_timeout: int = 0
+    """Seconds that a test may take; 0 is any time."""
 
     @property
     def run(self) -> Path:
-        """The run folder of the CIFAR-10 recipe."""
-        return self.out / "cifar10"
+        """The run folder of the CIFAR-10 recipe: on other images it is another run."""
+        return self.out / ("cifar10" if self.cifar10 else "made")
 
     @property
     def demo(self) -> Path:
@@ -61,51 +68,43 @@ def stages(setup: Setup) -> list[Stage]:
     """Return the stages that can be done here, in their order."""
     tests = {stage.name: stage for stage in _tests(setup)}
 
-    def tested(name: str) -> Iterator[Stage]:
-        if stage := tests.pop(f"tests-{name}", None):
-            yield stage
+    def tested(*names: str) -> Iterator[Stage]:
+        yield from (tests.pop(f"tests-{name}") for name in names if f"tests-{name}" in tests)
 
-    pipelines = ",".join(setup.pipelines or ("memory",))
-    fed = next((p for p in ("dali", "ffcv") if p in setup.pipelines), "torchvision")
-    steps = "default,eager,authors,cuda-graphs" if setup.gpu else "eager,authors"
+    def bench(name: str, *asked: str, seconds: int, **more: Any) -> Stage:
+        return _bench(setup, name, *asked, seconds=seconds, **more)
+
+    def steps(name: str, gpus: str, cpus: str, *, seconds: int, recipe: str = "imagenet") -> Stage:
+        variants = gpus if setup.gpu else cpus
+        return bench(name, "step", "--variants", variants, seconds=seconds, recipe=recipe)
+
+    fed = ("--pipelines", ",".join(setup.pipelines or ("memory",)))
     found = [
-        Stage(name="info", arguments=("-m", "fastsiam", "info"), seconds=20, most=90),
-        _bench(setup, "machine", "machine", seconds=25, most=90),
+        bench("machine", "machine", seconds=25),
         *tested("kernels"),
-        _bench(setup, "photometric-512", "photometric", batch=512, seconds=30, most=120),
-        _bench(setup, "photometric-4096", "photometric", batch=4096, seconds=35, most=120),
-        _bench(setup, "geometric-512", "geometric", batch=512, seconds=35, most=120),
-        _bench(setup, "geometric-4096", "geometric", batch=4096, seconds=40, most=120),
-        _bench(setup, "step-512", "step", "--variants", steps, batch=512, seconds=200, most=400),
-        *tested("step"),
+        steps("step-512", "default,eager", "eager", seconds=160),
+        bench("photometric-512", "photometric", seconds=30),
+        _profile(setup),
         *tested("loaders"),
-        _bench(
-            setup, "loader", "loader", "--pipelines", pipelines, batch=512, seconds=130, most=330
-        ),
-        _bench(setup, "train", "train", "--pipelines", pipelines, batch=512, seconds=160, most=400),
+        bench("train", "train", *fed, images=8192, seconds=280),
+        steps("step-authors", AUTHORS, AUTHORS, seconds=70),
     ]
     if "dali" in setup.pipelines:
-        found.append(
-            _bench(
-                setup, "jpeg-engine", "sweep", "--over", "jpeg-engine", "--pipelines", "dali",
-                batch=512, seconds=90, most=240,
-            )
-        )  # fmt: skip
+        asked = ("sweep", "--over", "jpeg-engine", "--pipelines", "dali")
+        found.append(bench("jpeg-engine", *asked, images=32768, seconds=110))
     found += [
-        _profile(setup, fed),
-        _bench(
-            setup, "step-cifar10", "step", "--variants", steps, recipe="cifar10", batch=512,
-            seconds=120, most=300,
-        ),
-        *tested("knn"),
-        *tested("runs"),
-        *tested("ranks"),
-        _bench(
-            setup, "step-fp32", "step", "--variants", "fp32" if setup.gpu else "plain", batch=512,
-            seconds=70, most=240,
-        ),
+        *tested("step"),
+        bench("loader", "loader", *fed, images=8192, seconds=220),
+        steps("step-graphs", "cuda-graphs", "plain", seconds=110),
+        steps("step-fp32", "fp32", "plain", seconds=70),
+        bench("geometric-512", "geometric", seconds=35),
+        steps("step-cifar10", "default,eager,cuda-graphs", "eager", recipe="cifar10", seconds=150),
+        *tested("knn", "runs", "ranks", "bench"),
+        bench("photometric-4096", "photometric", batch=4096, seconds=35),
+        bench("geometric-4096", "geometric", batch=4096, seconds=40),
+        Stage(name="info", arguments=("-m", "fastsiam", "info"), seconds=30, most=90),
         *tests.values(),
-    ]  # fmt: skip
+    ]
     if not setup.cifar10:
         made = ("-m", "fastsiam", "convert", "demo", "--out", str(setup.demo))
         found.append(Stage(name="images", arguments=made, seconds=15, most=120))
@@ -117,39 +116,46 @@ def _bench(
     name: str,
     case: str,
     *flags: str,
-    batch: int = 0,
+    batch: int = 512,
+    images: int = 0,
     recipe: str = "imagenet",
     seconds: int,
-    most: int,
 ) -> Stage:
-    """Return a measurement; on a CPU one of the demo's recipe, as small as can be."""
+    """Return a measurement; on a CPU one of the demo's recipe, as small as can be.
+
+    Args:
+        setup: of the campaign.
+        name: of the stage.
+        case: of ``fastsiam bench``.
+        flags: of it alone.
+        batch: images of a batch, on a GPU.
+        images: of a repeat, on a GPU, where it takes images at all.
+        recipe: that is measured, on a GPU.
+        seconds: that it takes.
+    """
     asked = ["-m", "fastsiam", "bench", case, *flags]
-    takes_images = case in {"loader", "train", "sweep"}
-    if takes_images and setup.data:
-        asked += ["--data", setup.data]
     if case != "machine":
         asked += ["--recipe", recipe if setup.gpu else "demo"]
         asked += ["--batch", str(batch if setup.gpu else 8)]
-    if takes_images:
-        asked += ["--images", "8192"] if setup.gpu else ["--images", "16", "--workers", "1"]
-    if case == "sweep" and not setup.gpu:
+    if images:
+        asked += ["--data", setup.data] if setup.data else []
+        asked += ["--images", str(images)] if setup.gpu else ["--images", "16", "--workers", "1"]
+    if "jpeg-engine" in flags and not setup.gpu:
         asked += ["--values", "0,100"]
-    repeats = {"machine": 3, "train": 3, "loader": 3, "sweep": 3}.get(case, 5)
-    asked += ["--repeats", str(repeats if setup.gpu else 1)]
+    if case != "profile":
+        asked += ["--repeats", ("3" if images else "5") if setup.gpu else "1"]
     asked += ["--device", "cuda" if setup.gpu else "cpu"]
     asked += ["--json", str(records_of(setup.out, name))]
+    most = min(400, 2 * seconds + 60)
     return Stage(name=name, arguments=tuple(asked), seconds=seconds, most=most)
 
 
-def _profile(setup: Setup, pipeline: str) -> Stage:
-    stage = _bench(setup, "profile", "profile", "--pipeline", pipeline, seconds=70, most=240)
-    asked = list(stage.arguments)
-    del asked[asked.index("--repeats") : asked.index("--repeats") + 2]
-    asked[asked.index("--batch") + 1] = "512" if setup.gpu else "8"
-    if setup.data:
-        asked += ["--data", setup.data]
-    asked += ["--steps", "20" if setup.gpu else "2", "--out", str(setup.out / "trace.json")]
-    return Stage(name="profile", arguments=tuple(asked), seconds=stage.seconds, most=stage.most)
+def _profile(setup: Setup) -> Stage:
+    fed = next((name for name in ("dali", "ffcv") if name in setup.pipelines), "torchvision")
+    asked = ["--pipeline", fed, "--steps", "20" if setup.gpu else "2"]
+    asked += ["--out", str(setup.out / "trace.json")]
+    asked += ["--data", setup.data] if setup.data else []
+    return _bench(setup, "profile", "profile", *asked, seconds=80)
 
 
 def _training(setup: Setup) -> Stage:
@@ -168,30 +174,22 @@ def _tests(setup: Setup) -> Iterator[Stage]:
     """Yield the tests that need a GPU: a stage for each file of tests/gpu, one for all others."""
     folder = ROOT / "tests" / "gpu"
     files = sorted(path.stem.removeprefix("test_") for path in folder.glob("test_*.py"))
-    ordered = [name for name in _TESTS if name in files]
-    for name in ordered + [name for name in files if name not in ordered]:
-        yield _pytest(setup, f"tests-{name}", f"tests/gpu/test_{name}.py")
+    for name in files:
+        yield _pytest(setup, name, f"tests/gpu/test_{name}.py")
     if files:
-        yield _pytest(setup, "tests-elsewhere", "tests", "--ignore", "tests/gpu")
+        yield _pytest(setup, "elsewhere", "tests", "--ignore", "tests/gpu")
 
 
 def _pytest(setup: Setup, name: str, *which: str) -> Stage:
-    asked = [
-        "-m",
-        "pytest",
-        *which,
-        "-m",
-        "gpu",
-        "-q",
-        "--durations",
-        "5",
-        "-p",
-        "no:cacheprovider",
-    ]
-    asked += ["--junitxml", str(pytest_results_of(setup.out, name))]
-    if setup.test_workers:
+    stage = f"tests-{name}"
+    asked = ["-m", "pytest", *which, "-m", "gpu", "-v", "--durations", "5"]
+    asked += ["-p", "no:cacheprovider", "--junitxml", str(pytest_results_of(setup.out, stage))]
+    if setup.test_timeout:  # a test that hangs shall not take the others with it
+        asked += ["--timeout", str(setup.test_timeout), "--timeout-method", "thread"]
+    if setup.test_workers and name in _SIDE_BY_SIDE:
         asked += ["-n", str(setup.test_workers)]
-    return Stage(name=name, arguments=tuple(asked), seconds=60, most=330)
+    seconds = _SECONDS.get(name, 60)
+    return Stage(name=stage, arguments=tuple(asked), seconds=seconds, most=2 * seconds + 60)
 
 
 def records_of(out: Path, stage: str) -> Path:

@@ -32,9 +32,8 @@ class Clock:
         self._begun: float | None = None
         self._elapsed = 0.0
         self._steps = 0
-        self._waits: _Waits = (
-            _DeviceWaits() if torch.device(device).type == "cuda" else _HostWaits()
-        )
+        self._device = torch.device(device)
+        self._waits: _Waits = _DeviceWaits() if self._device.type == "cuda" else _HostWaits()
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches, timing how long each one keeps us waiting; call it running.
@@ -53,8 +52,14 @@ class Clock:
             self._steps += 1
             yield batch
 
-    def pause(self) -> None:
-        """Stop counting until ``resume``: what follows is not training."""
+    def pause(self, *, after_steps: bool = False) -> None:
+        """Stop counting until ``resume``: what follows is not training.
+
+        Args:
+            after_steps: first wait for a GPU that is still at work on the steps.
+        """
+        if after_steps and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         if self._begun is not None:
             elapsed = time.perf_counter() - self._begun
             self._elapsed += elapsed

@@ -108,7 +108,7 @@ def train(
                     if step == end:
                         break
                     clock.resume()
-                clock.pause()
+                clock.pause(after_steps=evaluations.due(step))
         saver.save(step)
         if step == total and evaluations.due(step):
             evaluations.run(step, log)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ _RECORDING = 3
 
 class TrainingStep:
     """Takes optimizer steps: ``loss, embedding = step(batch, at=7)``; never waits for the device.
+
+    Only torch's SyncBN makes the host wait, on several GPUs whose model is not compiled.
 
     ``prepare`` comes before the first step.
 
@@ -86,10 +89,17 @@ class TrainingStep:
             self._assemble()
             return ""
         began = time.perf_counter()
+        lost = ""
         with compiling(self.config):
             reason = why_not(self.place) or self._compile()
+            if reason and self.config.step.cuda_graphs:
+                lost = f"CUDA graphs cannot be recorded here ({reason}); without them, "
+                self.config = replace(
+                    self.config, step=replace(self.config.step, cuda_graphs=False)
+                )
+                reason = self._compile()
         if not reason:
-            return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
+            return f"{lost}compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
         self.config = without_compilation(self.config)
         self._assemble()
         return (
@@ -173,8 +183,8 @@ class TrainingStep:
             self._assemble()
             self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
             return ""
-        except (torch.OutOfMemoryError, dist.DistError):
-            raise
+        except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
+            raise  # of memory, the device, other ranks: not of the compiler
         except Exception as error:  # a compiler that fails may raise anything
             if peer_is_gone(error):
                 raise

@@ -30,3 +30,4 @@ def nothing_compiled_yet() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+    torch.cuda.empty_cache()  # several processes may test on one GPU

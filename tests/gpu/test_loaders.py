@@ -161,7 +161,9 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
 def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_path: Path) -> None:
     """The engine, the GPU's cores or the CPU, of a batch of one kind of image or of all.
 
-    In the mean, within a level and a half: nvJPEG's transform rounds otherwise than libjpeg's.
+    In the mean, within a level and a half: nvJPEG rounds otherwise than libjpeg does. Of an
+    image of a few pixels the colours may differ more: libjpeg repeats two pixels of a colour where
+    another decoder may interpolate.
     """
     for number in range(32):
         (tmp_path / f"{number}.jpg").write_bytes(KINDS[kinds[number % len(kinds)]](number))
@@ -174,13 +176,13 @@ def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_
     gap = gaps(loader, store, 48, epochs=2)
     loader.close()
     assert gap.shape[1] == 64
-    assert gap.mean() < 1.5 and gap.mean((2, 3, 4)).max() < 5
+    assert gap.mean() < 1.5 and gap.mean((2, 3, 4)).max() < 10
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More than a batch of the paper's, of 256 pixels."""
-    return write_images(tmp_path_factory.mktemp("many") / "train", classes=4, each=160, side=256)
+    """Three batches of the paper's, of 256 pixels."""
+    return write_images(tmp_path_factory.mktemp("many") / "train", classes=4, each=384, side=256)
 
 
 @pytest.mark.parametrize("pipeline", [DALI, FFCV])
@@ -193,21 +195,22 @@ def test_a_real_step_is_fed_with_the_papers_batch(pipeline: str, many: Path) -> 
     config = with_settings(
         imagenet(), data=str(root), pipeline=pipeline, workers=8, compile="off", precision="bf16"
     )
-    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=1)
+    step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
     step.prepare()
     loader = build_loader(
         config.data, config.augment, batch=512, device=place.device, dtype=torch.bfloat16
     )
     seen = dict[bool, list[torch.Tensor]]()
     for waits in (False, True):
-        made = seen[waits] = []
-        for epoch in range(3):
+        made, losses = seen.setdefault(waits, []), []
+        for epoch in range(2):
             for batch in loader.epoch(epoch):
                 if waits:
                     torch.cuda.synchronize()
-                loss, _ = step(batch, at=0)
+                losses.append(step(batch, at=0)[0])
                 made += [view.double().sum((1, 2, 3)) for view in batch.views]
-                assert batch.view1.shape == (512, 3, 224, 224) and loss.isfinite()
+                assert batch.view1.shape == (512, 3, 224, 224)
+        assert len(losses) == 6 and torch.stack(losses).isfinite().all()
     for free, waited in zip(*seen.values(), strict=True):
         assert torch.equal(free, waited)
     loader.close()

@@ -16,6 +16,7 @@ from torch import nn
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
+from fastsiam.evaluate.features import frozen
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
@@ -107,11 +108,14 @@ def test_sync_bn_equals_batch_norm(
 
 
 def test_a_compiled_step_is_the_eager_one(gpu: TrainConfig) -> None:
-    """Losses of 20 steps in float32, with CUDA graphs and without."""
+    """Losses of 20 steps in float32, with CUDA graphs and without.
+
+    At a tenth of the rate: with BN of 8 images, training doubles a rounding every few steps.
+    """
     place = Place(0, 1, torch.device("cuda", 0))
     curves = []
     for settings in ({"compile": "off"}, {"compile": "on"}, {"compile": "on", "cuda_graphs": True}):
-        config = with_settings(gpu, precision="fp32", tf32=False, **settings)
+        config = with_settings(gpu, precision="fp32", tf32=False, lr=0.05, **settings)
         torch.manual_seed(0)
         step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
         assert "cannot" not in step.prepare() and step.config == config
@@ -157,8 +161,8 @@ def test_nothing_is_recorded_after_prepare(
             loss, embedding = step(batch, at=3 * epoch + number)
         assert loss.isfinite() and embedding.isfinite().all()
         step.method.eval()
-        with torch.no_grad():  # an evaluation in between
-            step.method.backbone(batch.view1)
+        dtype = autocast_type(config.numerics.precision, place.device)
+        frozen(step.method.backbone, batch.view1, dtype=dtype)  # an evaluation in between
         step.method.train()
     assert done == ["execute_node"] * 2 * 6
 

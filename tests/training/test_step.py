@@ -323,6 +323,31 @@ def test_what_is_compiled_is_kept_beyond_tmp(
     assert folder() == str(tmp_path / "own")
 
 
+def test_without_cuda_graphs_the_step_stays_compiled(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording may fail where compiling does not; an error of the device itself comes out."""
+    config = with_settings(small, compile="on", cuda_graphs=True)
+    tried: list[bool] = []
+    error: Exception = RuntimeError("this cannot be recorded")
+
+    def take(self: TrainingStep, count: int) -> None:
+        tried.append(self.config.step.cuda_graphs)
+        if tried[-1]:
+            raise error
+
+    monkeypatch.setattr(TrainingStep, "_take_no_steps", take)
+    monkeypatch.setattr("fastsiam.training.step.why_not", lambda _: "")
+    step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
+    line = step.prepare()
+    assert "graphs cannot be recorded here (RuntimeError: this cannot" in line, line
+    assert "compiled in" in line and tried == [True, False]
+    assert step.config.step.compile == "on" and not step.config.step.cuda_graphs
+    error = torch.AcceleratorError("CUDA error: an illegal memory access")
+    with pytest.raises(torch.AcceleratorError):
+        TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
+
+
 def test_a_missing_compiler_is_one_line(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

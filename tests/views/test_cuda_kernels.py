@@ -321,3 +321,12 @@ def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
     assert counts == [5] * 4  # two that crop, one that colours, two that blur
     assert "div.rn." in code
     assert "fma." not in code and "div.full" not in code
+
+
+def test_crops_that_begin_off_a_word(interpreted: Run, photographs: list[Image.Image]) -> None:
+    """As those of a second side in one block of memory, behind an odd one."""
+    config, crops = AugmentConfig.alike(crop=32), crops_of(photographs, 32, 3)
+    block = torch.zeros(9801 + crops.numel(), dtype=torch.uint8)
+    inside = block[9801:].view(crops.shape)
+    inside.copy_(crops)
+    assert_equal_reference(interpreted, inside, draw(config, 3), config)

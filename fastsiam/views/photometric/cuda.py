@@ -77,6 +77,8 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     side = crops.shape[1]
     assert crops.dtype == torch.uint8 and dtype.itemsize in (2, 4)
     crops = crops.contiguous()
+    if crops.storage_offset() % 16:  # of several sides in one block: words begin at whole ones
+        crops = crops.clone()
     rows, narrow = _boxes(what, side)
     thresholds, table = np.unique(what.solarise, return_inverse=True)
     tables = _lookup(config, dtype, tuple(thresholds.tolist())), _views(what, table), rows

@@ -13,7 +13,7 @@ from fastsiam.bench.contestants.train import window
         (2, 128, 4, False, (2, 2)),
         (7, 64, 32, True, (32, 32)),
         (7, 8, 32, True, (4, 4)),
-        (7, 2502, 0, True, (0, 7)),  # ready tensors: an epoch of ImageNet's length
+        (7, 2502, 0, True, (2, 12)),  # ready tensors: an epoch of ImageNet's length
         (50, 20, 3, False, (3, 17)),
     ],
 )

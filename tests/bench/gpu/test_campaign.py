@@ -16,7 +16,8 @@ import pytest
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import campaign
 from fastsiam.bench.gpu.campaign import Outcome, in_turn, perform, read_outcomes
-from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, stages
+from fastsiam.bench.gpu.page import write_page
+from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of, stages
 from fastsiam.bench.records import read
 from fastsiam.errors import DataError
 from tests.conftest import ROOT, fastsiam
@@ -36,18 +37,20 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_new_and_failed_stages_come_before_those_that_were_cut() -> None:
-    names = ("done", "cut", "failed", "new")
-    table = [stage(name, "") for name in names] + [stage("endless", "", endless=True)]
-    outcomes = {name: outcome(name) for name in ("done", "cut", "failed")}
-    assert [one.name for one in in_turn(table, outcomes)] == ["failed", "new", "cut", "endless"]
+def test_new_stages_come_before_those_that_went_wrong() -> None:
+    names = ("done", "cut", "failed", "partly", "stopped", "new")
+    table = [stage("endless", "", endless=True)] + [stage(name, "") for name in names]
+    outcomes = {name: outcome(name) for name in names[:-1]}
+    expected = ["stopped", "new", "partly", "failed", "cut", "endless"]
+    assert [one.name for one in in_turn(table, outcomes)] == expected
     outcomes["endless"] = outcome("done")
-    assert [one.name for one in in_turn(table, outcomes)] == ["failed", "new", "cut"]
+    assert [one.name for one in in_turn(table, outcomes)] == expected[:-1]
 
 
 def test_a_stage_ends_well_or_badly(out: Path) -> None:
     well = perform(stage("well", "print('first'); print('last')"), out, seconds=60)
     assert (well.status, well.said) == ("done", "last")
+    assert well.seconds < 60
     badly = perform(stage("badly", "raise SystemExit('it is missing')"), out, seconds=60)
     assert (badly.status, badly.said) == ("failed", "it is missing")
     assert (out / "logs" / "badly.txt").read_text().startswith("$ python -c raise")
@@ -56,7 +59,7 @@ def test_a_stage_ends_well_or_badly(out: Path) -> None:
 def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "_GRACE", 1.0)
+    monkeypatch.setattr(campaign, "_GRACE", (1.0, 1.0, 1.0))
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     code = (
         "import subprocess, sys, time\n"
@@ -64,12 +67,36 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
         f"open({str(out / 'child')!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)"
     )
-    assert perform(stage("long", code), out, seconds=5).status == "cut"
+    assert perform(stage("long", code), out, seconds=8).status == "stopped"
     process = Path(f"/proc/{(out / 'child').read_text()}")
     deadline = time.monotonic() + 30
     while (process / "exe").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_what_a_stage_found_until_it_was_ended_is_kept(out: Path) -> None:
+    """pytest writes its results, and a measurement that lacks something is not done."""
+    tests = out / "test_slow.py"
+    tests.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n")
+    asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
+    results = str(out / "slow.xml")
+    slow = Stage(name="slow", arguments=(*asked, "--junitxml", results), seconds=1, most=8)
+    assert perform(slow, out, seconds=100).status == "cut"
+    assert 'name="test_a"' in Path(results).read_text()
+    lacks = perform(stage("lacks", "print('dali: not measured: no memory')"), out, seconds=60)
+    assert (lacks.status, lacks.said) == ("partly", "dali: not measured: no memory")
+
+
+def test_a_page_is_made_of_what_can_be_read(out: Path) -> None:
+    """After a call that was killed, files may be missing or cut."""
+    for folder in ("records", "tests"):
+        (out / folder).mkdir()
+    setup = Setup(out=out, gpu=True, pipelines=("dali",), cifar10="c")
+    pytest_results_of(out, "tests-knn").write_text("<testsuites><testsuite")
+    records_of(out, "loader").write_text("[{")
+    page = write_page(setup, stages(setup), {"tests-knn": "failed", "loader": "cut"}).read_text()
+    assert "| tests-knn | failed" in " ".join(page.split()) and "not measured" in page
 
 
 def test_a_campaign_goes_on_where_it_stopped(
@@ -165,6 +192,7 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     """Stages that differ from others in size alone are taken for done."""
     names = [one.name for one in stages(Setup(out=tmp_path, gpu=False, pipelines=("dali",)))]
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
+    repeated |= {"step-graphs", "step-authors"}
     repeated |= {name for name in names if name.startswith("tests-")} - {"tests-knn"}
     done = {"status": "done", "seconds": 1, "said": ""}
     (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), done)))
@@ -179,4 +207,4 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert "## loader" in page and "matrix product, bfloat16" in page and "not yet" not in page
     assert "| tests-knn" in page and pytest_results_of(tmp_path, "tests-knn").exists()
-    assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "cifar10").is_dir()
+    assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "made").is_dir()
