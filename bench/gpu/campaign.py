@@ -64,7 +64,7 @@ def run(config: GpuConfig) -> Path:
 
     Raises:
         DeviceError: the device is not there.
-        FastSiamError: the folder cannot be written, or holds something else.
+        FastSiamError: the folder cannot be written, or holds something else; a stage is not there.
     """
     deadline = time.monotonic() - _age() + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
@@ -75,9 +75,11 @@ def run(config: GpuConfig) -> Path:
         for folder in ("logs", "records", "tests"):
             (setup.out / folder).mkdir(parents=True, exist_ok=True)
     outcomes = read_outcomes(setup.out)
-    for name in filter(None, config.again.split(",")):
-        outcomes.pop(name, None)
     table = stages(setup)
+    for name in filter(None, config.again.split(",")):
+        if name not in (names := [one.name for one in table]):
+            raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
+        outcomes.pop(name, None)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its stage, too
     for stage in in_turn(table, outcomes):
         left = deadline - time.monotonic()
@@ -95,8 +97,10 @@ def run(config: GpuConfig) -> Path:
 
 
 def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
-    """Return the stages that are to be done: new ones, and those for which the minutes were over,
-    then those that went wrong; last one that uses all the time that is left.
+    """Return the stages that are to be done, in the order of the calls to come.
+
+    New ones are first, and those for which the minutes were over; then those that went wrong; last
+    is one that uses all the time that is left.
     """
 
     def rank(stage: Stage) -> tuple[bool, int]:
@@ -189,7 +193,8 @@ def _age() -> float:
     """Return how many seconds ago this process began: importing torch takes some of them."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     up = float(Path("/proc/uptime").read_text().split()[0])
-    return max(0.0, up - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    age = up - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return min(max(0.0, age), 60.0)  # some systems have these by two clocks
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -132,6 +132,11 @@ def test_a_campaign_goes_on_where_it_stopped(
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_stage_that_is_not_there_is_named(out: Path) -> None:
+    with pytest.raises(DataError, match="--again stop: there is no such stage, only machine, "):
+        campaign.run(GpuConfig(out=str(out), device="cpu", again="stop"))
+
+
 def test_a_folder_of_something_else_is_refused(out: Path) -> None:
     (out / "state.json").write_text("[1]")
     with pytest.raises(DataError, match="none of fastsiam bench gpu's: delete it"):
