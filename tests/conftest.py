@@ -30,10 +30,6 @@ from fastsiam.config import (
 )
 from fastsiam.config.flags import from_flags, to_flags
 
-# oneDNN (in torch 2.15) crashes when it drops a convolution from its cache, which holds 1,024: a run
-# needs some hundred, all tests in one process need more.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "1000000")
-
 ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "data"))
 

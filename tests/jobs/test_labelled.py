@@ -170,9 +170,11 @@ def test_low_shot_takes_a_fixed_share_of_every_class(kind: str, run: Path, tmp_p
     evaluate(run, replace(config, seed=1), HERE)  # another subset, another record
     assert len(list((run / "eval").glob(f"{kind}-25percent-epoch1-*.json"))) == 2
     names = tmp_path / "mine.txt"
-    names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\n")
+    # Not three images: with 4 channels and two threads oneDNN's 1x1 convolutions of stride 2 write
+    # beside their memory where a batch is odd (torch 2.11 and 2.15).
+    names.write_text("class0/000.jpg\nclass1/001.jpg\n\nclass2/003.jpg\nclass2/004.jpg\n")
     listed = evaluate(run, replace(config, percent=100, subset=str(names)), HERE)
-    assert listed.data.train == 3
+    assert listed.data.train == 4
     assert len(list((run / "eval").glob(f"{kind}-mine-epoch1-*.json"))) == 1
 
 
