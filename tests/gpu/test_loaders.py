@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -161,9 +162,9 @@ def test_the_jpeg_engine_is_engaged(images: Path) -> None:
 def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_path: Path) -> None:
     """The engine, the GPU's cores or the CPU, of a batch of one kind of image or of all.
 
-    In the mean, within a level and a half: nvJPEG rounds otherwise than libjpeg does. Of an
-    image of a few pixels the colours may differ more: libjpeg repeats two pixels of a colour where
-    another decoder may interpolate.
+    In the mean, within a level and a half: nvJPEG rounds otherwise than libjpeg does. Images of a
+    few pixels count in the mean alone: libjpeg repeats their two pixels of a colour, where another
+    decoder may interpolate.
     """
     for number in range(32):
         (tmp_path / f"{number}.jpg").write_bytes(KINDS[kinds[number % len(kinds)]](number))
@@ -176,7 +177,10 @@ def test_whatever_decodes_the_crops_are_pils(kinds: list[str], load: float, tmp_
     gap = gaps(loader, store, 48, epochs=2)
     loader.close()
     assert gap.shape[1] == 64
-    assert gap.mean() < 1.5 and gap.mean((2, 3, 4)).max() < 10
+    steps = [order.indices(epoch, step) for epoch in range(2) for step in range(order.steps)]
+    made_as = [kinds[int(Path(store.name(i)).stem) % len(kinds)] for i in np.concatenate(steps)]
+    large = np.array([kind not in ("tiny", "one pixel") for kind in made_as])
+    assert gap.mean() < 1.5 and gap[:, large].mean((2, 3, 4)).max() < 5
 
 
 @pytest.fixture(scope="module")

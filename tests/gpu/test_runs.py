@@ -63,5 +63,5 @@ def test_evaluations_are_those_of_the_cpu(pipeline: Any, gpu: TrainConfig) -> No
         assert there.network.fingerprint == here.network.fingerprint
     for precision in ("fp32", "fp16"):  # with fp16 the scaler's first step is usually skipped
         finetune = FinetuneConfig(**few | {"precision": precision, "scale_min": 0.5, "lr": 3.0})
-        record = evaluate_finetuned(run, replace(finetune, epochs=30), places[0])
-        assert record.images_validated == 12 and record.best["top1"] > 45  # chance is 33
+        record = evaluate_finetuned(run, replace(finetune, epochs=60), places[0])
+        assert record.images_validated == 12 and record.best["top1"] > 60  # chance is 33
