@@ -35,7 +35,9 @@ def test_its_settings_are_read(small: TrainConfig, run: Path) -> None:
     assert isinstance(method, SimSiamConfig) and method.predictor_lr == "constant"
     assert (method.dim, method.predictor_dim, method.projector_layers) == (16, 4, 2)
     assert len(recorded.augment.views) == 2 and recorded.augment.crop == 16
+    assert recorded.data.dali_hw_decoder_load == 0.65  # the default of then
     own = {"data": str(small.data.root), "out": small.run.out, "max_steps": 0}
+    own |= {"dali_hw_decoder_load": small.data.dali_hw_decoder_load}
     assert with_settings(recorded, **own) == small
 
 
