@@ -24,9 +24,21 @@ from fastsiam.training.clock import Clock
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck, autocast_type
 from fastsiam.training.step import TrainingStep
+from fastsiam.views.batch import Loader
 from tests.conftest import with_settings
 
 pytestmark = pytest.mark.gpu
+
+
+def loader_of(config: TrainConfig, place: Place) -> Loader:
+    """Open the loader of a run, in the type that its step computes in."""
+    return build_loader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        device=place.device,
+        dtype=autocast_type(config.numerics.precision, place.device),
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
@@ -46,13 +58,7 @@ def test_a_step_never_waits_for_the_device(
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(config, build_method(config.model), place, steps_per_epoch=3)
     assert "cannot" not in step.prepare()
-    loader = build_loader(
-        config.data,
-        config.augment,
-        batch=8,
-        device=place.device,
-        dtype=autocast_type(config.numerics.precision, place.device),
-    )
+    loader = loader_of(config, place)
     finite, batches, clock = FiniteCheck(place.device), loader.epoch(0), Clock(device=place.device)
     for _ in range(3):  # the loader's kernels, the optimizer's state
         step(next(batches), at=0)
@@ -148,13 +154,7 @@ def test_nothing_is_recorded_after_prepare(
     assert "cannot" not in step.prepare()
     assert done == ["run_eager"] * 2 + ["record_function"] * 2 + ["execute_node"] * 2
     step.load(**copy.deepcopy(step.state()))
-    loader = build_loader(
-        config.data,
-        config.augment,
-        batch=8,
-        device=place.device,
-        dtype=autocast_type(config.numerics.precision, place.device),
-    )
+    loader = loader_of(config, place)
     done.clear()
     for epoch in range(2):
         for number, batch in enumerate(loader.epoch(epoch)):
