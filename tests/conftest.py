@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,16 +15,15 @@ from PIL import Image
 from fastsiam.config import (
     AugmentConfig,
     DataConfig,
-    ModelConfig,
     MonitorConfig,
     NumericsConfig,
     OptimConfig,
     RunConfig,
-    SimSiamConfig,
     StepConfig,
     TrainConfig,
 )
-from fastsiam.config.flags import from_flags, to_flags
+from tests.configs import model_of
+from tests.processes import Forked
 
 ROOT = Path(__file__).parents[1]
 REAL_DATA = Path(os.environ.get("FASTSIAM_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -125,65 +120,16 @@ def small(images: Path, tmp_path: Path) -> TrainConfig:
     )
 
 
-def model_of(**settings: Any) -> ModelConfig:
-    """Return a model with SimSiam, by fields of the backbone's settings and of SimSiam's."""
-    own = {f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings}
-    return ModelConfig(method=SimSiamConfig(**own), **settings)
-
-
-def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
-    """Change single settings of a model: of its method, and of its backbone."""
-    own = {f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings}
-    return replace(model, method=replace(model.method, **own), **settings)
-
-
-def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
-    """Change single settings of a config by their flags' names, whatever their section."""
-    known = to_flags(config)
-    assert set(settings) <= set(known), set(settings) - set(known)
-    return from_flags(known | settings)
-
-
-def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
-    """Return the command line of a config."""
-    arguments = ["--recipe", recipe]
-    for name, value in to_flags(config).items():
-        flag = name.replace("_", "-")
-        match value:
-            case bool():
-                arguments.append(f"--{flag}" if value else f"--no-{flag}")
-            case tuple():
-                arguments += [f"--{flag}", *map(str, value)]
-            case _:
-                arguments += [f"--{flag}", str(value)]
-    return arguments
-
-
-def fastsiam(
-    *arguments: str, code: int = 0, timeout: float = 900
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a user does and expect an exit code."""
-    done = subprocess.run(
-        [sys.executable, "-m", "fastsiam", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
 @pytest.fixture
 def ranks(tmp_path: Path) -> Callable[[str, int], list[object]]:
     """Run ``tests.rank_jobs.JOB(rank, world)`` in gloo ranks; return what each returned."""
 
     def run(job: str, world: int) -> list[object]:
-        command = [sys.executable, "-m", "tests.rank_jobs", job, str(world), str(tmp_path)]
-        processes = [subprocess.Popen([*command, str(rank)], cwd=ROOT) for rank in range(world)]
-        codes = [process.wait(timeout=300) for process in processes]
-        assert codes == [0] * world
+        from tests import rank_jobs
+
+        processes = [Forked(rank_jobs.main, job, world, tmp_path, rank) for rank in range(world)]
+        done = [process.wait(300) for process in processes]
+        assert not any(one.returncode for one in done), "\n".join(one.stderr for one in done)
         return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
     return run

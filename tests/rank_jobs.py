@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from fastsiam.methods import Method, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.conftest import model_of, with_settings
+from tests.configs import model_of, with_settings
 from tests.methods.everything import EverythingConfig, registered
 
 MODEL = model_of(
@@ -283,22 +283,18 @@ def stop(rank: int, world: int) -> list[int]:
     return verdicts
 
 
-def main(job: str, world: str, folder: str, rank: str) -> None:
+def main(job: str, world: int, folder: Path, rank: int) -> None:
     """Be one rank: meet the others in ``folder``, run the job, leave its result there."""
     torch.set_num_threads(1)
-    device = here(int(rank), int(world)).device
+    device = here(rank, world).device
     on_gpu: dict[str, Any] = {"backend": "cuda:nccl,cpu:gloo", "device_id": device}
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         **on_gpu if device.type == "cuda" else {"backend": "gloo"},
         init_method=f"file://{folder}/meet",
-        rank=int(rank),
-        world_size=int(world),
+        rank=rank,
+        world_size=world,
     )
-    torch.save(globals()[job](int(rank), int(world)), f"{folder}/{rank}.pt")
+    torch.save(globals()[job](rank, world), folder / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

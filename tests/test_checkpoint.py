@@ -18,8 +18,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.errors import CheckpointError
-
-from .conftest import ROOT
+from tests.conftest import ROOT
 
 
 def make(step: int = 3, size: int = 10) -> Checkpoint:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT, write_images
 from tests.pipelines.test_pipelines import NEEDS, readable
-
-from .conftest import ROOT, write_images
 
 PIPELINES = [pytest.param(n, marks=NEEDS.get(n, [])) for n in ("torchvision", "ffcv", "dali")]
 

@@ -18,7 +18,9 @@ from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.jobs.train import train_here
 from fastsiam.training.log import read_metrics
-from tests.conftest import ROOT, fastsiam, with_settings
+from tests.configs import with_settings
+from tests.conftest import ROOT
+from tests.processes import fastsiam
 
 OLD = ROOT / "tests" / "data" / "run-0.1"
 

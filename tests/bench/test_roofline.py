@@ -8,7 +8,8 @@ import pytest
 
 from fastsiam.bench.roofline import H200, Layer, Machine, floor, layers
 from fastsiam.bench.roofline import table as roofline_table
-from tests.conftest import ROOT, changed_model
+from tests.configs import changed_model
+from tests.conftest import ROOT
 
 
 def test_work_is_counted_by_hand() -> None:

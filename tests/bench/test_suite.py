@@ -17,7 +17,8 @@ from fastsiam.bench.measure import children
 from fastsiam.bench.records import read
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.conftest import ROOT, fastsiam
+from tests.conftest import ROOT
+from tests.processes import fastsiam
 
 
 def test_nothing_measured_is_an_error(little: BenchConfig, monkeypatch: Any) -> None:

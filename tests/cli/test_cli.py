@@ -23,7 +23,9 @@ from fastsiam.config import (
 )
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.jobs.train import train_here
-from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT, write_images
+from tests.processes import fastsiam
 
 
 @pytest.mark.parametrize(

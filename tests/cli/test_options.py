@@ -22,8 +22,9 @@ from fastsiam.config import (
 )
 from fastsiam.config.flags import train_flags
 from fastsiam.config.recipes import RECIPES, cifar10, imagenet
-from tests.conftest import fastsiam, flags
+from tests.configs import flags
 from tests.methods import everything
+from tests.processes import fastsiam
 
 
 def parse(*arguments: str) -> tuple[str, TrainConfig]:

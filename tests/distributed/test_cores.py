@@ -23,7 +23,8 @@ from fastsiam.distributed import Place, StopSignals, bn_group, cores, launch, pl
 from fastsiam.jobs.train import _idle_gpus
 from fastsiam.kernels.cores import own_cores
 from fastsiam.training.compile import compiling
-from tests.conftest import ROOT, with_settings
+from tests.configs import with_settings
+from tests.conftest import ROOT
 
 GPUS = [0, 0, 1, 1]
 """The NUMA nodes of a machine's four GPUs; it has 12 cores, the even ones on node 0."""

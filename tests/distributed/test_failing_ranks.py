@@ -21,7 +21,8 @@ from torch.distributed.launcher import api
 from fastsiam import cli
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import launch, peer_is_gone, peer_is_late
-from tests.conftest import fastsiam, flags, with_settings
+from tests.configs import flags, with_settings
+from tests.processes import fastsiam
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 PATIENCE = 240

@@ -29,7 +29,8 @@ from fastsiam.pipelines.convert import convert
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
-from tests.conftest import with_settings, write_images
+from tests.configs import with_settings
+from tests.conftest import write_images
 from tests.rank_jobs import knn_problem
 
 HERE = Place(0, 1, torch.device("cpu"))

@@ -11,7 +11,7 @@ import torch._dynamo
 from PIL import Image
 
 from fastsiam.config import TrainConfig
-from tests.conftest import with_settings
+from tests.configs import with_settings
 
 
 @pytest.fixture

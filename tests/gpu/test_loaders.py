@@ -21,7 +21,8 @@ from fastsiam.pipelines.dali_backend import DaliLoader
 from fastsiam.pipelines.dali_decoder import without_engine
 from fastsiam.pipelines.torchvision_backend import TorchvisionLoader
 from fastsiam.training.step import TrainingStep
-from tests.conftest import ROOT, with_settings, write_images
+from tests.configs import with_settings
+from tests.conftest import ROOT, write_images
 from tests.pipelines.test_dali import KINDS, gaps
 from tests.pipelines.test_pipelines import readable
 from tests.views.cases import UNEQUAL

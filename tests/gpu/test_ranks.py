@@ -17,9 +17,11 @@ from fastsiam.config import RunConfig, TrainConfig
 from fastsiam.distributed import finish, gather_uneven, meet, start
 from fastsiam.training.log import read_metrics
 from tests import rank_jobs
-from tests.conftest import ROOT, fastsiam, flags, with_settings
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT
 from tests.distributed.test_distributed import check_joint_bn, check_same_training
 from tests.distributed.test_failing_ranks import CASES, check_failing_run
+from tests.processes import fastsiam
 
 pytestmark = pytest.mark.gpu
 

@@ -15,7 +15,7 @@ from fastsiam.distributed import Place
 from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import train_here
 from fastsiam.training.log import read_metrics
-from tests.conftest import with_settings
+from tests.configs import with_settings
 
 pytestmark = pytest.mark.gpu
 

@@ -25,7 +25,7 @@ from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck, autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
-from tests.conftest import with_settings
+from tests.configs import with_settings
 
 pytestmark = pytest.mark.gpu
 

@@ -38,7 +38,8 @@ from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import preflight, train_here
 from fastsiam.methods import Method, SimSiam, build_method
 from fastsiam.model.backbones import skeleton
-from tests.conftest import changed_model, fastsiam, flags, model_of, with_settings
+from tests.configs import changed_model, flags, model_of, with_settings
+from tests.processes import fastsiam
 
 TINY = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4

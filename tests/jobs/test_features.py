@@ -18,7 +18,9 @@ from fastsiam.evaluate.features import collected
 from fastsiam.jobs.features import draw_neighbours, write_features
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
-from tests.conftest import fastsiam, with_settings, write_images
+from tests.configs import with_settings
+from tests.conftest import write_images
+from tests.processes import fastsiam
 
 HERE = Place(0, 1, torch.device("cpu"))
 

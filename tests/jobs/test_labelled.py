@@ -25,7 +25,9 @@ from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_linear
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines import build_eval_loader
-from tests.conftest import fastsiam, with_settings, write_images
+from tests.configs import with_settings
+from tests.conftest import write_images
+from tests.processes import fastsiam
 
 HERE = Place(0, 1, torch.device("cpu"))
 QUICK = LinearConfig(epochs=4, batch=8, eval_every=2, workers=0, device="cpu", pipeline="memory")

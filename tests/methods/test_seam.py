@@ -19,7 +19,7 @@ from fastsiam.jobs.train import train_here
 from fastsiam.methods import METHODS, SimSiam, build_method, method_skeleton
 from fastsiam.training.log import read_metrics
 from tests import rank_jobs
-from tests.conftest import with_settings
+from tests.configs import with_settings
 from tests.methods import everything
 from tests.methods.everything import Ahead, AheadConfig, Everything, EverythingConfig
 from tests.training.test_loop import Killed, history, run_once, same_state

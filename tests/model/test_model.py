@@ -25,7 +25,7 @@ from fastsiam.model.backbones import (
 from fastsiam.model.batch_norm import unknown_batch_norm, use_view_batch_norm
 from fastsiam.model.heads import predictor, projector
 from fastsiam.model.losses import negative_cosine
-from tests.conftest import model_of
+from tests.configs import model_of
 
 TINY = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4

@@ -16,7 +16,7 @@ from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import train_here
 from fastsiam.report.run import write_report
 from fastsiam.training.log import read_metrics
-from tests.conftest import with_settings
+from tests.configs import with_settings
 
 
 def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None:

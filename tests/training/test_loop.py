@@ -40,8 +40,10 @@ from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
-from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT, write_images
 from tests.pipelines.test_pipelines import PIPELINES, readable
+from tests.processes import fastsiam
 
 CPU = Place(0, 1, torch.device("cpu"))
 

@@ -24,7 +24,7 @@ from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
 from fastsiam.training.log import MetricsLog, read_metrics
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
-from tests.conftest import with_settings
+from tests.configs import with_settings
 
 
 def test_measures_equal_float64_numpy() -> None:

@@ -13,7 +13,7 @@ from fastsiam.config import OptimConfig
 from fastsiam.methods import ParamGroup, build_method
 from fastsiam.pipelines.order import Order
 from fastsiam.training.optim import Lars, build_optimizer, peak_lr, rates_at, set_rates
-from tests.conftest import model_of
+from tests.configs import model_of
 
 
 def groups(**settings: Any) -> list[ParamGroup]:

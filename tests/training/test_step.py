@@ -26,7 +26,9 @@ from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
-from tests.conftest import ROOT, fastsiam, flags, model_of, with_settings
+from tests.configs import flags, model_of, with_settings
+from tests.conftest import ROOT
+from tests.processes import fastsiam
 
 CPU = Place(0, 1, torch.device("cpu"))
 

@@ -18,7 +18,7 @@ from torchvision.models.resnet import BasicBlock
 
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
-from tests.conftest import model_of
+from tests.configs import model_of
 
 from .fake_gpu import CUDA, fake_gpu
 

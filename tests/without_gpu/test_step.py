@@ -19,7 +19,7 @@ from fastsiam.methods import Output, build_method
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.conftest import changed_model, with_settings
+from tests.configs import changed_model, with_settings
 from tests.methods.everything import EverythingConfig, registered
 from tests.rank_jobs import CONFIG
 

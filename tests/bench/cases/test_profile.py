@@ -11,7 +11,7 @@ import pytest
 from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
-from tests.conftest import fastsiam
+from tests.processes import fastsiam
 
 
 @pytest.mark.ffcv

@@ -20,7 +20,8 @@ from fastsiam.bench.gpu.page import write_page
 from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of, stages
 from fastsiam.bench.records import read
 from fastsiam.errors import DataError
-from tests.conftest import ROOT, fastsiam
+from tests.conftest import ROOT
+from tests.processes import fastsiam
 
 
 def stage(name: str, code: str, *, seconds: int = 1, most: int = 60, **more: Any) -> Stage:

@@ -16,8 +16,9 @@ import pytest
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError, blocks, layout
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from tests.conftest import fastsiam, write_images
+from tests.conftest import write_images
 from tests.conversions import checked, run
+from tests.processes import fastsiam
 from tests.sources import encoded, jpeg, picture
 
 

@@ -16,8 +16,10 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, open_store
 from fastsiam.training.log import read_metrics
-from tests.conftest import ROOT, fastsiam, flags, with_settings, write_images
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT, write_images
 from tests.conversions import checked, run, same_images
+from tests.processes import fastsiam
 from tests.sources import folder_members, imagenet_train_tar, jpeg, tar
 
 

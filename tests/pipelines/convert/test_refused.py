@@ -16,8 +16,9 @@ from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_demo
 from fastsiam.pipelines.convert import Kind
 from fastsiam.pipelines.convert.parquet import ParquetStore, parquet_files
-from tests.conftest import fastsiam, write_images
+from tests.conftest import write_images
 from tests.conversions import checked, failing, run
+from tests.processes import fastsiam
 from tests.sources import jpeg, parquet
 
 

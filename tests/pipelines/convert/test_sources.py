@@ -11,8 +11,8 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from tests.conftest import fastsiam
 from tests.conversions import Quiet, run
+from tests.processes import fastsiam
 from tests.sources import (
     CIFAR_CLASSES,
     VAL_WNIDS,

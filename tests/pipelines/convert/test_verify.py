@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 from fastsiam.pipelines.store import BetonStore
-from tests.conftest import fastsiam, write_images
+from tests.conftest import write_images
 from tests.conversions import checked, run
+from tests.processes import fastsiam
 
 
 def test_damage_inside_a_jpeg_is_found_by_decoding(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from tests.conftest import ROOT, fastsiam, write_images
+from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run
+from tests.processes import fastsiam
 
 
 def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Settings of the tests' runs: single ones changed by name, whole ones as a command line."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
+from fastsiam.config.flags import from_flags, to_flags
+
+
+def model_of(**settings: Any) -> ModelConfig:
+    """Return a model with SimSiam, by fields of the backbone's settings and of SimSiam's."""
+    own = {f.name: settings.pop(f.name) for f in fields(SimSiamConfig) if f.name in settings}
+    return ModelConfig(method=SimSiamConfig(**own), **settings)
+
+
+def changed_model(model: ModelConfig, **settings: Any) -> ModelConfig:
+    """Change single settings of a model: of its method, and of its backbone."""
+    own = {f.name: settings.pop(f.name) for f in fields(model.method) if f.name in settings}
+    return replace(model, method=replace(model.method, **own), **settings)
+
+
+def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
+    """Change single settings of a config by their flags' names, whatever their section."""
+    known = to_flags(config)
+    assert set(settings) <= set(known), set(settings) - set(known)
+    return from_flags(known | settings)
+
+
+def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
+    """Return the command line of a config."""
+    arguments = ["--recipe", recipe]
+    for name, value in to_flags(config).items():
+        flag = name.replace("_", "-")
+        match value:
+            case bool():
+                arguments.append(f"--{flag}" if value else f"--no-{flag}")
+            case tuple():
+                arguments += [f"--{flag}", *map(str, value)]
+            case _:
+                arguments += [f"--{flag}", str(value)]
+    return arguments

@@ -1,0 +1,23 @@
+"""What commands import, for the process that tests fork them from; FFCV and DALI load in their own.
+
+Nothing is computed here: what is forked begins without threads.
+"""
+
+import importlib
+import pkgutil
+import threading
+
+import torch._dynamo
+import torch._inductor.compile_fx
+import torch.distributed.launcher.api
+import torch.utils.tensorboard  # noqa: F401
+
+import fastsiam
+
+_BACK_ENDS = ("dali", "ffcv", "fastsiam.bench", "__main__")
+
+for _module in pkgutil.walk_packages(fastsiam.__path__, "fastsiam."):
+    if not any(name in _module.name for name in _BACK_ENDS):
+        importlib.import_module(_module.name)
+
+assert threading.active_count() == 1

@@ -1,0 +1,141 @@
+"""Processes of the tests: commands and ranks, forked from one that has imported everything.
+
+A start of Python with torch takes four seconds; a fork of a process that has it takes a few
+hundredths. What is forked is a process like any other: its signals, its exit code, its environment
+and its output are its own. Only what is read from the environment at an import, before any of our
+code, is as it was when the first of them began: a test about that starts Python (`fastsiam_anew`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.imports"])
+
+
+class Forked:
+    """A function of a module at work in a process of its own.
+
+    Args:
+        function: What it does.
+        arguments: What the function is called with.
+        environment: Variables of the process beside this one's.
+        folder: Where it runs.
+        session: Whether it leads a process group, as a terminal's job does.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        folder: Path = ROOT,
+        session: bool = False,
+    ) -> None:
+        self._output = tempfile.TemporaryDirectory(prefix="output-")
+        whole = {**os.environ, **(environment or {})}
+        begin = (self._output.name, whole, str(folder), session)
+        self._process = _CONTEXT.Process(target=_begin, args=(*begin, function, arguments))
+        here = Path.cwd()
+        os.chdir(ROOT)  # the first one starts what all are forked from, which imports the tests
+        try:
+            self._process.start()
+        finally:
+            os.chdir(here)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the number of the signal that ended it, or None as yet."""
+        return self._process.exitcode
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 900) -> subprocess.CompletedProcess[str]:
+        """Wait for the end; return exit code and output. After ``timeout`` s: kill it and fail."""
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            self.send(signal.SIGKILL)
+            self._process.join()
+        out, err = (Path(self._output.name, name).read_text() for name in ("out", "err"))
+        self._output.cleanup()
+        assert code is not None, f"still at work after {timeout} s\n{out}\n{err}"
+        return subprocess.CompletedProcess((), code, out, err)
+
+
+def _begin(
+    output: str,
+    environment: dict[str, str],
+    folder: str,
+    session: bool,
+    function: Callable[..., object],
+    arguments: tuple[Any, ...],
+) -> None:
+    """Be the process: with its own output, environment and folder before anything else."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(Path(output, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    if session:
+        os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    multiprocessing.set_start_method(None, force=True)  # what it starts, it starts as any program
+    function(*arguments)
+
+
+def command(*arguments: str, **how: Any) -> Forked:
+    """Begin ``fastsiam ARGUMENTS``; how: ``Forked``'s environment, folder and session."""
+    how["environment"] = {"COLUMNS": "200", **how.get("environment", {})}
+    return Forked(_fastsiam, arguments, **how)
+
+
+def _fastsiam(arguments: tuple[str, ...]) -> None:
+    sys.argv = ["fastsiam", *arguments]
+    from fastsiam.cli import main
+
+    main()
+
+
+def fastsiam(
+    *arguments: str, code: int = 0, timeout: float = 900, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line and expect an exit code."""
+    return _expect(code, command(*arguments, **how).wait(timeout))
+
+
+def fastsiam_anew(
+    *arguments: str, code: int = 0, timeout: float = 900
+) -> subprocess.CompletedProcess[str]:
+    """Do the same as a user does it, with a start of Python."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fastsiam", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    return _expect(code, done)
+
+
+def _expect(code: int, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
