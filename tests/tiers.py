@@ -13,10 +13,15 @@ import pytest
 
 
 def rest_slow(cases: Sequence[Any], *, fast: int = 1) -> list[Any]:
-    """Return the cases of a matrix, all but the first ``fast`` of them in the slow tier."""
-    return [case if i < fast else _slow(case) for i, case in enumerate(cases)]
+    """Return the cases of a matrix, all but the first ``fast`` of them in the slow tier.
+
+    A case is a value, a tuple of values for several arguments, or a ``pytest.param``.
+    """
+    return [*cases[:fast], *map(slow, cases[fast:])]
 
 
-def _slow(case: Any) -> Any:
-    parameter = case if hasattr(case, "marks") else pytest.param(case)
-    return parameter._replace(marks=(*parameter.marks, pytest.mark.slow))
+def slow(case: Any) -> Any:
+    """Return a case of a matrix, in the slow tier."""
+    if not hasattr(case, "marks"):
+        case = pytest.param(*case) if isinstance(case, tuple) else pytest.param(case)
+    return case._replace(marks=(*case.marks, pytest.mark.slow))
