@@ -13,14 +13,32 @@ MINUTES ?= 9
 # Not from the environment: where a machine has an OUT of its own, that is another thing.
 OUT     := runs/gpu
 
-.PHONY: demo test gpu lint lock
+# Tests share the cores: each of the JOBS works in one thread.
+JOBS     ?= 2
+TEST     := OMP_NUM_THREADS=1 $(PY) -m pytest --dist worksteal
+COVERAGE := runs/coverage
+MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
+
+.PHONY: demo test test-all coverage gpu lint lock
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
 	$(PY) -m fastsiam demo --out runs/demo
 
-test: $(VENV)/installed        ## the test suite
-	$(PY) -m pytest
+test: $(VENV)/installed        ## every property once: ten minutes on two cores
+	$(TEST) -n $(JOBS) -m "not slow and not alone"
+	$(TEST) -m "alone and not slow"
+
+test-all: test                 ## and every further case
+	$(TEST) -n $(JOBS) -m "slow and not alone"
+	$(TEST) -m "slow and alone"
+
+coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included
+	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
+	$(MEASURED) -n $(JOBS) -m "not alone" --junitxml=$(COVERAGE)/tests.xml
+	$(MEASURED) -m alone --cov-append --junitxml=$(COVERAGE)/alone.xml
+	$(PY) -m coverage html --quiet --data-file=$(COVERAGE)/data --directory=$(COVERAGE)/html
+	$(PY) -m coverage report --data-file=$(COVERAGE)/data --skip-covered
 
 gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) --out $(OUT) \

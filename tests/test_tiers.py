@@ -1,0 +1,29 @@
+"""Each test that is slow in all its cases is named in docs/testing.md, with what stands for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.conftest import ROOT
+
+
+def slow_as_a_whole() -> Iterator[str]:
+    """Yield the names of tests of which no case is in ``make test``."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            marks = map(ast.unparse, getattr(node, "decorator_list", []))
+            if isinstance(node, ast.FunctionDef) and "pytest.mark.slow" in marks:
+                yield f"{path.relative_to(ROOT / 'tests')}: {node.name}"
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """Yield the table's rows: names of slow tests, and what stands for them."""
+    text = (ROOT / "docs" / "testing.md").read_text()
+    yield from re.findall(r"^\| (`.+?`) \| (.+?) \|$", text, flags=re.MULTILINE)
+
+
+def test_each_has_something_that_stands_for_it() -> None:
+    named = {name for slow, _ in rows() for name in re.findall(r"`(.+?)`", slow)}
+    assert named == set(slow_as_a_whole())
