@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 
@@ -18,12 +17,18 @@ def write(pixels: str, path: str, mode: str) -> None:
     DatasetWriter(path, fields, num_workers=1).from_indexed_dataset(samples)
 
 
-def main() -> None:
+def read(readings: list[tuple[str, bool]]) -> None:
+    """Read files, each by the system's page cache or not; print a line of JSON of each."""
+    for path, os_cache in readings:
+        print(json.dumps(crops(path, os_cache)))
+
+
+def crops(path: str, os_cache: bool) -> dict[str, object]:
+    """Return the labels, the crops' shape and their means."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
 
-    path, os_cache = sys.argv[1], bool(int(sys.argv[2]))
     loader = Loader(
         path,
         batch_size=4,
@@ -37,14 +42,10 @@ def main() -> None:
             "label": [IntDecoder()],
         },
     )
-    crops, labels = [], []
+    found, labels = [], []
     for image, label in loader:
-        crops.append(np.array(image))
+        found.append(np.array(image))
         labels += np.array(label)[:, 0].tolist()
-    joined = np.concatenate(crops)
+    joined = np.concatenate(found)
     means = joined.reshape(len(joined), -1).mean(1).tolist()
-    print(json.dumps({"labels": labels, "crops": joined.shape, "means": means}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"labels": labels, "crops": joined.shape, "means": means}

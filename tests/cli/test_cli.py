@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,9 +22,11 @@ from fastsiam.config import (
 )
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.jobs.train import train_here
+from fastsiam.pipelines.backends import Backend
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
 
 
 @pytest.mark.parametrize(
@@ -184,12 +185,11 @@ def test_an_os_error_of_the_program_is_not_the_users(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["info", "--json", "{file}/info.json"],
         ["views", "--data", "{images}", "--recipe", "cifar10", "--out", "{file}/views.png"],
         ["views", "--data", "{images}", "--json", "{file}/v.json", "--out", "{file}.png"],
         ["demo", "--out", "{file}/demo"],
     ],
-    ids=["info", "views", "the views' draws", "demo"],
+    ids=["views", "the views' draws", "demo"],
 )
 def test_a_file_that_cannot_be_written_is_one_line(
     arguments: list[str], images: Path, tmp_path: Path
@@ -198,10 +198,14 @@ def test_a_file_that_cannot_be_written_is_one_line(
     (tmp_path / "file").write_text("")
     places = {"file": tmp_path / "file", "images": images}
     done = fastsiam(*(argument.format(**places) for argument in arguments), code=1)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
+    assert_one_line_of_a_file(done.stderr)
+
+
+def assert_one_line_of_a_file(said: str) -> None:
+    (line,) = [line for line in said.splitlines() if line.startswith("error")]
     why = r"(Not a directory; check the path: .+|.*/file is no folder)"
     assert re.match(rf"error: cannot (write|make images in) .*file/.*: {why}$", line)
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in said
 
 
 def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,15 +221,27 @@ def test_bench_alone_and_with_options_means_all(monkeypatch: pytest.MonkeyPatch)
     assert all(f"\n  {case} " in text for case in (*CASES, "profile", "report"))
 
 
-def test_a_bad_image_on_two_ranks_is_one_line_too(
-    small: TrainConfig, images: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def with_a_bad_image(small: TrainConfig, images: Path) -> list[str]:
+    """Arguments of a run on two ranks that finds an image cut off."""
     bad = images / "train" / "class1" / "004.jpg"
     bad.write_bytes(bad.read_bytes()[:300])
-    config = with_settings(small, pipeline="torchvision", knn_every=0, gpus=2)
-    done = fastsiam("train", *flags(config), "--out", str(tmp_path / "run"), code=1)
-    assert len(re.findall(r"cannot decode .*004\.jpg", done.stderr)) == 1
-    assert "Traceback" not in done.stderr
+    return flags(with_settings(small, pipeline="torchvision", knn_every=0, gpus=2))
+
+
+def test_a_bad_image_on_two_ranks_is_one_line_too(with_a_bad_image: list[str]) -> None:
+    done = fastsiam_on_ranks(2, "train", *with_a_bad_image, code=1)
+    assert_one_line_of_004("".join(one.stderr for one in done))
+
+
+@pytest.mark.slow
+def test_a_bad_image_on_two_ranks_of_the_launcher(with_a_bad_image: list[str]) -> None:
+    assert_one_line_of_004(fastsiam("train", *with_a_bad_image, code=1).stderr)
+
+
+def assert_one_line_of_004(said: str) -> None:
+    assert len(re.findall(r"cannot decode .*004\.jpg", said)) == 1
+    assert "Traceback" not in said
 
 
 def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> None:
@@ -293,31 +309,56 @@ def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
     assert "--out views.xyz: no picture's ending" in done.stderr
 
 
-def test_info_lists_versions_and_pipelines(tmp_path: Path) -> None:
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines whose packages are not imported, which takes ten seconds."""
+    monkeypatch.setattr(Backend, "readiness", lambda self, device: f"{self.name} on {device}")
+
+
+def info(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--json", str(path)])
+    cli.main()
+
+
+@pytest.mark.usefixtures("untried")
+def test_info_lists_versions_and_pipelines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        info(tmp_path / "info.json", monkeypatch)
+    assert not exit.value.code
+    assert_info(capsys.readouterr().out, tmp_path / "info.json")
+
+
+@pytest.mark.slow
+def test_info_as_a_command(tmp_path: Path) -> None:
+    done = fastsiam("info", "--json", str(tmp_path / "info.json"))
+    assert_info(done.stdout, tmp_path / "info.json")
+
+
+def assert_info(said: str, path: Path) -> None:
     import torch
 
-    done = fastsiam("info", "--json", str(tmp_path / "info.json"))
-    assert torch.__version__ in done.stdout and "--pipeline memory" in done.stdout
-    record = json.loads((tmp_path / "info.json").read_text())
+    assert torch.__version__ in said and "--pipeline memory" in said
+    record = json.loads(path.read_text())
     assert record["pipelines"].keys() == set(get_args(Pipeline))
     assert record["cores"] >= 1
 
 
+@pytest.mark.usefixtures("untried")
+def test_info_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as exit:
+        info(tmp_path / "file" / "info.json", monkeypatch)
+    assert exit.value.code == 1
+    assert_one_line_of_a_file(capsys.readouterr().err)
+
+
 def test_data_root_comes_from_the_environment(images: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "fastsiam",
-        "views",
-        "--recipe",
-        "cifar10",
-        "--images",
-        "1",
-        "--out",
-        str(tmp_path / "v.png"),
-    ]
-    environment = {**os.environ, "FASTSIAM_DATA": str(images), "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, check=True, env=environment, cwd=tmp_path, capture_output=True)
+    arguments = ["views", "--recipe", "cifar10", "--images", "1", "--out", "v.png"]
+    fastsiam(*arguments, environment={"FASTSIAM_DATA": str(images)}, folder=tmp_path)
     assert (tmp_path / "v.png").exists()
 
 

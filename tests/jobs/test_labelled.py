@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam import cli
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.distributed import Place
@@ -28,6 +29,7 @@ from fastsiam.pipelines import build_eval_loader
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
 QUICK = LinearConfig(epochs=4, batch=8, eval_every=2, workers=0, device="cpu", pipeline="memory")
@@ -218,29 +220,64 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
         assert convention in done.stderr
 
 
-def test_two_ranks_on_the_command_line(run: Path) -> None:
+TWO_RANKS = [
+    "--lrs",
+    "30",
+    "--optimizer",
+    "sgd",
+    "--epochs",
+    "3",
+    "--batch",
+    "8",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+    "--gpus",
+    "2",
+]
+
+
+@pytest.mark.parametrize("more", [[], ["--cached"]])
+def test_two_ranks(run: Path, more: list[str]) -> None:
     """Every rank trains on its share of each batch; the record is of both."""
-    flags = [
-        "--lrs",
-        "30",
-        "--optimizer",
-        "sgd",
-        "--epochs",
-        "3",
-        "--batch",
-        "8",
-        "--device",
-        "cpu",
-    ]
-    for more in ([], ["--cached"]):
-        fastsiam("eval", "linear", str(run), *flags, *more, "--workers", "0")
-        alone = read_records(run)
-        fastsiam("eval", "linear", str(run), *flags, *more, "--workers", "0", "--gpus", "2")
-        both = read_records(run)
-        for one, two in zip(alone, both, strict=True):
-            assert one.results == two.results
-            assert two.images_validated == 12
-        assert both[-1].images.ranks == 2
+    done = fastsiam_on_ranks(2, "eval", "linear", str(run), *TWO_RANKS, *more)
+    assert_both_are_as_one(run, *more)
+    assert done[0].stdout and not done[1].stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--cached"]])
+def test_two_ranks_of_the_launcher(run: Path, more: list[str]) -> None:
+    fastsiam("eval", "linear", str(run), *TWO_RANKS, *more)
+    assert_both_are_as_one(run, *more)
+
+
+def test_ranks_are_started_with_the_same_command_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, list[str]]] = []
+
+    def launch(processes: int, arguments: list[str]) -> int:
+        asked.append((processes, arguments))
+        return 7
+
+    monkeypatch.setattr("fastsiam.distributed.launch", launch)
+    arguments = ["eval", "linear", str(run), *TWO_RANKS]
+    monkeypatch.setattr("sys.argv", ["fastsiam", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 7 and asked == [(2, arguments)]
+
+
+def assert_both_are_as_one(run: Path, *more: str) -> None:
+    """Hold the record that is there against one rank's."""
+    (both,) = read_records(run)
+    fastsiam("eval", "linear", str(run), *TWO_RANKS, *more, "--gpus", "1")
+    (alone,) = read_records(run)
+    assert alone.results == both.results
+    assert both.images_validated == 12
+    assert (alone.images.ranks, both.images.ranks) == (1, 2)
 
 
 def test_data_without_validation_images(run: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.conftest import ROOT, write_images
 from tests.conversions import checked, run, same_images
 from tests.processes import fastsiam
 from tests.sources import folder_members, imagenet_train_tar, jpeg, tar
+from tests.tiers import rest_slow
 
 
 def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
@@ -219,25 +220,38 @@ def test_wrong_usage(options: list[str], message: str) -> None:
     assert message in fastsiam("convert", "folder", *options, code=2).stderr
 
 
-def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
-    """100,000 small images from a tar, in one worker: its peak and the parent's."""
+@pytest.mark.alone
+@pytest.mark.parametrize("count", rest_slow([25_000, 100_000]))
+def test_memory_does_not_grow_with_the_data(count: int, tmp_path: Path) -> None:
+    """By a part of an image's bytes for each, in the parent and in its one worker; and the tar."""
+    few, many = (tmp_path / name / "t.tar" for name in ("few", "many"))
+    before, after = peaks_of_images(5_000, few), peaks_of_images(count, many)
+    mapped = many.stat().st_size - few.stat().st_size
+    more = count - 5_000
+    parent, worker = (
+        (end - start - mapped) / more for start, end in zip(before, after, strict=True)
+    )
+    assert parent < 1024 and worker < 512
+
+
+def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
+    """Convert small images from a tar; return the parent's peak and the worker's, in bytes."""
     data = [jpeg(i) for i in range(50)]
-    tar(tmp_path / "t.tar", [(f"c{i % 7}/{i:06d}.jpg", data[i % 50]) for i in range(100_000)])
+    tar(path, [(f"c{i % 7}/{i:06d}.jpg", data[i % 50]) for i in range(count)])
     script = (
         "import resource, sys; from fastsiam import cli\n"
-        "sys.argv[1:] = ['convert', 'folder', '--source', sys.argv[1], '--out', sys.argv[2]]\n"
+        "sys.argv[1:] = ['convert', 'folder', '--workers', '1', *sys.argv[1:]]\n"
         "cli.app(standalone_mode=False)\n"
         "lines = open('/proc/self/status').read().splitlines()\n"
         "print(*(line.split()[1] for line in lines if line.startswith('VmHWM')))\n"
         "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "t.tar"), str(tmp_path / "out")],
+        [sys.executable, "-c", script, "--source", str(path), "--out", str(path.with_name("out"))],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "100,000 images of 7 classes" in done.stdout
-    parent, child = map(int, done.stdout.split()[-2:])
-    assert max(parent, child) < 400_000  # kilobytes; 154,000 of them are the mapped tar
+    assert f"{count:,} images of 7 classes" in done.stdout
+    return tuple(1024 * int(kilobytes) for kilobytes in done.stdout.split()[-2:])

@@ -7,52 +7,44 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, convert, layout
+from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet, checked, go_on, run, same_images
+from tests.processes import Forked
 from tests.sources import jpeg
 
-SLOW = """
-import sys, time, signal
-from pathlib import Path
-from fastsiam.pipelines.convert import blocks, layout
-from fastsiam.config import ConvertConfig, TrainConfig
-layout.BLOCK_BYTES = 20_000
-original = blocks._written
-def slow(job, number):
-    block = original(job, number)
-    time.sleep(0.15)
-    return block
-blocks._written = slow
-from fastsiam.jobs.convert import convert_data
-from fastsiam import cli
-sys.argv = ["fastsiam", *sys.argv[1:]]
-cli.main()
-"""
 
-
-def start_slowly(source: Path, out: Path, *extra: str) -> subprocess.Popen[str]:
+def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
     """Start a conversion of many blocks, each taking a while."""
-    arguments = ["convert", "folder", "--source", str(source), "--out", str(out), *extra]
-    return subprocess.Popen(
-        [sys.executable, "-c", SLOW, *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    arguments = ("convert", "folder", "--source", str(source), "--out", str(out), *extra)
+    return Forked(convert_slowly, arguments, session=True)
+
+
+def convert_slowly(arguments: tuple[str, ...]) -> None:
+    """Be the command whose blocks are small and take a while."""
+    layout.BLOCK_BYTES = 20_000
+    written = blocks._written
+
+    def slow(*of: Any) -> Block:
+        block = written(*of)
+        time.sleep(0.15)
+        return block
+
+    blocks._written = slow  # type: ignore[assignment]
+    sys.argv = ["fastsiam", *arguments]
+    cli.main()
 
 
 def wait_for_blocks(out: Path, count: int) -> None:
@@ -63,35 +55,51 @@ def wait_for_blocks(out: Path, count: int) -> None:
         time.sleep(0.02)
 
 
+def wait_for_lock(out: Path) -> None:
+    """Wait until the workers of a killed parent are gone, and its lock with them."""
+    deadline = time.monotonic() + 60
+    with (out / "train.beton.journal").open("a") as journal:
+        while True:
+            try:
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            else:
+                return
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_killed_and_started_again_it_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_killed_and_started_again_it_goes_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGKILL hits the parent alone; Ctrl-C and a scheduler's SIGTERM hit the workers too."""
     write_images(tmp_path / "images", classes=3, each=150, side=60)
     out = tmp_path / "out"
     process = start_slowly(tmp_path / "images", out, "--workers", "2")
     wait_for_blocks(out, 5)
     if number == signal.SIGKILL:
-        process.kill()
+        process.send(number)
     else:
         os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    done = process.wait(60)
+    errors = done.stderr
+    assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
         assert errors.splitlines()[-1] == "stopped; the same command goes on from here"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
-    time.sleep(0.5)  # the workers of a killed parent are gone by then, and its lock with them
+    wait_for_lock(out)
     process = start_slowly(tmp_path / "images", out, "--workers", "3")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    done = process.wait(120)
+    errors = done.stderr
+    assert done.returncode == 0, errors
     assert "going on with train.beton: " in errors
     said = int(errors.split("going on with train.beton: ")[1].split(" ")[0])
     assert 20 < said < 450
-    process = start_slowly(tmp_path / "images", tmp_path / "straight")
-    assert process.wait(timeout=120) == 0
-    assert (out / "train.beton").read_bytes() == (
-        tmp_path / "straight" / "train.beton"
-    ).read_bytes()
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
+    (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
+    assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
     assert checked(out) == []
 
 

@@ -11,6 +11,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
+from tests.conftest import write_images
 from tests.conversions import Quiet, run
 from tests.processes import fastsiam
 from tests.sources import (
@@ -23,6 +24,7 @@ from tests.sources import (
     jpeg,
     python2_pickle,
 )
+from tests.tiers import rest_slow
 
 
 def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,16 +106,33 @@ def test_a_pickle_runs_nothing(extra: str | bytes, message: str, tmp_path: Path)
     assert not target.exists()
 
 
-def test_cifar10_as_files_becomes_pixels(cifar10: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A small data set in the folders of CIFAR-10's JPEGs."""
+    for split in ("train", "test"):
+        write_images(tmp_path / "cifar10" / split, classes=10, each=25, side=32)
+        for number, name in enumerate(CIFAR_CLASSES):
+            (tmp_path / "cifar10" / split / f"class{number}").rename(
+                tmp_path / "cifar10" / split / name
+            )
+    return tmp_path / "cifar10"
+
+
+@pytest.mark.parametrize(("files", "limit"), rest_slow([("made", 200), ("cifar10", 2000)]))
+def test_cifar10_as_files_becomes_pixels(
+    files: str, limit: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """The zip of JPEGs, unzipped -> folder -> .beton."""
-    train, val = run("cifar10", cifar10, tmp_path / "out", raw=True, limit=2000)
+    source = request.getfixturevalue(files)
+    train, val = run("cifar10", source, tmp_path / "out", raw=True, limit=limit)
     store = BetonStore(train.path)
-    assert np.bincount(store.labels).tolist() == [200] * 10 and val.about["images"] == 2000
-    folder = FolderStore(cifar10 / "train")
+    assert np.bincount(store.labels).tolist() == [limit // 10] * 10
+    assert val.about["images"] == limit
+    folder = FolderStore(source / "train")
     place = {folder.name(i): i for i in range(len(folder))}
-    for i in range(0, 2000, 97):
-        source = folder.decode(place[store.name(i)])
-        np.testing.assert_array_equal(np.asarray(store.decode(i)), np.asarray(source))
+    for i in range(0, limit, 97):
+        image = folder.decode(place[store.name(i)])
+        np.testing.assert_array_equal(np.asarray(store.decode(i)), np.asarray(image))
 
 
 def test_imagenet_without_validation_labels(tmp_path: Path) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run
-from tests.processes import fastsiam
+from tests.processes import Forked, fastsiam
 
 
 def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:
@@ -35,25 +35,21 @@ def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk's end; afterwards it goes on."""
     write_images(tmp_path / "images", classes=2, each=100, side=80)
     out = tmp_path / "out"
-    arguments = ["convert", "folder", "--source", str(tmp_path / "images"), "--out", str(out)]
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
-
-    done = subprocess.run(
-        [sys.executable, "-m", "fastsiam", *arguments],
-        cwd=ROOT,
-        preexec_fn=limited,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    arguments = ("convert", "folder", "--source", str(tmp_path / "images"), "--out", str(out))
+    done = Forked(with_small_files, arguments).wait(120)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert "no room for" in line and "goes on from here" in line
     assert "Traceback" not in done.stderr and not (out / "train.beton").exists()
     fastsiam(*arguments)
     assert checked(out) == []
+
+
+def with_small_files(arguments: tuple[str, ...]) -> None:
+    """Run a command that may not write a file of more than 200 kB."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+    sys.argv = ["fastsiam", *arguments]
+    cli.main()
 
 
 def test_a_disk_too_small_is_said_at_once(

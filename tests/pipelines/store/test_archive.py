@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
-import subprocess
-import sys
+import resource
 import tarfile
 from pathlib import Path
 
@@ -13,9 +12,10 @@ import numpy as np
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.pipelines.store import ArchiveStore, FolderStore
+from fastsiam.pipelines.store import ArchiveStore, FolderStore, open_store
 from fastsiam.pipelines.store.probe import Flags
-from tests.conftest import ROOT, write_images
+from tests.conftest import write_images
+from tests.processes import Forked
 from tests.sources import (
     encoded,
     folder_members,
@@ -88,13 +88,14 @@ def test_images_beside_inner_tars_are_refused(first: str, tmp_path: Path) -> Non
 def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     for i in range(80):
         tar(tmp_path / f"train-{i:04d}.tar", [(f"{i}.jpg", jpeg(0)), (f"{i}.cls", b"0")])
-    script = (
-        "import resource, sys; from pathlib import Path\n"
-        "from fastsiam.pipelines.store import open_store\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 400))\n"
-        "assert len(open_store(Path(sys.argv[1]), 'train')) == 80\n"
-    )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, check=True)
+    done = Forked(count_with_few_files, tmp_path).wait()
+    assert done.stdout == "80\n", done.stderr
+
+
+def count_with_few_files(folder: Path) -> None:
+    """Print how many images there are, where 40 files may be open at once."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, 400))
+    print(len(open_store(folder, "train")))
 
 
 def test_gzip_in_several_members(tmp_path: Path) -> None:

@@ -26,9 +26,12 @@ from fastsiam.pipelines.store.beton import (
     Annex,
     head,
 )
+from tests import read_with_ffcv
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked
+from tests.processes import Forked
 from tests.sources import encoded, picture
+from tests.tiers import rest_slow
 
 
 def converted(tmp_path: Path, **options: object) -> Path:
@@ -89,45 +92,36 @@ def test_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.ffcv
-@pytest.mark.parametrize("os_cache", [True, False])
-@pytest.mark.parametrize("raw", [None, True])
-def test_ffcv_reads_our_files(os_cache: bool, raw: bool | None, tmp_path: Path) -> None:
-    """With its plain decoders and nothing of ours."""
-    path = converted(tmp_path, raw=raw)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.read_with_ffcv", str(path), str(int(os_cache))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+@pytest.mark.parametrize(
+    "os_cache", rest_slow([{"jpg": False, "raw": True}, {"jpg": True, "raw": False}])
+)
+def test_ffcv_reads_our_files(os_cache: dict[str, bool], tmp_path: Path) -> None:
+    """With its plain decoders and nothing of ours; by the system's page cache and by its own."""
+    paths = {"jpg": converted(tmp_path / "jpg"), "raw": converted(tmp_path / "raw", raw=True)}
+    readings = [(str(paths[mode]), os_cache[mode]) for mode in paths]
+    done = Forked(read_with_ffcv.read, readings).wait(300)
     assert done.returncode == 0, done.stderr[-2000:]
-    got = json.loads(done.stdout.splitlines()[-1])
-    store = BetonStore(path)
-    assert got["labels"] == store.labels.tolist()
-    assert got["crops"] == [len(store), 16, 16, 3]
-    for mean, i in zip(got["means"], range(len(store)), strict=True):
-        image = store.decode(i)
-        side, left = image.height, (image.width - image.height) // 2
-        square = image.crop((left, 0, left + side, side)).resize((16, 16))
-        # Its fast DCT and area filter differ a little; another image's mean differs a lot.
-        assert abs(mean - np.asarray(square).mean()) < 1.5
+    lines = done.stdout.splitlines()[-2:]
+    for path, line in zip(paths.values(), lines, strict=True):
+        got, store = json.loads(line), BetonStore(path)
+        assert got["labels"] == store.labels.tolist()
+        assert got["crops"] == [len(store), 16, 16, 3]
+        for mean, i in zip(got["means"], range(len(store)), strict=True):
+            image = store.decode(i)
+            side, left = image.height, (image.width - image.height) // 2
+            square = image.crop((left, 0, left + side, side)).resize((16, 16))
+            # Its fast DCT and area filter differ a little; another image's mean differs a lot.
+            assert abs(mean - np.asarray(square).mean()) < 1.5
 
 
 @pytest.mark.ffcv
 def test_we_read_files_of_ffcvs_own_writer(tmp_path: Path) -> None:
     pixels = [np.asarray(picture(i, width=20 + i)) for i in range(7)]
     np.savez(tmp_path / "pixels.npz", *pixels)
-    script = "import sys; from tests.read_with_ffcv import write; write(*sys.argv[1:])"
+    done = Forked(write_with_ffcv, tmp_path).wait(300)
+    assert done.returncode == 0, done.stderr[-2000:]
     for mode in ("raw", "jpg"):
         path = tmp_path / f"{mode}.beton"
-        subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / "pixels.npz"), str(path), mode],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            timeout=300,
-        )
         store = BetonStore(path)
         assert not store.ours and store.labels.tolist() == [0, 1, 2, 0, 1, 2, 0]
         assert store.classes == ("0", "1", "2") and store.name(3) == "image 3"
@@ -135,6 +129,11 @@ def test_we_read_files_of_ffcvs_own_writer(tmp_path: Path) -> None:
             difference = np.asarray(store.decode(i)).astype(int) - wanted
             assert np.abs(difference).mean() < (1e-9 if mode == "raw" else 8)
         assert checked(path) == []
+
+
+def write_with_ffcv(folder: Path) -> None:
+    for mode in ("raw", "jpg"):
+        read_with_ffcv.write(str(folder / "pixels.npz"), str(folder / f"{mode}.beton"), mode)
 
 
 def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
@@ -270,6 +269,7 @@ def test_random_damage_never_crashes(tmp_path: Path) -> None:
     assert read
 
 
+@pytest.mark.alone
 def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
     """1,281,167 records of a sparse file: opened with little more memory than the metadata."""
     count, record = 1_281_167, encoded(picture(0, width=20, height=15), quality=30)

@@ -1,0 +1,124 @@
+"""Networks whose weights go in and out: runs of ours, and models of other programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.interchange import Pretrained
+from fastsiam.methods import Method, SimSiam, build_method
+from tests.configs import model_of
+
+TINY = model_of(
+    backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
+)
+"""A run's model of which everything is quick."""
+
+R18 = model_of(backbone="resnet18", dim=512, predictor_dim=32)
+"""A real network, which the other programs have too."""
+
+X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+"""Images."""
+
+
+def trained(module: nn.Module, side: int = 32) -> Any:
+    """Give a network running statistics and scales that are not the initial ones."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.rand_like(parameter) / 2, alpha=1 if "weight" in name else 0.1)
+        for _ in range(2):
+            views = [torch.randn(4, 3, side, side) + 0.3 for _ in range(2)]
+            if isinstance(module, Method):
+                module.train()(tuple(views), torch.arange(4))
+            else:
+                module.train()(views[0])
+    return module.eval()
+
+
+def saved_run(folder: Path, model: ModelConfig, side: int = 32) -> SimSiam:
+    """Write a run's checkpoint without training."""
+    torch.manual_seed(0)
+    method: SimSiam = trained(build_method(model), side)
+    state = Checkpoint(
+        config=replace(TrainConfig(), model=model),
+        step=30,
+        seconds=1.0,
+        images=1234,
+        steps_per_epoch=4,
+        model=method.state_dict(),
+        optimizer={},
+        scaler={},
+    )
+    checkpoints.save(checkpoints.last(folder), state)
+    return method
+
+
+def untrained(model: ModelConfig, **settings: Any) -> Pretrained:
+    fields: dict[str, Any] = {"layout": "simsiam", "epoch": None, "config": None, "images": None}
+    state = build_method(model).state_dict()
+    fields |= {"path": Path("x.pth"), "left_out": (), "state": state}
+    return Pretrained(model=model, **{**fields, **settings})
+
+
+def same(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    assert a.abs().max() > 0.01
+
+
+class Authors(nn.Module):
+    """Written from section 3 of the paper: the projector stands where ``fc`` was."""
+
+    def __init__(self, arch: str, dim: int = 2048, hidden: int = 512) -> None:
+        super().__init__()
+        self.encoder = torchvision.models.get_model(arch, zero_init_residual=True)
+        wide = self.encoder.fc.in_features
+        self.encoder.fc = nn.Sequential(
+            nn.Linear(wide, wide, bias=False),
+            nn.BatchNorm1d(wide),
+            nn.ReLU(),
+            nn.Linear(wide, wide, bias=False),
+            nn.BatchNorm1d(wide),
+            nn.ReLU(),
+            nn.Linear(wide, dim),
+            nn.BatchNorm1d(dim, affine=False),
+        )
+        self.predictor = nn.Sequential(
+            nn.Linear(dim, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, dim),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.predictor(self.encoder(x))
+        return out
+
+
+def resnets() -> dict[str, Tensor]:
+    """Return weights of a ResNet-10, 4 channels wide, by torchvision's names."""
+    torch.manual_seed(0)
+    backbone = build_method(model_of(backbone="resnet10", width=4, dim=16)).backbone
+    state: dict[str, Tensor] = backbone.state_dict()
+    return state | {"fc.weight": torch.zeros(10, 32), "fc.bias": torch.zeros(10)}
+
+
+def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + key: value for key, value in state.items()}
+
+
+def ours(pretrained: Pretrained) -> SimSiam:
+    """Build the whole method of what was read."""
+    method = build_method(pretrained.model)
+    assert isinstance(method, SimSiam)
+    method.load_state_dict(pretrained.state)
+    return method.eval()

@@ -1,0 +1,39 @@
+"""The model card beside exported weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import export_weights, load_pretrained
+from tests.configs import changed_model, with_settings
+from tests.interchange.networks import R18, saved_run, untrained
+
+
+def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
+    """Of a run on synthetic data from given weights, stopped before its last kNN monitor."""
+    saved_run(tmp_path / "run", changed_model(R18, dim=16))
+    monitor = {"kind": "knn", "k": 2, "bank": 9, "temperature": 0.1}
+    (tmp_path / "run" / "metrics.jsonl").write_text(
+        "".join(json.dumps({**monitor, "epoch": x, "top1": x}) + "\n" for x in (5.0, 7.5, 9.0))
+    )
+    read = load_pretrained(tmp_path / "run")
+    assert read.config is not None
+    config = with_settings(read.config, init="/home/me/secret/r18.pth", pipeline="synthetic")
+    read = replace(read, config=config)
+    export_weights(read, format="torchvision", out=tmp_path / "w.pth")
+    card = (tmp_path / "w.pth.md").read_text()
+    assert "kNN top-1 7.50% after 7.5 epochs" in card and "9 epochs" not in card
+    assert "| init | r18.pth |" in card and "/home" not in card and str(tmp_path) not in card
+    assert "labels" not in card and "| data | synthetic, 1,234 images |" in card
+    (tmp_path / "run" / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json is damaged"):
+        export_weights(read, format="torchvision", out=tmp_path / "v.pth")
+    headed = untrained(changed_model(R18, dim=16))
+    export_weights(headed, format="torchvision", out=tmp_path / "u.pth")
+    card = (tmp_path / "u.pth.md").read_text()
+    assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card

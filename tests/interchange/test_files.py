@@ -1,0 +1,182 @@
+"""Files of weights: nothing of them is executed, damage is named, an old file stays."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import pickle
+import uuid
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import export_weights, load_pretrained
+from tests.configs import changed_model
+from tests.interchange.networks import R18, resnets, saved_run, untrained
+
+
+class Hostile:
+    """Runs a program when it is unpickled the usual way."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda mark: Hostile(os.system, f"touch {mark}"), "posix.system"),
+        (lambda mark: Hostile(eval, f"open({str(mark)!r}, 'w')"), "builtins.eval"),
+        (lambda mark: Hostile(setattr, "x", "y", 1), "builtins.setattr"),
+    ],
+)
+@pytest.mark.parametrize("zipped", [True, False])  # torch's files before 1.6 are none
+def test_hostile_files_are_not_executed(
+    make: Callable[[Path], Any], name: str, zipped: bool, tmp_path: Path
+) -> None:
+    mark = tmp_path / "executed"
+    harmless = {"state_dict": resnets(), "n": np.float64(1)}
+    contents: list[Any] = [{"n": argparse.Namespace(x=[1])}, harmless]
+    for content in contents:
+        hostile = make(mark)
+        torch.save(
+            {**content, "deep": {"list": [hostile]}},
+            tmp_path / "w.pth",
+            _use_new_zipfile_serialization=zipped,
+        )
+        with pytest.raises(CheckpointError, match=f"is refused: it asks for {name}") as caught:
+            load_pretrained(tmp_path / "w.pth")
+        assert "\n" not in str(caught.value) and not mark.exists()
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(hostile))
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_pretrained(tmp_path / "w.pkl")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_real_files_logs_and_settings_are_skipped(zipped: bool, tmp_path: Path) -> None:
+    """mmselfsup publishes files of the old format; mmengine's logs name methods by getattr."""
+    content: dict[str, Any] = {
+        "state_dict": resnets(),
+        "message_hub": {
+            "log_scalars": {"loss": np.arange(3.0), "lr": [np.float64(1)]},
+            "statistics_methods": {"mean": Hostile(getattr, collections.Counter, "update")},
+        },
+        "meta": {"torch": torch.torch_version.TorchVersion("2.1.0"), "id": uuid.UUID(int=3)},
+        "path": Path("x"),
+    }
+    path = tmp_path / "w.pth"
+    torch.save(content, path, _use_new_zipfile_serialization=zipped)
+    assert zipfile.is_zipfile(path) == zipped
+    read = load_pretrained(path)
+    expected = content["state_dict"]["layer1.0.conv1.weight"]
+    assert torch.equal(read.state["backbone.layer1.0.conv1.weight"], expected)
+
+
+def test_a_file_that_cannot_be_opened_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "w.pth").touch()
+    monkeypatch.setattr(torch, "load", denied)
+    with pytest.raises(CheckpointError, match=r"cannot read .*w\.pth: Permission denied$"):
+        load_pretrained(tmp_path / "w.pth")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+def test_a_torchscript_archive_is_named(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"is a TorchScript archive: save its state_dict\(\)"):
+        load_pretrained(tmp_path / "w.pt")
+
+
+def test_foreign_objects_stay_inert(tmp_path: Path) -> None:
+    """What looks like omegaconf's is neither imported nor called: there is no such package."""
+    torch.save(
+        {"state_dict": resnets(), "hyper_parameters": "PLACE"},
+        tmp_path / "plain.pth",
+    )
+    # PLACE becomes a pair: omegaconf.made_up.DictConfig() with a state, and mmengine's ConfigDict
+    text = b"X\x05\x00\x00\x00PLACE"
+    other = (
+        b"comegaconf.made_up\nDictConfig\n)\x81}X\x01\x00\x00\x00aK\x01sb"
+        b"cmmengine.config.config\nConfigDict\n)\x81X\x01\x00\x00\x00bK\x02s\x86"
+    )
+    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, other))
+    assert load_pretrained(tmp_path / "w.pth").model.backbone == "resnet10"
+
+
+def test_names_without_end_are_refused(tmp_path: Path) -> None:
+    """Each costs an attempt."""
+    torch.save({"x": "PLACE"}, tmp_path / "plain.pth")
+    text = b"X\x05\x00\x00\x00PLACE"
+    names = b"](" + b"".join(b"cnumpy.made_up\nname%d\n" % i for i in range(201)) + b"e"
+    rewrite(tmp_path / "plain.pth", tmp_path / "w.pth", lambda data: data.replace(text, names))
+    with pytest.raises(CheckpointError, match=r"asks for numpy\.made_up\.name200"):
+        load_pretrained(tmp_path / "w.pth")
+
+
+def rewrite(source: Path, target: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change the pickle within one of torch's files."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for item in old.infolist():
+            data = old.read(item)
+            if item.filename.endswith("data.pkl"):
+                assert change(data) != data
+                data = change(data)
+            new.writestr(item, data)
+
+
+@pytest.fixture(scope="module")
+def whole_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Exported weights in files of each kind."""
+    folder = tmp_path_factory.mktemp("whole")
+    saved_run(folder / "run", changed_model(R18, backbone="resnet10", dim=16))
+    read = load_pretrained(folder / "run")
+    files = {ending: folder / f"w{ending}" for ending in (".pth", ".safetensors")}
+    for path in files.values():
+        export_weights(read, format="torchvision", out=path)
+    return {ending: path.read_bytes() for ending, path in files.items()}
+
+
+@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+@pytest.mark.parametrize("keep", [0, 100, 0.5, 0.99])
+def test_damaged_files_are_refused(
+    ending: str, keep: float, whole_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / f"w{ending}"
+    whole = whole_files[ending]
+    path.write_bytes(whole)
+    load_pretrained(path)
+    path.write_bytes(whole[: int(keep * len(whole)) if keep < 1 else int(keep)])
+    with pytest.raises(CheckpointError, match=r"cannot read .*damaged") as caught:
+        load_pretrained(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_a_full_disk_leaves_the_old_file(ending: str, tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    out = tmp_path / f"w.{ending}"
+    out.write_text("old")
+    out.with_name(f"w.{ending}.tmp").symlink_to("/dev/full")
+    if ending == "safetensors":  # it replaces the link; a folder in the way does stop it
+        out.with_name(f"w.{ending}.tmp").unlink()
+        out.with_name(f"w.{ending}.tmp").mkdir()
+    with pytest.raises((CheckpointError, OSError)):
+        export_weights(untrained(changed_model(R18, dim=16)), format="timm", out=out, force=True)
+    assert out.read_text() == "old"

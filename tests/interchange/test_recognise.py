@@ -1,0 +1,198 @@
+"""What a network is, found out from names and shapes; what does not fit is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from fastsiam.config import ModelConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import load_pretrained
+from fastsiam.methods import build_method
+from tests.configs import model_of
+from tests.interchange.networks import R18, TINY, Authors, X, prefixed, resnets, saved_run
+from tests.tiers import rest_slow
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        model_of(backbone="resnet34", width=8, dim=16, predictor_dim=4),
+        model_of(backbone="resnet50", width=8, dim=16, projector_dim=24, predictor_dim=4),
+        model_of(backbone="resnet101", stem="cifar", width=4, projector_layers=1, dim=8),
+        model_of(backbone="resnet152", width=4, projector_layers=4, dim=8, predictor_dim=2),
+        TINY,
+    ],
+    ids=lambda model: model.backbone,
+)
+def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
+    state = build_method(model).state_dict()
+    state = {f"module.{k.replace('projector', 'encoder.fc')}": v for k, v in state.items()}
+    torch.save(
+        {"state_dict": {k.replace("backbone", "encoder"): v for k, v in state.items()}},
+        tmp_path / "w.pth",
+    )
+    assert load_pretrained(tmp_path / "w.pth").model == model
+
+
+@pytest.mark.parametrize(
+    "name", rest_slow(["timm/test_efficientnet", "densenet121", "convnext_tiny"], fast=2)
+)
+def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
+    if name.startswith("timm/"):
+        timm = pytest.importorskip("timm")
+        theirs = timm.create_model(name.removeprefix("timm/"))
+    else:
+        theirs = torchvision.models.get_model(name)
+    torch.save(theirs.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
+        load_pretrained(tmp_path / "w.pth")
+    read = load_pretrained(tmp_path / "w.pth", backbone=name)
+    assert read.model == ModelConfig(backbone=name) and len(read.left_out) == 2
+    theirs.eval().set_submodule(read.left_out[0].removesuffix(".weight"), nn.Identity())
+    assert torch.equal(read.network()(X), theirs(X))
+
+
+def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
+    method = saved_run(tmp_path / "run", replace(R18, backbone="resnet10", stem="cifar-pad2"))
+    path = tmp_path / "w.pth"
+    torch.save(method.backbone.state_dict(), path)
+    guessed, said = load_pretrained(path), load_pretrained(path, stem="cifar-pad2")
+    assert (guessed.model.stem, said.model.stem) == ("cifar", "cifar-pad2")
+    assert str(guessed).startswith("ResNet-10 (stem taken for cifar) of torchvision")
+    assert str(said).startswith("ResNet-10 (cifar-pad2 stem) of torchvision")
+    assert torch.equal(said.network()(X), method.backbone(X))
+    with pytest.raises(ValueError, match="stem must be one of"):
+        load_pretrained(path, stem="cifar-pad9")
+    with pytest.raises(CheckpointError, match=r"is of a run with cifar-pad2, not cifar$"):
+        load_pretrained(tmp_path / "run", stem="cifar")
+    assert not load_pretrained(tmp_path / "run").stem_assumed
+    linear = prefixed(method.backbone.state_dict(), "backbone.")
+    linear |= {"classifier.weight": torch.zeros(10, 512), "classifier.bias": torch.zeros(10)}
+    torch.save({"state_dict": linear, "pytorch-lightning_version": "1.7"}, path)
+    read = load_pretrained(path)
+    assert (read.layout, read.model.stem, read.stem_assumed) == ("solo-learn", "cifar-pad2", False)
+
+
+def test_counters_that_old_files_lack_start_at_zero(tmp_path: Path) -> None:
+    state = {k: v for k, v in resnets().items() if not k.endswith("num_batches_tracked")}
+    torch.save(state, tmp_path / "w.pth")
+    read = load_pretrained(tmp_path / "w.pth")
+    assert read.state["backbone.bn1.num_batches_tracked"] == 0
+    read.network()
+
+
+@pytest.mark.parametrize(
+    "beside, epochs",
+    [
+        ({"epoch": 89, "optimizer": {}}, None),  # torchvision's and timm's count from 0
+        ({"epoch": 89, "pytorch-lightning_version": "2.0"}, 90),
+        ({"meta": {"epoch": 90}}, 90),
+        ({"meta": {"epoch": -1}}, None),
+        ({"meta": {"epoch": 10**400}}, None),
+        ({"meta": {"epoch": "last"}}, None),
+    ],
+)
+def test_epochs_are_those_that_a_layout_means(
+    beside: dict[str, Any], epochs: float | None, tmp_path: Path
+) -> None:
+    torch.save({"state_dict": resnets(), **beside}, tmp_path / "w.pth")
+    assert load_pretrained(tmp_path / "w.pth").epoch == epochs
+
+
+def test_averages_beside_the_weights_are_listed(tmp_path: Path) -> None:
+    content = {"model": resnets(), "model_ema": {"x": torch.zeros(1)}}
+    torch.save(content, tmp_path / "w.pth")
+    assert load_pretrained(tmp_path / "w.pth").left_out[-1] == "model_ema"
+
+
+@cache
+def _authors() -> Authors:
+    return Authors("resnet18", 16, 8)
+
+
+def authors_state() -> dict[str, Any]:
+    return prefixed(_authors().state_dict(), "module.")
+
+
+def broken(change: Callable[[dict[str, Any]], object], folder: Path) -> str:
+    """Change the weights of an authors' file; return what reading it then says."""
+    state = authors_state()
+    change(state)
+    torch.save({"state_dict": state}, folder / "w.pth")
+    with pytest.raises(CheckpointError) as caught:
+        load_pretrained(folder / "w.pth")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    assert "1 missing (backbone.bn1.weight)" in broken(
+        lambda s: s.pop("module.encoder.bn1.weight"), tmp_path
+    )
+    assert "1 unknown (encoder.bn9.weight)" in broken(
+        lambda s: s.update({"module.encoder.bn9.weight": torch.zeros(3)}), tmp_path
+    )
+    shape = broken(lambda s: s.update({"module.encoder.bn1.weight": torch.zeros(3)}), tmp_path)
+    assert "1 of another shape (encoder.bn1.weight: (3,) for (64,))" in shape
+    many = broken(lambda s: [s.pop(k) for k in list(s) if ".layer1.1." in k], tmp_path)
+    assert "cannot tell which network" in many
+    several = broken(lambda s: [s.pop(k) for k in list(s) if ".running_var" in k], tmp_path)
+    assert re.search(r"24 missing \(\S+, \S+, \S+ and 21 more\)", several)
+    wide = {
+        "backbone." + k: v for k, v in torchvision.models.resnext50_32x4d().state_dict().items()
+    }
+    torch.save(wide, tmp_path / "wide.pth")
+    with pytest.raises(CheckpointError, match=r"another shape .*name it with --backbone"):
+        load_pretrained(tmp_path / "wide.pth")
+    assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: torch.zeros(1).expand(64),  # 59 GB could be claimed so
+        lambda: torch.zeros(64).to_sparse(),
+        lambda: torch.zeros(64, dtype=torch.complex64),
+        lambda: torch.quantize_per_tensor(torch.zeros(64), 1.0, 0, torch.qint8),
+        lambda: torch.empty(64, device="meta"),
+    ],
+    ids=["expanded", "sparse", "complex", "quantised", "meta"],
+)
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+def test_odd_tensors_are_refused(odd: Callable[[], Tensor], tmp_path: Path) -> None:
+    said = broken(lambda s: s.update({"module.encoder.bn1.weight": odd()}), tmp_path)
+    assert "encoder.bn1.weight is no plain tensor of real numbers in full" in said
+
+
+def test_a_first_layer_of_nothing_is_refused(tmp_path: Path) -> None:
+    empty = {"module.encoder.conv1.weight": torch.zeros(0, 3, 7, 7)}
+    said = broken(lambda s: s.update(empty), tmp_path)
+    assert "holds no network: width must be at least 1" in said
+
+
+def test_two_encoders_are_refused(tmp_path: Path) -> None:
+    state = resnets()
+    torch.save(prefixed(state, "backbone.") | prefixed(state, "encoder."), tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="holds two encoders"):
+        load_pretrained(tmp_path / "w.pth")
+
+
+def test_files_without_weights_are_refused(tmp_path: Path) -> None:
+    for content in ({"a": 1}, [torch.zeros(3)], torch.zeros(3), {}):
+        torch.save(content, tmp_path / "w.pth")
+        with pytest.raises(CheckpointError, match="holds no weights by name"):
+            load_pretrained(tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load_pretrained(tmp_path / "nowhere.pth")
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load_pretrained(tmp_path)

@@ -1,0 +1,50 @@
+"""What a training run begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsiam.config import TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import load_pretrained
+from fastsiam.jobs.train import preflight, train_here
+from tests.configs import flags, with_settings
+from tests.processes import fastsiam
+
+
+def test_training_starts_from_a_files_weights(
+    small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = train_here(with_settings(small, max_steps=3), "imagenet")
+    torch.save({"state_dict": load_pretrained(first).part("backbone")}, tmp_path / "some.pth")
+    zero = {"lr": 1e-30, "max_steps": 1, "weight_decay": 0.0}
+    weights = {}
+    for name, init in (("all", str(first)), ("some", str(tmp_path / "some.pth")), ("none", "")):
+        run = train_here(
+            with_settings(small, out=str(tmp_path / name), init=init, **zero), "imagenet"
+        )
+        weights[name] = load_pretrained(run).state
+    given = load_pretrained(first).state
+    for key, value in given.items():
+        if "running" in key or "tracked" in key:
+            continue
+        torch.testing.assert_close(weights["all"][key], value, rtol=0, atol=1e-20)
+        other = weights["all"] if key.startswith("backbone.") else weights["none"]
+        torch.testing.assert_close(weights["some"][key], other[key], rtol=0, atol=1e-20)
+    assert not torch.equal(weights["none"]["backbone.conv1.weight"], given["backbone.conv1.weight"])
+    assert "fresh: projector, predictor" in capsys.readouterr().err
+    wide = with_settings(small, out=str(tmp_path / "wide"), width=8, init=str(first))
+    padded = with_settings(small, out=str(tmp_path / "wide"), stem="cifar-pad2", init=str(first))
+    for different in (wide, padded):
+        with pytest.raises(CheckpointError, match="give the same --backbone, --stem and --width"):
+            preflight(different, world=1)
+    lost = with_settings(small, out=str(tmp_path / "lost"), init=str(tmp_path / "nowhere.pth"))
+    error = fastsiam("train", *flags(lost), code=1).stderr
+    assert error.startswith("error: no checkpoint at") and error.count("\n") == 1
+    assert not (tmp_path / "lost").exists() and not (tmp_path / "wide").exists()
+    (tmp_path / "some.pth").unlink()  # a run that goes on needs it no more
+    begun = with_settings(small, out=str(tmp_path / "some"), init=str(tmp_path / "some.pth"))
+    preflight(begun, world=1)

@@ -1,0 +1,34 @@
+"""Commands on several ranks, forked as all commands of the tests: a launcher starts Python anew."""
+
+from __future__ import annotations
+
+import subprocess
+
+import torch.distributed as dist
+
+from tests.processes import command
+
+
+def fastsiam_on_ranks(
+    world: int, *arguments: str, code: int = 0
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a command line as the ranks of a launcher; one of them at least ends with ``code``."""
+    # As a launcher does, whose place this process takes: at its store the ranks meet.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "localhost", 0, is_master=True, wait_for_workers=False
+    )
+    meeting = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "WORLD_SIZE": str(world),
+    }
+    begun = [
+        command(*arguments, environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    done = [one.wait(300) for one in begun]
+    codes = [one.returncode for one in done]
+    assert code in codes and (code or not any(codes)), "\n".join(one.stderr for one in done)
+    return done
