@@ -35,6 +35,7 @@ from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
 from tests.methods.everything import EverythingConfig, registered
+from tests.networks import short_resnet10
 
 MODEL = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
@@ -115,9 +116,10 @@ def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         return {"loss": torch.stack(losses), "state": method.state_dict()}
 
 
-def compiled_everything(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a compiled model."""
-    return everything(rank, world, compile="on")
+def short_everything(rank: int, world: int) -> dict[str, Any]:
+    """Do the same with a compiled model, of a backbone that is quick to compile."""
+    with short_resnet10():
+        return everything(rank, world, compile="on")
 
 
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:
@@ -138,9 +140,16 @@ def compiled_steps(rank: int, world: int) -> dict[str, Any]:
     return found
 
 
+def short_compiled_steps(rank: int, world: int) -> dict[str, Any]:
+    """Do the same with a backbone that is quick to compile."""
+    with short_resnet10():
+        return compiled_steps(rank, world)
+
+
 def compiled_parts(rank: int, world: int) -> dict[str, Any]:
     """Take compiled steps whose gradients are accumulated."""
-    return steps(rank, world, compile="on", accumulate=2)
+    with short_resnet10():
+        return steps(rank, world, compile="on", accumulate=2)
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.errors import CheckpointError
-from tests.conftest import ROOT
+from tests.processes import Forked
 
 
 def make(step: int = 3, size: int = 10) -> Checkpoint:
@@ -44,23 +42,23 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["last.pt"]
 
 
+def save_without_pause(path: Path) -> None:
+    for step in range(10**6):
+        checkpoints.save(path, make(step, 200_000))
+
+
 def test_kill_9_during_a_save_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
     """A process saves without pause; it is killed at a random moment, twelve times."""
     path = tmp_path / "last.pt"
-    script = (
-        "import sys; from pathlib import Path; from tests.test_checkpoint import make; "
-        "from fastsiam import checkpoint\n"
-        "for step in range(10**6): checkpoint.save(Path(sys.argv[1]), make(step, 200_000))"
-    )
     half_written = 0
     for attempt in range(12):
-        process = subprocess.Popen([sys.executable, "-c", script, str(path)], cwd=ROOT)
+        process = Forked(save_without_pause, path)
         before = path.stat().st_mtime_ns if path.exists() else 0
         while not path.exists() or path.stat().st_mtime_ns == before:
             assert process.poll() is None
             time.sleep(0.01)
         time.sleep(random.Random(attempt).uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
+        process.send(signal.SIGKILL)
         process.wait()
         half_written += path.with_name("last.pt.tmp").exists()
         state = checkpoints.load(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,15 +15,21 @@ from fastsiam.config import RunConfig
 from fastsiam.distributed import check_devices
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
+from tests.networks import short_resnet10
+from tests.tiers import slow
 
 Ranks = Callable[[str, int], list[Any]]
 
 
-@pytest.mark.parametrize(("job", "world"), [("steps", 2), ("steps", 4), ("compiled_steps", 2)])
+@pytest.mark.parametrize(
+    ("job", "world"),
+    [("steps", 2), ("short_compiled_steps", 2), slow(("steps", 4)), slow(("compiled_steps", 2))],
+)
 def test_ranks_equal_one_process_with_the_joint_batch(job: str, world: int, ranks: Ranks) -> None:
     """Loss, gradients, weights and BN statistics of three steps, SyncBN included."""
     model = {} if job == "steps" else {"dim": 768, "predictor_dim": 256}
-    alone = rank_jobs.steps(0, 1, **model)
+    with short_resnet10() if job.startswith("short") else nullcontext():
+        alone = rank_jobs.steps(0, 1, **model)
     check_same_training(ranks(job, world), alone)
 
 
@@ -107,7 +114,8 @@ def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
     """By hand: a part of a step is that part of each rank's share."""
     together = ranks("compiled_parts", 2)
     shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
-    method = rank_jobs.make_method()
+    with short_resnet10():
+        method = rank_jobs.make_method()
     parts = [
         tuple(
             torch.cat(same) for same in zip(*(share[part].views for share in shares), strict=True)

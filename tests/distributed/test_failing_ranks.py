@@ -23,6 +23,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import launch, peer_is_gone, peer_is_late
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
+from tests.tiers import rest_slow
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 PATIENCE = 240
@@ -33,21 +34,20 @@ LATE = (
     r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+\) for another rank, "
     r"which did not come in time: .* --rank-timeout"
 )
-CASES = pytest.mark.parametrize(
-    ("fault", "code", "said"),
-    [
-        (
-            "error",
-            1,
-            r"rank 1 ended by an unexpected error\nTraceback (?s:.*)\nZeroDivisionError: ",
-        ),
-        ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
-        ("hang", 1, LATE),
-    ],
-)
+ARGUMENTS = ("fault", "code", "said")
+KINDS: list[tuple[str, int, str]] = [
+    (
+        "error",
+        1,
+        r"rank 1 ended by an unexpected error\nTraceback (?s:.*)\nZeroDivisionError: ",
+    ),
+    ("hang", 1, LATE),
+    ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
+]
+CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
-@CASES
+@pytest.mark.parametrize(ARGUMENTS, rest_slow(KINDS, fast=2))
 def test_a_failing_rank_ends_the_run(
     fault: str, code: int, said: str, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

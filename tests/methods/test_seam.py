@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from tests import rank_jobs
 from tests.configs import with_settings
 from tests.methods import everything
 from tests.methods.everything import Ahead, AheadConfig, Everything, EverythingConfig
-from tests.training.test_loop import Killed, history, run_once, same_state
+from tests.networks import short_resnet10
+from tests.tiers import slow
+from tests.training.runs import Killed, history, run_once, same_state
 
 Ranks = Callable[[str, int], list[Any]]
 VIEWS = (ViewConfig(crop=16), ViewConfig(crop=16, solarise_p=0.5), ViewConfig(crop=8, blur_p=0.0))
@@ -50,16 +52,19 @@ def of(config: TrainConfig, method: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("method", [EverythingConfig(), AheadConfig()], ids=lambda m: m.name)
-@pytest.mark.parametrize("pipeline", ["memory", "torchvision"])
+@pytest.mark.parametrize(
+    ("pipeline", "kills"),
+    [("memory", (4, 6)), slow(("memory", range(1, 12))), slow(("torchvision", (5,)))],
+)
 def test_it_is_killed_and_resumed_bit_for_bit(
-    pipeline: str, method: Any, config: TrainConfig, tmp_path: Path
+    pipeline: str, kills: Sequence[int], method: Any, config: TrainConfig, tmp_path: Path
 ) -> None:
-    """Killed before every step, within stretches that were looked at too, 3 steps in an epoch."""
+    """Killed before a step, within stretches that were looked at too, 3 steps in an epoch."""
     config = of(with_settings(config, pipeline=pipeline, save_every=1), method)
     whole = tmp_path / "whole"
     expected = checkpoints.load(run_once(config, whole))
     assert expected.step == 12
-    for kill_at in range(1, 12) if pipeline == "memory" else (5,):
+    for kill_at in kills:
         run = tmp_path / f"killed{kill_at}"
 
         def kill(step: int, batch: Any, at: int = kill_at) -> None:
@@ -116,16 +121,27 @@ def test_two_ranks_are_one(ranks: Ranks) -> None:
         torch.testing.assert_close(parts[0][name], whole[name], atol=2e-5, rtol=1e-4)
 
 
-def test_compiled_steps_are_the_same_steps(ranks: Ranks) -> None:
-    """Compiled, views of one size in one batch: on one rank and on two."""
-    plain = rank_jobs.everything(0, 1)
-    compiled = rank_jobs.compiled_everything(0, 1)
-    torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
-    parts = ranks("compiled_everything", 2)
+@pytest.fixture(scope="module")
+def plain_steps() -> Any:
+    """Eager steps of the backbone that is quick to compile."""
+    with short_resnet10():
+        return rank_jobs.everything(0, 1)
+
+
+def test_compiled_steps_are_the_same_steps(plain_steps: Any) -> None:
+    """Compiled, views of one size in one batch."""
+    compiled = rank_jobs.short_everything(0, 1)
+    torch.testing.assert_close(compiled, plain_steps, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow  # tests/distributed has SimSiam's
+def test_compiled_steps_on_two_ranks_are_the_same_steps(plain_steps: Any, ranks: Ranks) -> None:
+    parts = ranks("short_everything", 2)
     torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=0)
-    torch.testing.assert_close(parts[0], plain, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(parts[0], plain_steps, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_compiled_run_is_resumed_bit_for_bit(config: TrainConfig, tmp_path: Path) -> None:
     config = with_settings(config, compile="on")
     whole = train_here(with_settings(config, out=str(tmp_path / "whole")), "imagenet")

@@ -1,28 +1,17 @@
-"""Backbones, heads, loss and method: as the paper and its authors' code fix them."""
+"""Heads, loss and method: as the paper and its authors' code fix them."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from fastsiam.config import ModelConfig
-from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Output, SimSiam, build_method
 from fastsiam.model.backbones import (
     ResNet,
-    _without_randomness,
-    build_backbone,
-    check_backbone,
-    classifier_keys,
-    skeleton,
 )
-from fastsiam.model.batch_norm import unknown_batch_norm, use_view_batch_norm
 from fastsiam.model.heads import predictor, projector
 from fastsiam.model.losses import negative_cosine
 from tests.configs import model_of
@@ -30,45 +19,6 @@ from tests.configs import model_of
 TINY = model_of(
     backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
 )
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"])
-def test_backbone_is_torchvisions(name: str) -> None:
-    """Same parameters under the same names, same function."""
-    ours = build_backbone(ModelConfig(backbone=name)).eval()
-    theirs = getattr(torchvision.models, name)().eval()
-    missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
-    assert not missing and unexpected == ["fc.weight", "fc.bias"]
-    theirs.fc = nn.Identity()
-    x = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(ours(x), theirs(x))
-    assert ours.features == theirs(x).shape[1]
-
-
-def test_cifar_stem_keeps_the_resolution() -> None:
-    backbone = build_backbone(ModelConfig(backbone="resnet18", stem="cifar"))
-    assert isinstance(backbone, ResNet)
-    assert (backbone.conv1.kernel_size, backbone.conv1.stride, backbone.conv1.padding) == (
-        (3, 3),
-        (1, 1),
-        (1, 1),
-    )
-    assert backbone.maxpool(backbone.conv1(torch.zeros(1, 3, 32, 32))).shape == (1, 64, 32, 32)
-    assert sum(p.numel() for p in backbone.parameters()) == 11_168_832
-    assert build_backbone(ModelConfig(backbone="resnet10", width=16)).features == 128
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-@pytest.mark.parametrize("zero", [True, False])
-def test_residual_blocks_start_as_the_identity(name: str, zero: bool) -> None:
-    backbone = build_backbone(ModelConfig(backbone=name, zero_init_residual=zero))
-    last = [m.bn3 for m in backbone.modules() if isinstance(m, Bottleneck)]
-    last += [m.bn2 for m in backbone.modules() if isinstance(m, BasicBlock)]
-    assert len(last) in (8, 16)
-    for norm in backbone.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            assert bool((norm.weight == 0).all()) == (zero and norm in last)
 
 
 def test_initialisers() -> None:
@@ -105,9 +55,6 @@ def test_predictor_is_the_papers() -> None:
     assert [m.bias is not None for m in head if isinstance(m, nn.Linear)] == [False, True]
 
 
-# --- loss
-
-
 def test_loss_equals_float64_numpy() -> None:
     p, z = torch.randn(64, 32), torch.randn(64, 32)
     a, b = p.double().numpy(), z.double().numpy()
@@ -139,9 +86,6 @@ def test_loss_is_float32_and_finite_for_large_half_inputs(dtype: torch.dtype) ->
     assert loss.dtype == torch.float32 and torch.isfinite(loss)
     assert p.grad is not None and torch.isfinite(p.grad).all()
     assert negative_cosine(torch.zeros(2, 4), torch.zeros(2, 4)) == 0
-
-
-# --- method
 
 
 def simsiam(config: ModelConfig) -> SimSiam:
@@ -202,212 +146,6 @@ def test_each_view_has_its_own_bn_statistics() -> None:
     assert all(
         m.num_batches_tracked == 2 for m in method.modules() if isinstance(m, nn.BatchNorm1d)
     )
-
-
-def test_channels_last_survives_the_backbone() -> None:
-    backbone = build_backbone(TINY).to(memory_format=torch.channels_last)
-    seen = []
-    for module in backbone.modules():
-        if isinstance(module, (nn.Conv2d, nn.BatchNorm2d)):
-            module.register_forward_hook(
-                lambda module, inputs, out: seen.append(
-                    out.is_contiguous(memory_format=torch.channels_last)
-                )
-            )
-    backbone(torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last))
-    assert len(seen) > 10 and all(seen)
-
-
-# --- backbones by name
-
-FOREIGN = ("shufflenet_v2_x0_5", "timm/test_efficientnet", "timm/test_vit")
-
-
-@pytest.mark.parametrize("name", ["convnext_tiny", "mobilenet_v3_small", "wide_resnet50_2"])
-def test_torchvisions_networks_keep_their_names(name: str) -> None:
-    """All but the classifier, also for networks with a module called ``features``."""
-    torch.manual_seed(0)
-    ours = build_backbone(ModelConfig(backbone=name)).eval()
-    theirs = torchvision.models.get_model(name).eval()
-    state = {k: v for k, v in theirs.state_dict().items() if not k.startswith(ours.classifier)}
-    assert set(state) == set(ours.state_dict()) and len(state) == len(theirs.state_dict()) - 2
-    assert set(nn.Sequential(ours).state_dict()) == {f"0.{key}" for key in state}
-    nn.Sequential(ours).load_state_dict({f"0.{key}": value for key, value in state.items()})
-    theirs.set_submodule(ours.classifier, nn.Identity())
-    x = torch.randn(2, 3, 64, 64)
-    with torch.no_grad():
-        assert torch.equal(ours(x), theirs(x))
-    assert ours(x).shape == (2, ours.features)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_convnext"])
-def test_timms_networks_keep_their_names(name: str) -> None:
-    timm = pytest.importorskip("timm")
-    ours = build_backbone(ModelConfig(backbone=f"timm/{name}")).eval()
-    theirs = timm.create_model(name, num_classes=0).eval()
-    theirs.load_state_dict(ours.state_dict())
-    ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(2, 3, 64, 64)
-    assert torch.equal(ours(x), theirs(x)) and theirs(x).shape == (2, ours.features)
-    whole = set(timm.create_model(name).state_dict())
-    classifier = classifier_keys(ModelConfig(backbone=f"timm/{name}"))
-    assert len(classifier) == 2 and whole - classifier == set(ours.state_dict())
-
-
-FAMILIES = (
-    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "maxvit_t", "mobilenet_v2"),
-    *("regnet_y_400mf", "resnext50_32x4d", "swin_t", "swin_v2_t", "vgg11_bn", "vit_b_32"),
-    *("timm/test_byobnet", "timm/test_mambaout", "timm/test_nfnet", "timm/test_vit"),
-)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_plain_weights_can_be_loaded_again(name: str) -> None:
-    """A checkpoint and a file of weights hold no versions of modules, as a state dict does."""
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
-    backbone = skeleton(ModelConfig(backbone=name))
-    backbone.load_state_dict(dict(backbone.state_dict()), assign=True)
-
-
-def test_zero_init_residual_reaches_torchvisions_blocks() -> None:
-    for zero in (True, False):
-        config = ModelConfig(backbone="wide_resnet50_2", zero_init_residual=zero)
-        last = [m.bn3 for m in build_backbone(config).modules() if isinstance(m, Bottleneck)]
-        assert len(last) == 16
-        assert all(bool((norm.weight == 0).all()) == zero for norm in last)
-
-
-@pytest.mark.parametrize("name", ["vit_b_32", "efficientnet_b0", "convnext_tiny", "alexnet"])
-def test_nothing_in_a_network_is_random(name: str) -> None:
-    """These have dropout or stochastic depth; training twice gives the same, whatever the seed."""
-    torch.manual_seed(0)
-    backbone = build_backbone(ModelConfig(backbone=name)).train()
-    side = 224 if name.startswith("vit") else 64
-    x = torch.randn(2, 3, side, side)
-    first = backbone(x)
-    torch.manual_seed(1)
-    assert torch.equal(backbone(x), first)
-
-
-def test_timms_functional_dropout_is_off() -> None:
-    timm = pytest.importorskip("timm")
-    network = timm.create_model("test_efficientnet", num_classes=0, drop_rate=0.5).train()
-    x = torch.randn(4, 3, 32, 32)
-    assert not torch.equal(network(x), network(x))
-    for module in network.modules():
-        _without_randomness(module)
-    assert torch.equal(network(x), network(x))
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_views_together_train_as_views_apart(name: str) -> None:
-    """Two small steps: rounding alone moves gradients at the start by a hundredth in some nets."""
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
-    losses, statistics = [], []
-    views = torch.randn(2, 8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    views[1] += 1
-    for setting in ("plain", "apart", "together"):
-        torch.manual_seed(0)
-        method = build_method(model_of(backbone=name, dim=16, predictor_dim=4)).train()
-        optimizer = torch.optim.SGD(method.parameters(), 1e-3)
-        method.views_together = setting == "together"
-        if setting != "plain":
-            use_view_batch_norm(method, images=8 if method.views_together else 0)
-        for _ in range(2):
-            loss = taken(method, *views).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        statistics.append(
-            torch.cat([b for n, b in method.named_buffers() if n.endswith("running_mean")])
-        )
-    for begin in (2, 4):
-        assert losses[begin] == pytest.approx(losses[0], abs=2e-5)
-        assert losses[begin + 1] == pytest.approx(losses[1], abs=1e-3)
-    assert abs(losses[0] - losses[1]) > 2e-3
-    for other in statistics[1:]:
-        torch.testing.assert_close(other, statistics[0], atol=1e-4, rtol=1e-3)
-
-
-def test_timms_batch_norm_keeps_its_activation() -> None:
-    layers = pytest.importorskip("timm.layers")
-    x = torch.randn(8, 4, 5, 5)
-    for views in (1, 2):
-        theirs, ours = layers.BatchNormAct2d(4), layers.BatchNormAct2d(4)
-        use_view_batch_norm(ours, images=8 // views)
-        use_view_batch_norm(ours, images=8 // views)  # twice is as good as once
-        expected = torch.cat([theirs(part) for part in x.chunk(views)])
-        torch.testing.assert_close(ours(x), expected)
-        assert ours(x).min() == 0
-        torch.testing.assert_close(ours.running_var, theirs.running_var, atol=1e-2, rtol=0.1)
-        torch.testing.assert_close(ours.eval()(x) >= 0, torch.ones_like(x, dtype=torch.bool))
-
-
-@pytest.mark.parametrize(
-    "name, crop, message",
-    [
-        ("vit_b_16", 32, "^vit_b_16 takes images of 224 pixels, not 32: use --crop 224$"),
-        ("timm/vit_tiny_patch16_224", 32, "takes images of 224 pixels, not 32: use --crop 224$"),
-        ("convnet_tiny", 224, "unknown backbone 'convnet_tiny'; did you mean convnext_tiny"),
-        ("resnet5O", 224, "did you mean .*resnet50"),
-        ("timm/resnet5O", 224, "unknown backbone 'timm/resnet5O'; did you mean timm/resnet50"),
-        ("squeezenet1_0", 224, "no fully-connected classifier"),
-        ("googlenet", 224, "does not make one feature vector an image in training"),
-        ("fasterrcnn_resnet50_fpn", 224, "unknown backbone 'fasterrcnn_resnet50_fpn'"),
-        ("timm/hf-hub:timm/resnet18", 224, "unknown backbone"),
-        ("timm/resnet18.a1_in1k", 224, "weights start fresh here: use timm/resnet18$"),
-        ("mnasnet0_5", 224, "mnasnet0_5 cannot be loaded again"),
-    ],
-)
-def test_what_is_no_backbone_is_refused_in_a_line(name: str, crop: int, message: str) -> None:
-    if name.startswith("timm/"):
-        pytest.importorskip("timm")
-    with pytest.raises(ValueError, match=message) as caught:
-        check_backbone(ModelConfig(backbone=name), crop=crop)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny", "regnet_x_400mf", "swin_t"])
-def test_what_is_a_backbone_passes(name: str) -> None:
-    check_backbone(ModelConfig(backbone=name), crop=64)
-
-
-def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(BackendError, match=r"pip install 'fastsiam\[timm\]'"):
-        check_backbone(ModelConfig(backbone="timm/resnet18"), crop=224)
-    with pytest.raises(ValueError, match=r"did you mean .*resnet50"):
-        build_backbone(ModelConfig(backbone="resnet5O"))
-
-
-def test_batch_statistics_that_are_not_bns_are_refused() -> None:
-    layers = pytest.importorskip("timm.layers")
-    assert unknown_batch_norm(nn.Sequential(nn.Linear(2, 2), layers.EvoNorm2dB0(4))) == (
-        "EvoNorm2dB0"
-    )
-    assert not unknown_batch_norm(nn.Sequential(layers.BatchNormAct2d(4), nn.GroupNorm(2, 4)))
-    for settings in ({"track_running_stats": False}, {"momentum": None}):
-        assert unknown_batch_norm(nn.Sequential(nn.BatchNorm2d(4, **settings))) == "BatchNorm2d"
-
-
-def test_stem_and_width_are_settings_of_our_resnets() -> None:
-    for setting in ({"stem": "cifar"}, {"width": 16}):
-        with pytest.raises(ValueError, match="stem and width are settings of resnet10"):
-            ModelConfig(backbone="convnext_tiny", **setting)
-    with pytest.raises(ValueError, match="stem must be one of imagenet, cifar"):
-        ModelConfig(stem="cifar-pad3")  # type: ignore[arg-type]
-
-
-def test_other_cifar_stems() -> None:
-    """solo-learn pads by 2: 32 pixels become 34. lightly's Sequential has no ReLU there."""
-    x = torch.randn(2, 3, 32, 32)
-    padded = build_backbone(ModelConfig(backbone="resnet10", stem="cifar-pad2"))
-    assert isinstance(padded, ResNet) and padded.conv1(x).shape[-2:] == (34, 34)
-    linear = build_backbone(ModelConfig(backbone="resnet10", stem="cifar-no-relu"))
-    assert isinstance(linear, ResNet) and linear.relu(x).min() < 0
 
 
 def test_a_projector_may_be_wider_within() -> None:

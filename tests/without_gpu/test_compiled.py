@@ -1,7 +1,7 @@
 """The compiled model as inductor writes it for an H200, without one: what is launched, and where.
 
-Nothing of it runs, so nothing is known of its speed; tests/training/test_step.py has the numbers,
-compiled for a CPU.
+Nothing of it runs, so nothing is known of its speed; tests/training/test_compile.py has the
+numbers, compiled for a CPU.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import nullcontext
 from multiprocessing import get_context
 
 import pytest
@@ -19,6 +20,8 @@ from torchvision.models.resnet import BasicBlock
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from tests.configs import model_of
+from tests.networks import short_resnet10
+from tests.tiers import rest_slow
 
 from .fake_gpu import CUDA, fake_gpu
 
@@ -102,9 +105,11 @@ def test_a_residual_block_writes_each_activation_once(apart: Executor) -> None:
     assert written(forward) == {(2 * IMAGES, 64, 32, 32): 1, (2 * IMAGES, 128, 16, 16): 3}
 
 
-def test_simsiam_is_one_graph_without_layout_turns(apart: Executor) -> None:
-    """From the two views to the loss, and back."""
-    method = build_method(model_of(backbone="resnet10", stem="cifar"))
+@pytest.mark.parametrize("network", rest_slow(["short", "whole"]))
+def test_simsiam_is_one_graph_without_layout_turns(network: str, apart: Executor) -> None:
+    """From the two views to the loss, and back; the blocks between have a test above."""
+    with short_resnet10() if network == "short" else nullcontext():
+        method = build_method(model_of(backbone="resnet10", stem="cifar"))
     method.views_together = True
     convolutions = sum(isinstance(layer, nn.Conv2d) for layer in method.modules())
     forward, backward = apart.submit(compiled, method).result()

@@ -22,6 +22,7 @@ from fastsiam.views.batch import Batch
 from tests.configs import changed_model, with_settings
 from tests.methods.everything import EverythingConfig, registered
 from tests.rank_jobs import CONFIG
+from tests.tiers import rest_slow, slow
 
 from .fake_gpu import CUDA, Gpu, HostWait
 
@@ -63,12 +64,24 @@ def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep
     return step
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize("optimizer", ["sgd", "lars"])
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"channels_last": False},
+    {"accumulate": 2},
+    {"activation_memory": 0.5},
+]
+FIRST = [
+    *((settings, "sgd", "bf16") for settings in SETTINGS),
+    ({"accumulate": 2}, "lars", "fp16"),
+    ({}, "lars", "fp32"),
+]
+ALL = [(s, o, p) for s in SETTINGS for o in ("sgd", "lars") for p in ("bf16", "fp16", "fp32")]
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"channels_last": False}, {"accumulate": 2}, {"activation_memory": 0.5}],
-    ids=lambda settings: next(iter(settings), "default"),
+    ("settings", "optimizer", "precision"),
+    [*FIRST, *(slow(case) for case in ALL if case not in FIRST)],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value), "default"),
 )
 def test_a_step(settings: dict[str, Any], optimizer: str, precision: str, gpu: Gpu) -> None:
     config = with_settings(CONFIG, precision=precision, optimizer=optimizer, **settings)
@@ -92,9 +105,17 @@ def test_a_step_of_everything_that_a_method_may_have(
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch that knows cuDNN's layouts")
 @pytest.mark.parametrize(
-    ("backbone", "stem", "convolutions"), [("resnet18", "cifar", 20), ("resnet50", "imagenet", 53)]
+    ("channels_last", "backbone", "stem", "convolutions"),
+    rest_slow(
+        [
+            (True, "resnet50", "imagenet", 53),
+            (False, "resnet18", "cifar", 20),
+            (True, "resnet18", "cifar", 20),
+            (False, "resnet50", "imagenet", 53),
+        ],
+        fast=2,
+    ),
 )
-@pytest.mark.parametrize("channels_last", [True, False])
 def test_every_activation_has_the_layout_of_the_settings(
     channels_last: bool, backbone: str, stem: str, convolutions: int, gpu: Gpu
 ) -> None:
