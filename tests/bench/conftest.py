@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fastsiam.bench.config import BenchConfig
+from tests.bench.contenders import forked
 from tests.conftest import write_images
+
+
+@pytest.fixture
+def forked_contenders() -> Iterator[None]:
+    """Contenders are forked, not started anew."""
+    with forked():
+        yield
 
 
 @pytest.fixture

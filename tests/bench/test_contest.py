@@ -13,6 +13,8 @@ import pytest
 from fastsiam.bench.contest import Contender, ContenderFailed, Contest, Work
 from fastsiam.bench.measure import children, host_memory
 
+pytestmark = pytest.mark.usefixtures("forked_contenders")
+
 
 def build_words(
     *, log: str, words: list[str], die: str = "", fail: bool = False
@@ -140,6 +142,7 @@ def test_a_rank_that_fails_is_not_waited_for() -> None:
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.alone
 def test_time_and_memory_are_those_of_the_contender() -> None:
     contender = Contender(build_timed, {"log": ""})
     try:

@@ -76,8 +76,8 @@ def test_a_gpu_is_watched_while_something_runs(
         line = f'echo {now}, 80, {engine}"; echo {now}, 60, {engine}"; echo {now}"; echo 20'
         program.write_text(f"#!/bin/sh\n{line}; touch {tmp_path}/said; exec sleep 60\n")
         program.chmod(0o755)
+        began = time.time() - 0.001  # milliseconds are cut
         with GpuWatch() as watch:
-            began = time.time() - 0.001  # milliseconds are cut
             while not (tmp_path / "said").exists():
                 assert time.time() - began < 60
                 time.sleep(0.01)

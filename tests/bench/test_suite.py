@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from fastsiam.bench.measure import children
 from fastsiam.bench.records import read
 from fastsiam.errors import BackendError
 from fastsiam.pipelines.backends import BACKENDS
-from tests.conftest import ROOT
-from tests.processes import fastsiam
+from tests.bench.contenders import bench
+from tests.processes import Forked, fastsiam
+from tests.tiers import rest_slow
 
 
 def test_nothing_measured_is_an_error(little: BenchConfig, monkeypatch: Any) -> None:
@@ -29,36 +31,42 @@ def test_nothing_measured_is_an_error(little: BenchConfig, monkeypatch: Any) -> 
 
 @pytest.mark.ffcv
 @pytest.mark.dali
-def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
-    """The command as users type it, on their data, with everything small."""
-    file = tmp_path / "out.json"
-    done = fastsiam(
-        "bench", "--data", little.data, "--recipe", "demo", "--batch", "8", "--images", "24",
-        "--workers", "1", "--repeats", "2", "--device", "cpu", "--json", str(file),
+@pytest.mark.parametrize("everything", rest_slow([False, True]), ids=["some", "everything"])
+def test_bench_alone_measures_all(everything: bool, little: BenchConfig, tmp_path: Path) -> None:
+    """The command on a user's data, with everything small; at first with some pipelines, once."""
+    file, repeats = tmp_path / "out.json", 2 if everything else 1
+    others = {"ffcv", "dali", "memory"} if everything else {"dali", "memory"}
+    chosen = () if everything else ("--pipelines", ",".join(others))
+    done = (fastsiam if everything else bench)(
+        *(["bench"] if everything else []), *chosen,
+        "--data", little.data, "--recipe", "demo", "--batch", "8", "--images", "24",
+        "--workers", "1", "--repeats", str(repeats), "--device", "cpu", "--json", str(file),
         "--stored", "original,pixels256", "--variants", "eager,authors",
     )  # fmt: skip
-    assert "| loader" in done.stdout and "ffcv views" in done.stdout
+    assert "| loader" in done.stdout and "dali views" in done.stdout
     assert "torchvision's loader delivers" in done.stdout.splitlines()[-1]
     assert not Path(next(w for w in done.stderr.split() if "fastsiam-bench-" in w)[:-1]).exists()
     records = read(file)
-    assert records[0].command.startswith("fastsiam bench --data")
-    assert all(one.n == 2 and one.host_bytes > 0 for one in records)
+    assert records[0].command.startswith("fastsiam bench --")
+    assert all(one.n == repeats and one.host_bytes > 0 for one in records)
     cases = {one.case for one in records}
     assert cases == {"decode", "loader", "photometric", "train", "step"}
 
     loaded = {one.name: one for one in records if one.case in ("decode", "loader")}
     assert {"PIL", "torchvision.io", "libjpeg-turbo", "DALI"} <= set(loaded)
     assert {one.decoder for one in BACKENDS.values() if one.decoder} <= set(loaded)
-    for pipeline in ("torchvision", "ffcv", "dali", "memory"):
+    for pipeline in {"torchvision", *others}:
         assert {f"{pipeline} crops", f"{pipeline} views"} <= set(loaded)
-    assert {"ffcv views, pixels256", "dali crops, pixels256"} <= set(loaded)
+    for pipeline in others - {"memory"}:
+        assert {f"{pipeline} crops, pixels256", f"{pipeline} views, pixels256"} <= set(loaded)
+    assert ("ffcv views" in loaded) == everything
     assert all(one.images == 24 for one in loaded.values())
-    views, base = loaded["ffcv views"], loaded["torchvision views"]
+    views, base = loaded["dali views"], loaded["torchvision views"]
     fastest = max(one.images_per_second for one in records if one.case == "decode")
     assert views.ratio == pytest.approx(views.images_per_second / base.images_per_second)
     assert views.share_of_ceiling == pytest.approx(views.images_per_second / fastest)
     assert loaded["memory views"].share_of_ceiling is None
-    assert loaded["ffcv views, pixels256"].share_of_ceiling is None
+    assert loaded["dali views, pixels256"].share_of_ceiling is None
     assert base.facts["processes"] >= 2 and base.facts["workers"] == 1
 
     stage = {one.name: one for one in records if one.case == "photometric"}
@@ -71,7 +79,9 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
     assert steps["eager"].config["step"]["compile"] == "off"
     assert steps["authors"].config["precision"] == "fp32"
     fed = {one.name: one for one in records if one.case == "train"}
-    assert set(fed) == {"synthetic", "torchvision", "ffcv", "ffcv, pixels256", "dali", "memory"}
+    assert set(fed) == {"synthetic", "torchvision", *others} | (
+        {"ffcv, pixels256"} if everything else set()
+    )
     assert fed["synthetic"].share_of_ceiling == 1 and fed["torchvision"].ratio_to_torchvision == 1
     assert all(0 <= one.facts["data_wait"] <= 1 for one in fed.values())
     assert fed["torchvision"].images == fed["torchvision"].facts["steps"] * 8
@@ -83,28 +93,38 @@ def test_bench_alone_measures_all(little: BenchConfig, tmp_path: Path) -> None:
 
 
 def test_a_signal_leaves_nothing_behind(little: BenchConfig, tmp_path: Path) -> None:
-    temporary = tmp_path / "tmp"
+    temporary, said = tmp_path / "tmp", tmp_path / "said"
     temporary.mkdir()
-    command = [sys.executable, "-m", "fastsiam", "bench", "decode", "--data", little.data]
-    with subprocess.Popen(
-        [*command, "--images", "24", "--batch", "8", "--repeats", "100000", "--device", "cpu"],
-        stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    ) as process:  # fmt: skip
-        assert process.stderr
-        try:
-            assert any(line.startswith("measuring") for line in process.stderr)
-            started = children(process.pid)
-            assert started and any(temporary.glob("fastsiam-bench-*"))
-            process.terminate()
-            assert process.wait(60) == 143
-        finally:
-            process.kill()
+    process = Forked(_measure_for_ever, little.data, said, environment={"TMPDIR": str(temporary)})
+    try:
+        deadline = time.monotonic() + 120
+        while not said.exists() or "\nmeasuring" not in said.read_text():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        started = children(process.pid)
+        assert started and any(temporary.glob("fastsiam-bench-*"))
+    finally:
+        process.send(signal.SIGTERM)
+        code = process.wait(60).returncode
+    assert code == 143
     assert not any(temporary.glob("fastsiam-bench-*"))
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{child}/exe").exists() for child in started):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def _measure_for_ever(data: str, said: Path) -> None:
+    """Run the command as users do: its contenders are started by itself."""
+    from fastsiam.cli import main
+
+    tempfile.tempdir = None  # it may be known already
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = [
+        "fastsiam", "bench", "decode", "--data", data, "--images", "24", "--batch", "8",
+        "--repeats", "100000", "--device", "cpu",
+    ]  # fmt: skip
+    main()
 
 
 def test_wrong_usage(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 
+pytestmark = pytest.mark.usefixtures("forked_contenders")
+
 
 @pytest.mark.ffcv
 def test_conversion_beside_cp_and_ffcv(little: BenchConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from fastsiam.bench.cases import CASES
@@ -12,6 +13,8 @@ from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.views.draws import draw_views
+
+pytestmark = pytest.mark.usefixtures("forked_contenders")
 
 
 def test_torchvision_does_the_same_work() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fastsiam.bench.cases import CASES
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
+
+pytestmark = pytest.mark.usefixtures("forked_contenders")
 
 
 def test_the_machines_limits(little: BenchConfig) -> None:

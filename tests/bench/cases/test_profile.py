@@ -11,15 +11,15 @@ import pytest
 from fastsiam.bench.cases.profile import gpu_use
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.records import read
-from tests.processes import fastsiam
+from tests.bench.contenders import bench
 
 
 @pytest.mark.ffcv
 @pytest.mark.parametrize("pipeline", ["torchvision", "ffcv"])
 def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: Path) -> None:
     out = tmp_path / "trace.json"
-    done = fastsiam(
-        "bench", "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
+    done = bench(
+        "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
         "--batch", "4", "--steps", "2", "--workers", "1", "--device", "cpu", "--out", str(out),
         "--json", str(tmp_path / "record.json"),
     )  # fmt: skip

@@ -12,6 +12,8 @@ from fastsiam.bench.cases.sweep import _settings
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
 
+pytestmark = pytest.mark.usefixtures("forked_contenders")
+
 
 def test_two_ranks_share_the_work(little: BenchConfig) -> None:
     with session(replace(little, over="ranks", values="1,2")) as own:

@@ -22,6 +22,9 @@ from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.convert import convert
 from tests.conftest import skip, write_images
+from tests.tiers import slow
+
+pytestmark = pytest.mark.usefixtures("forked_contenders")
 
 CROP, BATCH, IMAGES = 32, 8, 16
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -92,7 +95,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
-@pytest.mark.parametrize("peer", peers.PEERS)
+PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
+"""FFCV compiles each of its pipelines anew, for half a minute."""
+
+
+@pytest.mark.parametrize("peer", PEERS)
 def test_two_views_of_every_image_drawn_anew(
     peer: str, device: str, folders: dict[str, str]
 ) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_o
 from fastsiam.bench.records import read
 from fastsiam.errors import DataError
 from tests.conftest import ROOT
-from tests.processes import fastsiam
+from tests.processes import Forked, fastsiam
 
 
 def stage(name: str, code: str, *, seconds: int = 1, most: int = 60, **more: Any) -> Stage:
@@ -146,23 +145,22 @@ def test_a_folder_of_something_else_is_refused(out: Path) -> None:
 
 
 def test_a_signal_ends_the_stage_too(out: Path) -> None:
-    pid = str(out / "pid")
-    code = f"import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    script = (
-        "from pathlib import Path; from fastsiam.bench.config import GpuConfig\n"
-        "from fastsiam.bench.gpu import campaign; from fastsiam.bench.gpu.stages import Stage\n"
-        f"one = Stage(name='one', arguments=('-c', {code!r}), seconds=1, most=600)\n"
-        "campaign.stages = lambda _: [one]\n"
-        f"campaign.run(GpuConfig(out={str(out)!r}, device='cpu'))"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) as process:
-        deadline = time.monotonic() + 120
-        while not (out / "pid").exists() or not (out / "pid").read_text():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.1)
-        process.terminate()
-        assert process.wait(60) == 143
-    assert not Path(f"/proc/{(out / 'pid').read_text()}/exe").exists()
+    pid = out / "pid"
+    process = Forked(_run_one_for_ever, out, pid)
+    deadline = time.monotonic() + 120
+    while not pid.exists() or not pid.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send(signal.SIGTERM)
+    assert process.wait(60).returncode == 143
+    assert not Path(f"/proc/{pid.read_text()}/exe").exists()
+
+
+def _run_one_for_ever(out: Path, pid: Path) -> None:
+    """Run a campaign of one stage, which says who it is and sleeps."""
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    vars(campaign)["stages"] = lambda _: [stage("one", code, most=600)]
+    campaign.run(GpuConfig(out=str(out), device="cpu"))
 
 
 def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None:
@@ -175,7 +173,7 @@ def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None
             assert f"tests/gpu/{path.name}" in table[path.stem.replace("test_", "tests-")].arguments
         for one in table.values():
             assert one.seconds <= one.most
-            if one.arguments[:3] == ("-m", "fastsiam", "bench"):
+            if one.arguments[:2] == ("-m", "fastsiam"):
                 check_options(list(one.arguments[2:]))
     bare = [one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=()))]
     assert "jpeg-engine" not in bare and bare[-2:] == ["images", "cifar10"]
@@ -188,25 +186,36 @@ def check_options(arguments: list[str]) -> None:
     from fastsiam.cli import app
 
     command: Any = typer.main.get_command(app)
-    for name in arguments[:2]:
+    while hasattr(command, "commands"):
+        name, *arguments = arguments
         command = command.commands[name]
-    command.make_context(name, arguments[2:])
+    command.make_context(command.name, arguments)
 
 
+def test_a_stage_runs_on_a_cpu(tmp_path: Path) -> None:
+    """The one that is new, of those that there are."""
+    outcomes = campaign_on_cpu(tmp_path, lambda name: name == "photometric-512")
+    assert {one.status for one in outcomes.values()} == {"done"}
+    (records,) = (tmp_path / "records").iterdir()
+    assert records.stem == "photometric-512" and read(records)
+    page = " ".join((tmp_path / "page.md").read_text().split())
+    assert "## photometric" in page and "## loader" not in page
+    assert "| photometric-512 | done" in page
+
+
+@pytest.mark.slow
 @pytest.mark.dali
 @pytest.mark.ffcv
 def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     """Stages that differ from others in size alone are taken for done."""
-    names = [one.name for one in stages(Setup(out=tmp_path, gpu=False, pipelines=("dali",)))]
     repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
     repeated |= {"step-graphs", "step-authors"}
-    repeated |= {name for name in names if name.startswith("tests-")} - {"tests-knn"}
-    done = {"status": "done", "seconds": 1, "said": ""}
-    (tmp_path / "state.json").write_text(json.dumps(dict.fromkeys(sorted(repeated), done)))
-    said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(tmp_path))
-    assert said.stdout == f"wrote {tmp_path / 'page.md'}\n"
-    outcomes = read_outcomes(tmp_path)
-    assert set(names) <= set(outcomes) and {one.status for one in outcomes.values()} == {"done"}
+
+    def new(name: str) -> bool:
+        return name == "tests-knn" or not (name in repeated or name.startswith("tests-"))
+
+    outcomes = campaign_on_cpu(tmp_path, new)
+    assert {one.status for one in outcomes.values()} == {"done"}
     measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
     measured |= {"jpeg-engine", "profile"}
     assert {path.stem for path in (tmp_path / "records").iterdir()} == measured
@@ -215,3 +224,16 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
     assert "## loader" in page and "matrix product, bfloat16" in page and "not yet" not in page
     assert "| tests-knn" in page and pytest_results_of(tmp_path, "tests-knn").exists()
     assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "made").is_dir()
+
+
+def campaign_on_cpu(out: Path, new: Callable[[str], bool]) -> dict[str, Outcome]:
+    """Run the command with the stages that are new, all others taken for done."""
+    names = [one.name for one in stages(Setup(out=out, gpu=False, pipelines=("dali",)))]
+    done = {"status": "done", "seconds": 1, "said": ""}
+    old = sorted(name for name in names if not new(name))
+    (out / "state.json").write_text(json.dumps(dict.fromkeys(old, done)))
+    said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(out))
+    assert said.stdout == f"wrote {out / 'page.md'}\n"
+    outcomes = read_outcomes(out)
+    assert set(names) <= set(outcomes)
+    return outcomes

@@ -1,0 +1,43 @@
+"""Training is fed by each pipeline, from each form of the images that matters to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastsiam.bench.cases import CASES
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.contest import Build, Contest
+from fastsiam.bench.session import Session, session
+from fastsiam.config import TrainConfig
+
+
+class Announced(Contest):
+    """A contest in which nobody is measured."""
+
+    def __init__(self) -> None:
+        super().__init__(print)
+        self.entered: dict[str, TrainConfig] = {}
+
+    def enter(self, name: str, build: Build, /, *, ranks: int = 1, **settings: Any) -> bool:
+        self.entered[name] = settings["config"]
+        return False
+
+
+def test_a_pipeline_that_reads_converted_images_has_each_form_of_them(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contest = Announced()
+    monkeypatch.setattr(Session, "contest", lambda _: contest)
+    config = replace(little, pipelines="ffcv,memory", stored="original,pixels256")
+    with session(config) as own:
+        assert CASES["train"].measure(own) == []
+    names = ["synthetic", "torchvision", "ffcv", "ffcv, pixels256", "memory"]
+    assert list(contest.entered) == names
+    assert [one.data.pipeline for one in contest.entered.values()] == [
+        name.partition(",")[0] for name in names
+    ]
+    first, second = (contest.entered[name].data.data for name in names[2:4])
+    assert first.endswith("-original") and second.endswith("-pixels256")

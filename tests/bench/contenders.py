@@ -1,0 +1,76 @@
+"""Contenders that are forked from the process that has imported everything.
+
+As ``Process`` of bench/contest.py has them, with a start of Python, each takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+from fastsiam import trace
+from fastsiam.bench import contest
+from tests.conftest import ROOT
+from tests.processes import Forked
+
+
+class _Forking(ForkServerContext):
+    """What starts processes that have the environment of the one that starts them."""
+
+    def Process(  # type: ignore[override]  # multiprocessing's name
+        self, *, target: Callable[..., object], args: tuple[Any, ...]
+    ) -> multiprocessing.context.ForkServerProcess:
+        begin = (dict(os.environ), target, args)
+        return multiprocessing.context.ForkServerProcess(target=_begin, args=begin)
+
+
+def _begin(
+    environment: dict[str, str], target: Callable[..., object], args: tuple[Any, ...]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    importlib.reload(trace)  # it reads its variable when it is imported
+    target(*args)
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Have this process's contenders forked."""
+    here, before = Path.cwd(), contest._SPAWN
+    os.chdir(ROOT)  # what they are forked from finds the tests here
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.chdir(here)
+    contest._SPAWN = _Forking()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        contest._SPAWN = before
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``fastsiam bench ARGUMENTS`` with such contenders, and expect that it ends well."""
+    done = Forked(_bench, arguments, environment={"COLUMNS": "200"}).wait()
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def _bench(arguments: tuple[str, ...]) -> None:
+    from fastsiam.cli import main
+
+    # What this process was forked from forks its contenders, too.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    forkserver.ensure_running = lambda: None
+    sys.argv = ["fastsiam", "bench", *arguments]
+    with forked():
+        main()
