@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, write_images
-from tests.pipelines.test_pipelines import NEEDS, readable
+from tests.pipelines.cases import NEEDS, readable
 
 PIPELINES = [pytest.param(n, marks=NEEDS.get(n, [])) for n in ("torchvision", "ffcv", "dali")]
 

@@ -21,7 +21,7 @@ from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Order, build_loader, open_store
 from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
-from tests.pipelines.test_pipelines import NEEDS
+from tests.pipelines.cases import NEEDS
 from tests.sources import picture, rotated_jpeg
 from tests.views.cases import UNEQUAL
 

@@ -42,7 +42,7 @@ from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
-from tests.pipelines.test_pipelines import PIPELINES, readable
+from tests.pipelines.cases import PIPELINES, readable
 from tests.processes import fastsiam
 
 CPU = Place(0, 1, torch.device("cpu"))
