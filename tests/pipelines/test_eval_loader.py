@@ -26,6 +26,7 @@ from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.pipelines.cases import NEEDS, readable
 from tests.sources import encoded, picture, rotated_jpeg
+from tests.tiers import rest_slow
 
 PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
 FAST = [pytest.param(name, marks=marks) for name, marks in NEEDS.items()]
@@ -254,7 +255,7 @@ def test_a_broken_image_is_named(name: str, images: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("world", rest_slow([2, 1, 5]))
 def test_ranks_share_the_chosen_images(name: str, world: int, images: Path) -> None:
     root = readable(name, images / "train")
     chosen = np.array([0, 1, 5, 11, 12, 20, 23])
