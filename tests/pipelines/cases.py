@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
 THREADED = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
 
 
+_M_MMAP_THRESHOLD = -3
 SMALL = AugmentConfig.alike(crop=16)
 
 
@@ -100,6 +102,11 @@ def ended(some: set[int], *, seconds: float = 60) -> bool:
 def resident() -> int:
     """Return the bytes of memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back_at_once() -> None:
+    """Have large blocks of memory, once freed, leave the process: its size tells what it holds."""
+    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**17)  # otherwise it grows with what is freed
 
 
 def growth(sizes: Sequence[int]) -> int:

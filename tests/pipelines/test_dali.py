@@ -18,7 +18,7 @@ from fastsiam.pipelines import (
 from fastsiam.pipelines.convert import convert
 from tests.conftest import write_images
 from tests.conversions import Quiet
-from tests.pipelines.cases import ended, equal, growth, joined, resident, threads
+from tests.pipelines.cases import ended, equal, give_back_at_once, growth, joined, resident, threads
 from tests.pipelines.dali_cases import Loaders, load, trust
 from tests.processes import Forked
 from tests.sources import encoded, folder_members, tar
@@ -141,6 +141,7 @@ def test_memory_does_not_grow(refused: bool, most: int, tmp_path: Path) -> None:
 
 def print_sizes(root: str) -> None:
     """Print this process's size after each epoch. DALI gets every image, as ``trusting`` has it."""
+    give_back_at_once()
     logging.basicConfig(level=logging.WARNING)
     trust(pytest.MonkeyPatch())
     loader, sizes = load(Path(root), batch=16, augment=AugmentConfig.alike(crop=128)), []
