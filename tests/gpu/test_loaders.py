@@ -23,8 +23,8 @@ from fastsiam.pipelines.torchvision_backend import TorchvisionLoader
 from fastsiam.training.step import TrainingStep
 from tests.configs import with_settings
 from tests.conftest import ROOT, write_images
-from tests.pipelines.test_dali import KINDS, gaps
-from tests.pipelines.test_pipelines import readable
+from tests.pipelines.cases import readable
+from tests.pipelines.dali_cases import KINDS, gaps
 from tests.views.cases import UNEQUAL
 
 pytestmark = pytest.mark.gpu

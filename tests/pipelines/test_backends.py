@@ -16,7 +16,7 @@ from fastsiam.pipelines import open_store, shared_memory
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
 from fastsiam.pipelines.workers import count
 from tests.conftest import ROOT
-from tests.pipelines.test_pipelines import NEEDS, readable
+from tests.pipelines.cases import PIPELINES, readable
 
 
 def test_every_pipeline_has_its_row() -> None:
@@ -64,9 +64,19 @@ def test_batches_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_workers(DataConfig(workers=16), AugmentConfig(), 512) == 7
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS.get(n, [])) for n in BACKENDS])
-def test_what_can_run_here_says_so(name: Pipeline) -> None:
-    line = BACKENDS[name].readiness("CPU")
+@pytest.fixture(scope="module")
+def told() -> dict[Pipeline, str]:
+    """What is said of each pipeline here."""
+    return readiness()
+
+
+def test_all_are_told_of(told: dict[Pipeline, str]) -> None:
+    assert tuple(told) == get_args(Pipeline)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_what_can_run_here_says_so(name: Pipeline, told: dict[Pipeline, str]) -> None:
+    line = told[name]
     assert line.startswith("ready: ") and "{" not in line and "\n" not in line
 
 
@@ -86,10 +96,6 @@ def test_what_cannot_run_here_says_what_to_install() -> None:
         name="dali", module="order", about="", open=broken.open, package="no_such.package"
     )
     assert broken.installed and not missing.installed
-
-
-def test_all_are_told_of() -> None:
-    assert tuple(readiness()) == get_args(Pipeline)
 
 
 def test_the_settings_know_which_pipelines_load_images() -> None:

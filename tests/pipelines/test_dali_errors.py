@@ -21,7 +21,7 @@ from fastsiam.pipelines.dali_decoder import decoded, hints, say_what_decodes, wi
 from fastsiam.pipelines.dali_errors import no_memory, reason, refuses_an_image
 from fastsiam.pipelines.dali_graph import build_graph
 from fastsiam.views.batch import crop_shapes
-from tests.pipelines.test_pipelines import equal, readable
+from tests.pipelines.cases import equal, readable
 from tests.sources import encoded, folder_members, jpeg, picture, tar
 
 pytestmark = pytest.mark.dali

@@ -1,7 +1,7 @@
 """All pipelines show the same: images, labels, boxes and, within stated tolerances, pixels.
 
 The torchvision pipeline is the measure, because it is what users have. The tolerance is 0 levels of
-255 in all of them. (On a GPU, DALI decodes and resizes by itself; tests/test_dali.py holds that
+255 in all of them. (On a GPU, DALI decodes and resizes by itself; test_dali_pixels.py holds that
 graph within 0.2 levels in the mean.)
 """
 
@@ -21,8 +21,9 @@ from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Order, build_loader, open_store
 from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
-from tests.pipelines.test_pipelines import NEEDS
+from tests.pipelines.cases import NEEDS
 from tests.sources import picture, rotated_jpeg
+from tests.tiers import slow
 from tests.views.cases import UNEQUAL
 
 EXACT = 1e-3  # float32's rounding in the normalisation, in levels
@@ -33,6 +34,10 @@ PAIRS = [
     if name not in {"torchvision", "synthetic"}
     for kind in ("folder", "converted", "pixels")
     if (name, kind) != ("ffcv", "folder")  # it reads converted files
+]
+ONE_OF_EACH = [
+    pytest.param("torchvision", "folder"),
+    *(pair if pair.values[1] == "converted" else slow(pair) for pair in PAIRS),
 ]
 VIEWS = AugmentConfig.alike(crop=96)
 CROPS = VIEWS.changed(jitter_p=0, gray_p=0, blur_p=0)
@@ -106,7 +111,7 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
                 assert levels(one, other).max() <= EXACT
 
 
-@pytest.mark.parametrize(("name", "kind"), [pytest.param("torchvision", "folder"), *PAIRS])
+@pytest.mark.parametrize(("name", "kind"), ONE_OF_EACH)
 def test_more_views_leave_the_first_as_they_are(name: str, kind: str, all_kinds: Path) -> None:
     """To the last bit, of the same side and of another."""
     root = source(kind, all_kinds)
@@ -134,7 +139,7 @@ def torchvisions(root: Path, epoch: int) -> list[torch.Tensor]:
     return views
 
 
-@pytest.mark.parametrize(("name", "kind"), [pytest.param("torchvision", "folder"), *PAIRS])
+@pytest.mark.parametrize(("name", "kind"), ONE_OF_EACH)
 def test_the_view_of_linear_evaluation(name: str, kind: str, all_kinds: Path) -> None:
     root = source(kind, all_kinds)
     for epoch in range(2):

@@ -32,7 +32,7 @@ from fastsiam.views.batch import Batch, crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
-from tests.pipelines.test_pipelines import equal
+from tests.pipelines.cases import equal
 from tests.views.cases import UNEQUAL
 
 PAPER = crop_shapes(AugmentConfig(), 512)

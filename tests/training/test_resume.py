@@ -18,7 +18,7 @@ from fastsiam.training.log import read_metrics
 from fastsiam.training.monitor import LogPoints
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
-from tests.pipelines.test_pipelines import PIPELINES, readable
+from tests.pipelines.cases import PIPELINES, readable
 from tests.processes import command, fastsiam
 from tests.tiers import rest_slow, slow
 from tests.training.runs import Killed, history, history_of, run_once, same_state

@@ -7,6 +7,7 @@ for a GPU.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -26,6 +27,8 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, SATURATION, ViewParams, draw_views
 from fastsiam.views.photometric import reference
+from tests.processes import Forked
+from tests.tiers import rest_slow
 from tests.views.cases import UNEQUAL
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
@@ -89,7 +92,7 @@ def assert_equal_reference(
     return expected
 
 
-@pytest.mark.parametrize("op", [BRIGHTNESS, CONTRAST, SATURATION, HUE])
+@pytest.mark.parametrize("op", rest_slow([HUE, SATURATION, CONTRAST, BRIGHTNESS]))
 def test_one_jitter_operation(op: int, interpreted: Run, photographs: list[Image.Image]) -> None:
     """At 33 pixels a view is more than one program's share."""
     config, count = OFF.changed(crop=33), 6
@@ -106,15 +109,20 @@ def test_one_jitter_operation(op: int, interpreted: Run, photographs: list[Image
     assert all((a - b).abs().mean() > 0.1 for a, b in zip(changed, same, strict=True))
 
 
-def test_every_hue(interpreted: Run) -> None:
-    """Every middle and lowest level below 255, in every order of the channels, turned four ways."""
-    low, middle = np.triu_indices(256)
+@pytest.mark.parametrize(("apart", "side"), rest_slow([(17, 16), (1, 256)]))
+def test_every_hue(apart: int, side: int, interpreted: Run) -> None:
+    """Every middle and lowest level below 255, in every order of the channels, turned four ways.
+
+    Or, of these levels, those that lie ``apart``.
+    """
+    low, middle = apart * np.stack(np.triu_indices(256 // apart + (apart > 1)))
+    assert middle.max() == 255
     levels = np.stack([np.full_like(low, 255), middle, low]).astype(np.uint8)
     colours = np.concatenate([levels[list(order)].T for order in permutations(range(3))])
-    pixels = np.zeros((4 * 256 * 256, 3), np.uint8)
+    pixels = np.zeros((4 * side * side, 3), np.uint8)
     pixels[: len(colours)] = colours
-    crops = torch.from_numpy(pixels).view(2, 2, 256, 256, 3)
-    config = OFF.changed(crop=256)
+    crops = torch.from_numpy(pixels).view(2, 2, side, side, 3)
+    config = OFF.changed(crop=side)
     order, factor = np.full((2, 2, 4), -1, np.int8), np.zeros((2, 2, 4), np.float32)
     order[..., 1], factor[..., HUE] = HUE, [[-0.3, 0.0], [0.11, 0.5]]
     params = draw(config, 2, order=order, factor=factor, jitter=np.ones((2, 2), np.bool_))
@@ -134,7 +142,7 @@ def test_no_jitter(config: AugmentConfig, interpreted: Run, photographs: list[Im
     assert_equal_reference(interpreted, crops_of(photographs, 17, 4), draw(config, 4), config)
 
 
-@pytest.mark.parametrize("side", [1, 5, 17, 40])
+@pytest.mark.parametrize("side", rest_slow([5, 1, 17, 40]))
 def test_blur(side: int, interpreted: Run, photographs: list[Image.Image]) -> None:
     """Sigmas from a box of less than three pixels to one that is wider than the view."""
     config = OFF.changed(crop=side, blur_p=1)
@@ -179,7 +187,7 @@ def test_solarise(gray_p: float, interpreted: Run, photographs: list[Image.Image
         assert (changed[0] - same[0]).abs().mean() > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", rest_slow([torch.float32, torch.bfloat16]))
 def test_views_of_different_sides(
     dtype: torch.dtype, interpreted: Run, photographs: list[Image.Image]
 ) -> None:
@@ -202,7 +210,7 @@ def crops_of_sides(
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", rest_slow([torch.bfloat16, torch.float32, torch.float16]))
 def test_the_whole_stage(
     dtype: torch.dtype, interpreted: Run, photographs: list[Image.Image]
 ) -> None:
@@ -220,7 +228,7 @@ def test_without_hue_there_is_no_trip_through_hsv(
     interpreted: Run, photographs: list[Image.Image]
 ) -> None:
     config = AugmentConfig.alike(crop=16, hue=0, jitter_p=1)
-    assert_equal_reference(interpreted, crops_of(photographs, 16, 6), draw(config, 6), config)
+    assert_equal_reference(interpreted, crops_of(photographs, 16, 2), draw(config, 2), config)
 
 
 def test_crops_of_different_sides(interpreted: Run) -> None:
@@ -272,7 +280,7 @@ def assert_equal_pil(
     return params
 
 
-@pytest.mark.parametrize("side", [1, 5, 17, 24])
+@pytest.mark.parametrize("side", rest_slow([17, 1, 5, 24]))
 def test_crops_of_any_size(side: int, interpreted: Run) -> None:
     """Noise, from one pixel to several times the result's side, every shape; both orders."""
     random = np.random.default_rng(side)
@@ -290,15 +298,14 @@ def test_crops_of_any_size(side: int, interpreted: Run) -> None:
 
 
 def test_crops_of_photographs(interpreted: Run, photographs: list[Image.Image]) -> None:
-    small = [photo.resize((photo.width // 6, photo.height // 6)) for photo in photographs[:6]]
+    small = [photo.resize((photo.width // 6, photo.height // 6)) for photo in photographs[:3]]
     assert_equal_pil(interpreted, small, 32)
 
 
-def compile_for_a_gpu() -> tuple[list[int], str]:
+def compile_for_a_gpu() -> None:
     """Make the launches of four batches, but only compile; for a process of its own.
 
-    Returns:
-        How many kernels there were after each batch, and their PTX code.
+    Print how many kernels there were after each batch, and their PTX code.
     """
     kernels = compile_for_hopper()
     config, counts = AugmentConfig.alike(crop=224), []
@@ -311,13 +318,14 @@ def compile_for_a_gpu() -> tuple[list[int], str]:
         crops = geometric_cuda.crop_side(source, np.arange(n) * pixels, size, cuts, 224)
         photometric_cuda.photometric((crops,), params, config, dtype=torch.bfloat16)
         counts.append(len(kernels))
-    return counts, "".join(kernel.asm["ptx"] for kernel in kernels.values())
+    print(json.dumps([counts, "".join(kernel.asm["ptx"] for kernel in kernels.values())]))
 
 
 def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
     """Later batches need no new kernels; a fused multiply-add would not round as PIL does."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        counts, code = pool.submit(compile_for_a_gpu).result()
+    done = Forked(compile_for_a_gpu).wait()
+    assert done.returncode == 0, done.stderr
+    counts, code = json.loads(done.stdout)
     assert counts == [5] * 4  # two that crop, one that colours, two that blur
     assert "div.rn." in code
     assert "fma." not in code and "div.full" not in code

@@ -10,6 +10,7 @@ from torchvision.transforms import ColorJitter, RandomResizedCrop
 from fastsiam.config import AugmentConfig
 from fastsiam.views import rng
 from fastsiam.views.draws import ViewParams, draw_views
+from tests.tiers import rest_slow
 
 N = 10_000
 
@@ -31,7 +32,10 @@ def largest_gap(ours: np.ndarray, theirs: np.ndarray) -> float:
 LIMIT = 1.95 * np.sqrt(2 / N)  # two samples of one distribution pass with probability 0.999
 
 
-@pytest.mark.parametrize("size", [(375, 500), (500, 333), (64, 700), (900, 50)])
+SIZES = [pytest.param(size) for size in ((375, 500), (64, 700), (500, 333), (900, 50))]
+
+
+@pytest.mark.parametrize("size", rest_slow(SIZES, fast=2))
 def test_crop_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
     """Extreme shapes make most tries fail, so the fallback is compared too."""
     ours = draw(size=size).box[0].astype(float)

@@ -16,7 +16,7 @@ import torch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_eval_loader, build_loader
 from fastsiam.views.batch import Batch
-from tests.pipelines.test_pipelines import readable
+from tests.pipelines.cases import readable
 from tests.views.cases import UNEQUAL
 
 from .conftest import Launch

@@ -1,0 +1,125 @@
+"""What tests of DALI share: PIL's crops beside its own, and images of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.transforms import functional as TF
+
+from fastsiam.config import AugmentConfig
+from fastsiam.pipelines import (
+    Order,
+    Store,
+    dali_cropper,
+    open_store,
+)
+from fastsiam.pipelines.dali_backend import DaliLoader
+from fastsiam.views.draws import ViewParams
+from tests.pipelines.cases import SMALL
+from tests.sources import encoded, picture, rotated_jpeg
+
+CPU = torch.device("cpu")
+Loaders = Callable[..., DaliLoader]
+
+
+def load(
+    source: Path | Store,
+    *,
+    batch: int = 8,
+    augment: AugmentConfig = SMALL,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 2,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+    dali_resizes: bool = True,  # the GPU's graph, on whatever device
+    **knobs: int,
+) -> DaliLoader:
+    """Open DALI's loader."""
+    store = open_store(source, "train") if isinstance(source, Path) else source
+    return DaliLoader(
+        store,
+        Order(images=len(store), batch=batch, seed=0, rank=rank, world=world),
+        augment,
+        workers=workers,
+        device=device,
+        dtype=dtype,
+        dali_resizes=dali_resizes,
+        **knobs,
+    )
+
+
+def trust(patch: pytest.MonkeyPatch) -> None:
+    """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
+    patch.setattr(dali_cropper, "_BY_PIL", 0)
+    patch.setattr(dali_cropper, "ends", lambda data, scan: True)
+
+
+def pil_crops(
+    store: Store, index: NDArray[np.int64], params: ViewParams, side: int
+) -> NDArray[np.uint8]:
+    """Make the crops (V, N, S, S, 3) with PIL, as torchvision does."""
+    crops = np.empty((*params.flip.shape, side, side, 3), np.uint8)
+    for row, i in enumerate(index.tolist()):
+        image = store.decode(i)
+        for view in range(len(crops)):
+            box = params.box[view, row].tolist()
+            crop = TF.resized_crop(image, *box, [side, side])
+            crops[view, row] = TF.hflip(crop) if params.flip[view, row] else crop
+    return crops
+
+
+def gaps(
+    loader: DaliLoader, store: Store, side: int, *, epochs: int = 1, skip: int = 0
+) -> NDArray[np.int64]:
+    """Return the absolute differences to PIL's crops in levels of 255: (2, images, S, S, 3)."""
+    found = [
+        np.abs(crops.cpu().numpy().astype(np.int64) - pil_crops(store, index, params, side))
+        for epoch in range(epochs)
+        for index, params, (crops,) in loader.crops(epoch, skip=skip)
+    ]
+    return np.concatenate(found, axis=1)
+
+
+def sixteen_bits(seed: int) -> bytes:
+    gray = np.asarray(picture(seed, width=90, height=60).convert("L")).astype(np.uint16)
+    return encoded(Image.fromarray(gray * 257), "PNG")
+
+
+def with_alpha(seed: int) -> bytes:
+    image = picture(seed, width=90, height=60).convert("RGBA")
+    image.putalpha(picture(seed + 100, width=90, height=60).convert("L"))
+    return encoded(image, "PNG")
+
+
+def noisy(seed: int, width: int, height: int) -> Image.Image:
+    """Return a picture with fine detail, which resampling brings out."""
+    smooth = np.asarray(picture(seed, width=width, height=height)).astype(np.float64)
+    grain = np.random.default_rng(seed).normal(0, 25, smooth.shape)
+    return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
+
+
+KINDS: dict[str, Callable[[int], bytes]] = {
+    "landscape": lambda i: encoded(noisy(i, 190, 97)),
+    "portrait": lambda i: encoded(noisy(i, 83, 201)),
+    "4:4:4": lambda i: encoded(noisy(i, 120, 90), subsampling=0),
+    "progressive": lambda i: encoded(noisy(i, 120, 90), progressive=True),
+    "gray": lambda i: encoded(noisy(i, 120, 90).convert("L")),
+    "cmyk": lambda i: encoded(noisy(i, 120, 90).convert("CMYK")),
+    "coded as RGB": lambda i: encoded(noisy(i, 120, 90), keep_rgb=True),
+    "rotated by EXIF": rotated_jpeg,
+    "tiny": lambda i: encoded(picture(i, width=3 + i % 3, height=2)),
+    "one pixel": lambda i: encoded(picture(i, width=1, height=1)),
+    "PNG": lambda i: encoded(noisy(i, 90, 60), "PNG"),
+    "PNG with alpha": with_alpha,
+    "PNG of 16 bits": sixteen_bits,
+    "PNG with a palette": lambda i: encoded(noisy(i, 90, 60).convert("P"), "PNG"),
+    "GIF": lambda i: encoded(noisy(i, 90, 60), "GIF"),
+    "WebP": lambda i: encoded(noisy(i, 90, 60), "WEBP"),
+}

@@ -1,0 +1,137 @@
+"""An image is decoded once, and its crops are PIL's to the last bit."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from llvmlite import binding
+
+from fastsiam.config import AugmentConfig
+from fastsiam.pipelines import (
+    Store,
+)
+from fastsiam.pipelines.geometric import crop_views
+from fastsiam.views.draws import draw_views
+from tests.pipelines.cases import (
+    SMALL,
+    WITH_IMAGES,
+    build,
+    first,
+    levels,
+    readable,
+)
+from tests.processes import Forked
+from tests.views.cases import UNEQUAL
+
+
+@pytest.mark.parametrize("augment", [SMALL, UNEQUAL], ids=["two views", "five views"])
+@pytest.mark.parametrize("name", ["torchvision", "memory"])
+def test_pil_decodes_an_image_once(
+    name: str, augment: AugmentConfig, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many views are cut out of it; for what stays in memory, once for all epochs."""
+    decoded: list[int] = []
+    decode = Store.decode
+
+    def counted(store: Store, index: int) -> Any:
+        decoded.append(index)
+        return decode(store, index)
+
+    monkeypatch.setattr(Store, "decode", counted)
+    loader = build(name, images / "train", augment=augment)
+    for epoch in range(2):
+        assert len(list(loader.epoch(epoch))) == 3
+    assert len(decoded) == (24 if name == "memory" else 48)
+    loader.close()
+
+
+@pytest.mark.ffcv
+def test_ffcv_decodes_an_image_once(images: Path) -> None:
+    done = Forked(count_decodes, str(readable("ffcv", images / "train"))).wait()
+    assert (done.returncode, done.stdout) == (0, "24\n"), done.stderr
+
+
+def count_decodes(data: str) -> None:
+    """Print how many JPEGs libjpeg-turbo decodes in an epoch of the ffcv pipeline, by five views.
+
+    Compiled code finds a function that counts in the place of libjpeg-turbo's. Code that was kept
+    holds the function's name and not its place, so neither does this process use another's nor
+    any other this one's.
+    """
+    from fastsiam.pipelines import ffcv_library
+
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    arguments = pointer, pointer, ctypes.c_uint64, pointer, *[number] * 5
+    decoded: list[int] = []
+    decompress: Any = ctypes.CDLL(ffcv_library.PATH).tjDecompress2
+    decompress.argtypes, decompress.restype = arguments, number
+
+    def count(*own: Any) -> int:
+        decoded.append(own[2])
+        return int(decompress(*own))
+
+    counted = ctypes.CFUNCTYPE(number, *arguments)(count)
+    binding.add_symbol("tjDecompress2", ctypes.cast(counted, pointer).value)
+    loader = build("ffcv", Path(data), augment=UNEQUAL, workers=2)
+    for _ in loader.epoch(0):
+        pass
+    loader.close()
+    print(len(decoded))
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_cifar_equals_torchvision_to_the_last_bit(name: str, cifar10: Path) -> None:
+    """Decode, crop, antialiased resize, jitter, gray, blur, flip, normalise."""
+    augment = AugmentConfig.alike(crop=32, blur_p=0.5)
+    ours, theirs = (
+        first(build(n, cifar10 / "test", batch=512, augment=augment), 3)
+        for n in (name, "torchvision")
+    )
+    assert torch.equal(ours.index, theirs.index) and torch.equal(ours.label, theirs.label)
+    for view in ("view1", "view2"):
+        assert levels(getattr(ours, view), getattr(theirs, view), augment).max() < 1e-3
+
+
+def test_crops_follow_the_filter_to_the_last_bit() -> None:
+    """Against the definition, written out with whole numbers, for boxes that shrink and enlarge."""
+    generator = np.random.default_rng(0)
+    for height, width in ((40, 90), (90, 40), (7, 5), (300, 300)):
+        image = generator.integers(0, 256, (height, width), dtype=np.uint8)
+        box = [3, 1, height - 4, width - 2]
+        params = draw_views(SMALL, seed=0, epoch=0, index=[0], size=[(height, width)])
+        params = replace(
+            params,
+            box=np.broadcast_to(np.array(box, np.int32), (2, 1, 4)).copy(),
+            flip=np.array([[False], [True]]),
+        )
+        pixels = torch.from_numpy(image.repeat(3))
+        size = np.array([(height, width)])
+        crops = crop_views(pixels, np.zeros(1, np.int64), size, params, SMALL)[0].numpy()
+        part = image[3 : height - 1, 1 : width - 1].astype(np.int64)
+        rows_first = height - 4 - 16 <= max(0, 2 * (width - 2 - 16))  # Pillow 13's rule
+        if rows_first:
+            expected = resized_rows(resized_rows(part, 16).T, 16).T
+        else:
+            expected = resized_rows(resized_rows(part.T, 16).T, 16)
+        for channel in range(3):
+            np.testing.assert_array_equal(crops[0, 0, ..., channel], expected)
+            np.testing.assert_array_equal(crops[1, 0, ..., channel], expected[:, ::-1])
+
+
+def resized_rows(rows: np.ndarray, side: int) -> np.ndarray:
+    length = rows.shape[1]
+    scale = length / side
+    support = max(scale, 1.0)
+    out = np.empty((len(rows), side), np.int64)
+    for x in range(side):
+        centre = (x + 0.5) * scale
+        weights = [max(0.0, 1 - abs(i + 0.5 - centre) / support) for i in range(length)]
+        whole = [int(weight / sum(weights) * 2**22 + 0.5) for weight in weights]
+        out[:, x] = (rows @ np.array(whole) + 2**21) >> 22
+    return out.clip(0, 255)
