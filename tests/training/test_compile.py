@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +33,34 @@ from tests.processes import Forked, fastsiam, fastsiam_anew
 from tests.tiers import rest_slow, slow
 from tests.training.runs import CPU, assert_same, results
 
+NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "stem": short_resnet10,
+    "block": partial(short_resnet10, 1),
+    "whole": nullcontext,
+}
 
-def test_a_compiled_step_is_the_same_step() -> None:
+
+@pytest.fixture(autouse=True)
+def network(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of "resnet10", or as much of it as the test asks for: if nothing, up to a block."""
+    if asked := getattr(request, "param", None):
+        torch._dynamo.reset()  # which would take what it has compiled with other settings
+    with NETWORKS[asked or "block"]():
+        yield
+
+
+@pytest.mark.parametrize("network", rest_slow(["block", "whole"]), indirect=True)
+def test_a_compiled_step_is_the_same_step(network: None) -> None:
     """Losses, gradients, weights and BN statistics of three steps, in float32."""
     assert_same(results(compile="on"), results(), tolerance=1e-4)
-
-
-@pytest.fixture
-def network(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All of "resnet10", or its stem."""
-    torch._dynamo.reset()  # which would take what it has compiled with other settings
-    with short_resnet10() if request.param == "short" else nullcontext():
-        yield
 
 
 @pytest.mark.parametrize(
     ("settings", "network"),
     [
-        ({"batch_views": False}, "short"),
-        ({"activation_memory": 0.3}, "short"),
-        slow(({"accumulate": 2}, "short")),  # on ranks: tests/distributed
+        ({"batch_views": False}, "stem"),
+        ({"activation_memory": 0.3}, "block"),
+        slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
         slow(({"batch_views": False}, "whole")),
         slow(({"activation_memory": 0.3}, "whole")),
         slow(({"accumulate": 2}, "whole")),
@@ -77,7 +86,12 @@ def losses(config: TrainConfig, steps: int) -> list[float]:
 
 @pytest.mark.parametrize(
     ("precision", "tolerance", "network"),
-    [("fp32", 1e-4, "whole"), ("bf16", 0.1, "short"), slow(("bf16", 0.1, "whole"))],
+    [
+        ("fp32", 1e-4, "block"),
+        ("bf16", 0.1, "stem"),
+        slow(("fp32", 1e-4, "whole")),
+        slow(("bf16", 0.1, "whole")),
+    ],
     indirect=["network"],
 )
 def test_fifty_compiled_steps_learn_as_eager_ones(
@@ -167,7 +181,7 @@ def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda_graphs", "network"), [(False, "whole"), (True, "short")], indirect=["network"]
+    ("cuda_graphs", "network"), [(False, "block"), (True, "stem")], indirect=["network"]
 )
 def test_compiling_leaves_no_trace(
     cuda_graphs: bool, network: None, monkeypatch: pytest.MonkeyPatch
