@@ -44,7 +44,7 @@ TESTS_OF = {
 }
 """What is changed, and where its own tests are."""
 
-PLANNED_SECONDS = 60.0
+PLANNED_SECONDS = 30.0
 """A mutant is tried on so many seconds of tests that ran its line."""
 SECONDS = 240.0
 """A mutant on which they take longer than this counts as noticed: it hangs."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,11 +15,13 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from fastsiam import trace
+from typer.testing import CliRunner, Result
+
+from fastsiam import cli, trace
 from fastsiam.bench import contest
 from tests.conftest import ROOT
-from tests.processes import Forked
 
 
 class _Forking(ForkServerContext):
@@ -58,19 +59,10 @@ def forked() -> Iterator[None]:
         contest._SPAWN = before
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str) -> Result:
     """Run ``fastsiam bench ARGUMENTS`` with such contenders, and expect that it ends well."""
-    done = Forked(_bench, arguments, environment={"COLUMNS": "200"}).wait()
-    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    argv = ["fastsiam", "bench", *arguments]  # what records give as their command
+    with forked(), mock.patch.object(sys, "argv", argv):
+        done = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, ["bench", *arguments])
+    assert done.exit_code == 0, f"exit {done.exit_code}\n{done.output}\n{done.exc_info}"
     return done
-
-
-def _bench(arguments: tuple[str, ...]) -> None:
-    from fastsiam.cli import main
-
-    # What this process was forked from forks its contenders, too.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
-    forkserver.ensure_running = lambda: None
-    sys.argv = ["fastsiam", "bench", *arguments]
-    with forked():
-        main()
