@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,10 +57,26 @@ def test_a_stage_ends_well_or_badly(out: Path) -> None:
     assert (out / "logs" / "badly.txt").read_text().startswith("$ python -c raise")
 
 
+def over_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a stage's time be over when something stands in a file, however long that takes."""
+
+    class Patient(subprocess.Popen[Any]):
+        def wait(self, timeout: float | None = None) -> int:
+            begun = there.exists() and there.read_text()
+            while not begun:
+                time.sleep(0.05)
+                if there.exists() and there.read_text():
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Patient)
+
+
 def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(campaign, "_GRACE", (1.0, 1.0, 1.0))
+    over_once(out / "child", monkeypatch)
     child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     code = (
         "import subprocess, sys, time\n"
@@ -75,14 +92,22 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
         time.sleep(0.1)
 
 
-def test_what_a_stage_found_until_it_was_ended_is_kept(out: Path) -> None:
+def test_what_a_stage_found_until_it_was_ended_is_kept(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """pytest writes its results, and a measurement that lacks something is not done."""
-    tests = out / "test_slow.py"
-    tests.write_text("import time\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n")
+    tests, begun = out / "test_slow.py", out / "begun"
+    tests.write_text(
+        "import pathlib, time\n"
+        "def test_a(): pass\n"
+        f"def test_b(): pathlib.Path({str(begun)!r}).write_text('yes'); time.sleep(600)\n"
+    )
     asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
     results = str(out / "slow.xml")
     slow = Stage(name="slow", arguments=(*asked, "--junitxml", results), seconds=1, most=8)
-    assert perform(slow, out, seconds=100).status == "cut"
+    with monkeypatch.context() as patch:
+        over_once(begun, patch)
+        assert perform(slow, out, seconds=100).status == "cut"
     assert 'name="test_a"' in Path(results).read_text()
     lacks = perform(stage("lacks", "print('dali: not measured: no memory')"), out, seconds=60)
     assert (lacks.status, lacks.said) == ("partly", "dali: not measured: no memory")
