@@ -6,9 +6,9 @@
 A mutant is one change in a copy of the repository: another operator or number, a condition turned
 round, a call, a result or a named argument left out. The tests that ran the changed line run on it,
 those of its folder first, until one fails. Which those are and how long they take, `make coverage`
-has written down. What coverage cannot see (compiled kernels, other processes) is tried on all tests
-of the folder. A mutant that no test fails on has survived: either a test is missing, or the change
-is none.
+has written down. What coverage cannot see (compiled kernels, other processes) is tried on what
+`make test` has of the folder's tests. A mutant that no test fails on has survived: either a test is
+missing, or the change is none.
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ def _test(folder: str, tests: list[str], output: str) -> None:
     multiprocessing.set_start_method(None, force=True)
     import pytest
 
-    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+    how = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not alone"]
+    sys.exit(pytest.main([*how, *tests]))
 
 
 def copy_of_the_repository(folder: Path) -> Path:
@@ -242,6 +243,8 @@ def main() -> None:
     parser.add_argument("--coverage", type=Path, default=ROOT / "runs" / "coverage")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "mutants.jsonl")
     options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("FASTSIAM_TEST_DATA", str(ROOT.parent / "shared" / "data"))
     choice = Choice(options.coverage / "data", sorted(options.coverage.glob("*.xml")))
     files = [
         str(path.relative_to(ROOT))
