@@ -267,3 +267,5 @@ def test_other_cifar_stems() -> None:
     assert isinstance(padded, ResNet) and padded.conv1(x).shape[-2:] == (34, 34)
     linear = build_backbone(ModelConfig(backbone="resnet10", stem="cifar-no-relu"))
     assert isinstance(linear, ResNet) and linear.relu(x).min() < 0
+    for same in (linear, build_backbone(ModelConfig(backbone="resnet10", stem="cifar"))):
+        assert isinstance(same, ResNet) and same.conv1(x).shape[-2:] == (32, 32)
