@@ -104,6 +104,9 @@ def test_lines_and_files_of_a_run(
     board = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert [step for step, _ in board] == list(range(1, 13))
     assert [value for _, value in board] == pytest.approx([line["loss"] for line in train_lines])
+    written = {f"{line['kind']}/{name}" for line in lines for name in line}
+    places = {f"{kind}/{name}" for kind in kinds for name in ("kind", "step", "epoch")}
+    assert set(events.Tags()["scalars"]) == written - places
 
 
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
