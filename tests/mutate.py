@@ -4,11 +4,11 @@
     python -m tests.mutate --count 200 --out runs/mutants.jsonl
 
 A mutant is one change in a copy of the repository: another operator or number, a condition turned
-round, a call, a result or a named argument left out. The tests that ran the changed line run on it,
-those of its folder first, until one fails. Which those are and how long they take, `make coverage`
-has written down. What coverage cannot see (compiled kernels, other processes) is tried on what
-`make test` has of the folder's tests. A mutant that no test fails on has survived: either a test is
-missing, or the change is none.
+round, a call, a result or a named argument left out. The tests of `make test` that ran the changed
+line run on it, those of its folder first, until one fails. Which those are and how long they take,
+`make coverage` has written down. What coverage cannot see (compiled kernels, other processes) is
+tried on what `make test` has of the folder's tests. A mutant that no test fails on has survived:
+either a test is missing, or the change is none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +35,9 @@ from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+
+TIER = ("-m", "not slow and not alone")
+"""The tests that mutants are tried on."""
 
 HOMES = (
     "fastsiam/views", "fastsiam/model", "fastsiam/methods", "fastsiam/training",
@@ -169,10 +173,13 @@ class Choice:
         self._data = CoverageData(str(coverage))
         self._data.read()
         self._seconds: dict[str, float] = {}
+        # Any other could not be run, and a mutant on which nothing runs is not noticed.
+        tier = names_of_the_tests()
         for file in durations:
             for case in ElementTree.parse(file).iter("testcase"):
                 name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
-                self._seconds[name] = float(case.get("time", 0))
+                if name in tier:
+                    self._seconds[name] = float(case.get("time", 0))
         self._lines: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, mutant: Mutant) -> list[str]:
@@ -196,6 +203,13 @@ class Choice:
         if mutant.file.startswith(KERNELS):
             chosen += [test for test in own if test not in chosen]
         return chosen or own
+
+
+def names_of_the_tests() -> set[str]:
+    """Return what pytest calls the tests that mutants are tried on."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *TIER]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return {line for line in done.stdout.splitlines() if "::" in line}
 
 
 def outcome(mutant: Mutant, tests: list[str], folder: Path) -> dict[str, Any]:
@@ -229,7 +243,7 @@ def _test(folder: str, tests: list[str], output: str) -> None:
     multiprocessing.set_start_method(None, force=True)
     import pytest
 
-    how = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow and not alone"]
+    how = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TIER]
     sys.exit(pytest.main([*how, *tests]))
 
 

@@ -2,18 +2,22 @@
 
 A start of Python with torch takes four seconds; a fork of a process that has it takes a few
 hundredths. What is forked is a process like any other: its signals, its exit code, its environment
-and its output are its own. Only what is read from the environment at an import, before any of our
-code, is as it was when the first of them began: a test about that starts Python (`fastsiam_anew`).
+and its output are its own. But what is read from the environment at an import, before any of our
+code, is as it was when the first of them began, and what is registered with ``atexit`` does not
+run: a test about either starts Python (`fastsiam_anew`).
 """
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ _CONTEXT.set_forkserver_preload(["tests.imports"])
 
 
 class Forked:
-    """A function of a module at work in a process of its own.
+    """A function of a module at work in a process of its own, killed if nobody waits for it.
 
     Args:
         function: What it does.
@@ -53,6 +57,8 @@ class Forked:
             self._process.start()
         finally:
             os.chdir(here)
+        # A test that failed may leave it, and multiprocessing would wait for it for ever.
+        weakref.finalize(self, self._process.kill)
 
     @property
     def pid(self) -> int:
@@ -69,16 +75,35 @@ class Forked:
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 900) -> subprocess.CompletedProcess[str]:
-        """Wait for the end; return exit code and output. After ``timeout`` s: kill it and fail."""
+        """Wait for the end; return exit code and output. After ``timeout`` s: kill it and fail.
+
+        Unless a signal ended it, the processes that it began and that share its output end too.
+        """
+        deadline = time.monotonic() + timeout
         self._process.join(timeout)
         code = self.poll()
         if code is None:
             self.send(signal.SIGKILL)
             self._process.join()
+        while not (ended := code is not None and (code < 0 or self._nobody_writes())):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         out, err = (Path(self._output.name, name).read_text() for name in ("out", "err"))
         self._output.cleanup()
-        assert code is not None, f"still at work after {timeout} s\n{out}\n{err}"
+        assert ended, f"it, or what it began, is still at work after {timeout} s\n{out}\n{err}"
+        assert code is not None
         return subprocess.CompletedProcess((), code, out, err)
+
+    def _nobody_writes(self) -> bool:
+        """Look whether the locks of the output are gone, which all that have it open share."""
+        for name in ("out", "err"):
+            with Path(self._output.name, name).open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+        return True
 
 
 def _begin(
@@ -92,6 +117,7 @@ def _begin(
     """Be the process: with its own output, environment and folder before anything else."""
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(output, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        fcntl.flock(number, fcntl.LOCK_SH)
     if session:
         os.setsid()
     os.environ.clear()

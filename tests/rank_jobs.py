@@ -116,10 +116,9 @@ def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         return {"loss": torch.stack(losses), "state": method.state_dict()}
 
 
-def short_everything(rank: int, world: int) -> dict[str, Any]:
-    """Do the same with a compiled model, of a backbone that is quick to compile."""
-    with short_resnet10():
-        return everything(rank, world, compile="on")
+def compiled_everything(rank: int, world: int) -> dict[str, Any]:
+    """Do the same with a compiled model."""
+    return everything(rank, world, compile="on")
 
 
 def compiled_steps(rank: int, world: int) -> dict[str, Any]:
@@ -148,8 +147,13 @@ def short_compiled_steps(rank: int, world: int) -> dict[str, Any]:
 
 def compiled_parts(rank: int, world: int) -> dict[str, Any]:
     """Take compiled steps whose gradients are accumulated."""
+    return steps(rank, world, compile="on", accumulate=2)
+
+
+def short_compiled_parts(rank: int, world: int) -> dict[str, Any]:
+    """Do the same with a backbone that is quick to compile."""
     with short_resnet10():
-        return steps(rank, world, compile="on", accumulate=2)
+        return compiled_parts(rank, world)
 
 
 def one_without_compiler(rank: int, world: int) -> dict[str, Any]:

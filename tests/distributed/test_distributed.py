@@ -16,7 +16,7 @@ from fastsiam.distributed import check_devices
 from fastsiam.errors import DeviceError
 from tests import rank_jobs
 from tests.networks import short_resnet10
-from tests.tiers import slow
+from tests.tiers import rest_slow, slow
 
 Ranks = Callable[[str, int], list[Any]]
 
@@ -110,11 +110,12 @@ def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_compiled_ranks_accumulate(ranks: Ranks) -> None:
+@pytest.mark.parametrize("job", rest_slow(["short_compiled_parts", "compiled_parts"]))
+def test_compiled_ranks_accumulate(job: str, ranks: Ranks) -> None:
     """By hand: a part of a step is that part of each rank's share."""
-    together = ranks("compiled_parts", 2)
+    together = ranks(job, 2)
     shares = [share.chunks(2) for share in rank_jobs.global_batch().chunks(2)]
-    with short_resnet10():
+    with short_resnet10() if job.startswith("short") else nullcontext():
         method = rank_jobs.make_method()
     parts = [
         tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.configs import with_settings
 from tests.methods import everything
 from tests.methods.everything import Ahead, AheadConfig, Everything, EverythingConfig
 from tests.networks import short_resnet10
-from tests.tiers import slow
+from tests.tiers import rest_slow, slow
 from tests.training.runs import Killed, history, run_once, same_state
 
 Ranks = Callable[[str, int], list[Any]]
@@ -121,24 +122,20 @@ def test_two_ranks_are_one(ranks: Ranks) -> None:
         torch.testing.assert_close(parts[0][name], whole[name], atol=2e-5, rtol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def plain_steps() -> Any:
-    """Eager steps of the backbone that is quick to compile."""
-    with short_resnet10():
-        return rank_jobs.everything(0, 1)
-
-
-def test_compiled_steps_are_the_same_steps(plain_steps: Any) -> None:
+@pytest.mark.parametrize("network", rest_slow(["short", "whole"]))
+def test_compiled_steps_are_the_same_steps(network: str) -> None:
     """Compiled, views of one size in one batch."""
-    compiled = rank_jobs.short_everything(0, 1)
-    torch.testing.assert_close(compiled, plain_steps, atol=1e-4, rtol=1e-4)
+    with short_resnet10() if network == "short" else nullcontext():
+        torch._dynamo.reset()
+        plain, compiled = rank_jobs.everything(0, 1), rank_jobs.compiled_everything(0, 1)
+    torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow  # tests/distributed has SimSiam's
-def test_compiled_steps_on_two_ranks_are_the_same_steps(plain_steps: Any, ranks: Ranks) -> None:
-    parts = ranks("short_everything", 2)
+def test_compiled_steps_on_two_ranks_are_the_same_steps(ranks: Ranks) -> None:
+    parts = ranks("compiled_everything", 2)
     torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=0)
-    torch.testing.assert_close(parts[0], plain_steps, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(parts[0], rank_jobs.everything(0, 1), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -22,12 +23,13 @@ from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import Output, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.compile import compiling, kept_in, with_settled_compilation
+from fastsiam.training.compile import with_settled_compilation
 from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
 from tests.configs import flags, model_of, with_settings
+from tests.conftest import ROOT
 from tests.networks import short_resnet10
 from tests.processes import Forked, fastsiam, fastsiam_anew
 from tests.tiers import rest_slow, slow
@@ -181,7 +183,9 @@ def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda_graphs", "network"), [(False, "block"), (True, "stem")], indirect=["network"]
+    ("cuda_graphs", "network"),
+    [(False, "block"), (True, "stem"), slow((False, "whole")), slow((True, "whole"))],
+    indirect=["network"],
 )
 def test_compiling_leaves_no_trace(
     cuda_graphs: bool, network: None, monkeypatch: pytest.MonkeyPatch
@@ -242,8 +246,17 @@ def _train_short(config: TrainConfig) -> None:
 def test_what_is_compiled_is_kept_beyond_tmp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In Python started anew: torch itself sets the variable when it is imported."""
+    script = (
+        "from fastsiam.training.compile import compiling, kept_in\n"
+        "from tests.rank_jobs import CONFIG\n"
+        "with compiling(CONFIG): print(kept_in())"
+    )
+
     def folder() -> str:
-        return Forked(print_kept_in).wait().stdout.strip()
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        return done.stdout.strip()
 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -252,11 +265,6 @@ def test_what_is_compiled_is_kept_beyond_tmp(
     assert "fastsiam" not in folder()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own"))
     assert folder() == str(tmp_path / "own")
-
-
-def print_kept_in() -> None:
-    with compiling(rank_jobs.CONFIG):
-        print(kept_in(), flush=True)
 
 
 def test_without_cuda_graphs_the_step_stays_compiled(

@@ -49,6 +49,7 @@ def test_recomputing_saves_memory() -> None:
 def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
     """Page faults of the tenth large tensor: none if the memory of the ninth was kept."""
     done = Forked(count_faults, kept).wait()
+    assert done.returncode == 0, done.stderr
     assert (int(done.stdout) < 100) == kept, done.stdout  # the tensor has 16,384 pages
 
 
