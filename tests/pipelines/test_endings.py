@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import DataConfig
-from fastsiam.pipelines import (
-    build_eval_loader,
-)
+from fastsiam.pipelines import build_eval_loader
 from tests.conftest import ROOT
 from tests.pipelines import left_open
 from tests.pipelines.cases import (
