@@ -40,7 +40,7 @@ def losses(data: Path) -> list[float]:
     return losses_of_the_plain_loop(data, "torchvision")
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES[1:])
+@pytest.mark.parametrize("pipeline", PIPELINES)
 def test_plain_loop(pipeline: str, data: Path, losses: list[float]) -> None:
     """The same images and views make the same steps, but for float32's rounding."""
     loss, _ = example("plain_loop.py", data, pipeline, epochs=1)

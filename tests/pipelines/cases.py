@@ -14,23 +14,13 @@ import torch
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
 from fastsiam.jobs.convert import convert_data
-from fastsiam.pipelines import (
-    build_loader,
-)
+from fastsiam.pipelines import build_loader
 from fastsiam.views.batch import Batch, Loader
 
 NEEDS = {"ffcv": [pytest.mark.ffcv], "dali": [pytest.mark.dali]}
-
-
 PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
-
-
 WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
-
-
 THREADED = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
-
-
 _M_MMAP_THRESHOLD = -3
 SMALL = AugmentConfig.alike(crop=16)
 

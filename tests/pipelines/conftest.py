@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.pipelines.dali_cases import Loaders, trust
+from tests.pipelines.dali_cases import Loaders, load, trust
 
 
 @pytest.fixture
 def loaders() -> Iterator[Loaders]:
     """Open DALI's loaders, as ``dali_cases.load`` does, and close them at the end."""
-    from tests.pipelines.dali_cases import load
-
     opened = []
 
     def keep(*arguments: Any, **settings: Any) -> Any:

@@ -18,18 +18,20 @@ CODE = 7
 """How the program ends."""
 
 
-def begin(kind: str, pipeline: Any, data: str) -> Iterator[Any]:
+def begin(kind: str, pipeline: Any, data: str) -> tuple[object, Iterator[Any]]:
+    """Return a loader and what it gives: a loader that nobody holds would be closed by Python."""
     source = DataConfig(data=data, pipeline=pipeline, workers=2)
+    loader: Any
     if kind == "evaluation":
-        batches: Iterator[Any] = iter(
-            build_eval_loader(source, "train", AUGMENT, resize=20, batch=4)
-        )
+        loader = build_eval_loader(source, "train", AUGMENT, resize=20, batch=4)
+        batches = iter(loader)
     else:
-        batches = iter(build_loader(source, AUGMENT, batch=4).epoch(0))
+        loader = build_loader(source, AUGMENT, batch=4)
+        batches = loader.epoch(0)
     next(batches)
     if kind == "trained":
         list(batches)
-    return batches
+    return loader, batches
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ import torch
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, ConvertConfig
-from fastsiam.pipelines import (
-    open_store,
-)
+from fastsiam.pipelines import open_store
 from fastsiam.pipelines.convert import convert
 from tests.conftest import write_images
 from tests.conversions import Quiet
@@ -125,7 +123,7 @@ def test_two_loaders_at_once(images: Path, loaders: Loaders) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("refused", "most"), [(False, 16), (True, 32)])
+@pytest.mark.parametrize(("refused", "most"), [(False, 8), (True, 16)])
 def test_memory_does_not_grow(refused: bool, most: int, tmp_path: Path) -> None:
     """Over 24 epochs and as many abandoned ones, and where DALI fails in each of them."""
     root = write_images(tmp_path, each=16, side=160)

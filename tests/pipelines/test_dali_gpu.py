@@ -11,9 +11,7 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import (
-    open_store,
-)
+from fastsiam.pipelines import open_store
 from tests.conftest import write_images
 from tests.pipelines.dali_cases import KINDS, Loaders, gaps, pil_crops
 from tests.sources import encoded
@@ -27,7 +25,6 @@ def gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-@pytest.mark.gpu
 def test_crops_of_the_gpu_are_near_pils(
     gpu: torch.device, real_images: Path, loaders: Loaders
 ) -> None:
@@ -40,7 +37,6 @@ def test_crops_of_the_gpu_are_near_pils(
     assert (gap[:, :, 4:-4, 4:-4] > 4).mean() < 0.01
 
 
-@pytest.mark.gpu
 def test_views_of_different_sides_on_the_gpu(
     gpu: torch.device, real_images: Path, loaders: Loaders
 ) -> None:
@@ -56,7 +52,6 @@ def test_views_of_different_sides_on_the_gpu(
         assert [view.shape[2] for view in batch.views] == [24, 12, 24, 12, 12]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_image_on_the_gpu(
     kind: str, gpu: torch.device, tmp_path: Path, loaders: Loaders
@@ -69,7 +64,6 @@ def test_every_kind_of_image_on_the_gpu(
     assert gap.mean() < 1.5
 
 
-@pytest.mark.gpu
 def test_a_gpu_that_is_behind_loses_no_crops(
     gpu: torch.device, images: Path, loaders: Loaders
 ) -> None:
@@ -87,7 +81,6 @@ def test_a_gpu_that_is_behind_loses_no_crops(
     assert all(torch.equal(a, b) for a, b in zip(*batches.values(), strict=True))
 
 
-@pytest.mark.gpu
 def test_torch_never_waits_for_the_device(
     gpu: torch.device, images: Path, loaders: Loaders
 ) -> None:
@@ -101,7 +94,6 @@ def test_torch_never_waits_for_the_device(
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.gpu
 def test_memory_of_the_gpu_does_not_grow(
     gpu: torch.device, tmp_path: Path, loaders: Loaders
 ) -> None:
@@ -120,7 +112,6 @@ def test_memory_of_the_gpu_does_not_grow(
     assert before - torch.cuda.mem_get_info(gpu)[0] < 1024 * 2**20
 
 
-@pytest.mark.gpu
 @pytest.mark.usefixtures("trusting")
 def test_what_only_nvjpeg_refuses_is_decoded_by_pil(
     gpu: torch.device, images: Path, loaders: Loaders

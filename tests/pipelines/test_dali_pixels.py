@@ -9,9 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines import (
-    open_store,
-)
+from fastsiam.pipelines import open_store
 from tests.pipelines.dali_cases import KINDS, Loaders, gaps, noisy, pil_crops
 from tests.sources import encoded
 from tests.views.cases import UNEQUAL

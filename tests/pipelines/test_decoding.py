@@ -13,9 +13,7 @@ import torch
 from llvmlite import binding
 
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines import (
-    Store,
-)
+from fastsiam.pipelines import Store
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import (
@@ -60,9 +58,8 @@ def test_ffcv_decodes_an_image_once(images: Path) -> None:
 def count_decodes(data: str) -> None:
     """Print how many JPEGs libjpeg-turbo decodes in an epoch of the ffcv pipeline, by five views.
 
-    Compiled code finds a function that counts in the place of libjpeg-turbo's. Code that was kept
-    holds the function's name and not its place, so neither does this process use another's nor
-    any other this one's.
+    Compiled code finds a function that counts in the place of libjpeg-turbo's. What numba keeps
+    holds the function's name and not its place, so other processes still find libjpeg-turbo's.
     """
     from fastsiam.pipelines import ffcv_library
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import DataConfig
-from fastsiam.pipelines import (
-    build_eval_loader,
-)
+from fastsiam.pipelines import build_eval_loader
 from tests.conftest import ROOT
 from tests.pipelines import left_open
 from tests.pipelines.cases import (
@@ -43,7 +41,7 @@ def test_closing_in_mid_epoch_ends_the_threads(name: str, images: Path) -> None:
     batches = loader.epoch(0)
     next(batches)
     own = threads() - before
-    assert own
+    assert len(own) >= 3
     loader.close()
     loader.close()
     assert ended(own)
@@ -59,7 +57,7 @@ def test_breaking_off_an_evaluation_ends_the_threads(name: str, images: Path) ->
     batches = iter(loader)
     next(batches)
     own = threads() - before
-    assert own
+    assert len(own) >= 3
     del batches
     assert ended(own)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as TF
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
@@ -24,12 +24,9 @@ from fastsiam.pipelines.geometric.cpu import crop_images
 from fastsiam.pipelines.store.beton import BetonStore
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
-from tests.pipelines.cases import NEEDS, readable
+from tests.pipelines.cases import NEEDS, PIPELINES, THREADED, readable
 from tests.sources import encoded, picture, rotated_jpeg
 from tests.tiers import rest_slow
-
-PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
-FAST = [pytest.param(name, marks=marks) for name, marks in NEEDS.items()]
 
 
 def build(
@@ -142,7 +139,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["folder", "converted", "pixels"])
 @pytest.mark.parametrize(("resize", "side"), [(20, 16), (16, 16), (12, 17), (64, 16)])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", THREADED)
 def test_odd_images_equal_pils(name: str, resize: int, side: int, kind: str, odd: Path) -> None:
     """From files too, which ffcv leaves to PIL."""
     root = odd.with_name(kind) if kind != "folder" else odd
@@ -161,7 +158,7 @@ def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (224, 224), (72, 96)])
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", THREADED)
 def test_photographs_equal_pils(name: str, resize: int, side: int, photographs: Path) -> None:
     ours = shown(build(name, photographs, resize=resize, side=side, batch=32))
     assert torch.equal(ours, expected(open_store(photographs, "train"), resize, side))

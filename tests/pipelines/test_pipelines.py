@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from fastsiam.config import DataConfig
-from fastsiam.pipelines import (
-    build_eval_loader,
-)
+from fastsiam.pipelines import build_eval_loader
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.workers import count
 from fastsiam.views.batch import CropLoader

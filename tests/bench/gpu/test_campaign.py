@@ -63,7 +63,7 @@ def over_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Patient(subprocess.Popen[Any]):
         def wait(self, timeout: float | None = None) -> int:
             begun = there.exists() and there.read_text()
-            while not begun:
+            while not begun and self.poll() is None:
                 time.sleep(0.05)
                 if there.exists() and there.read_text():
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -77,11 +77,14 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
 ) -> None:
     monkeypatch.setattr(campaign, "_GRACE", (1.0, 1.0, 1.0))
     over_once(out / "child", monkeypatch)
-    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    child = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(out / 'child')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)"
+    )
     code = (
         "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
-        f"open({str(out / 'child')!r}, 'w').write(str(child.pid))\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
         "time.sleep(600)"
     )
     assert perform(stage("long", code), out, seconds=8).status == "stopped"
