@@ -40,7 +40,7 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
     """It is built of a copy: setuptools leaves build/ beside what it builds, and packs it again."""
     source = tmp_path / "source"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in ("fastsiam", "pipelines", "bench"):
+    for folder in ("fastsiam", "pipelines", "bench", "tests", "docs"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)

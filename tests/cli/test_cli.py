@@ -324,9 +324,9 @@ def info(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_info_lists_versions_and_pipelines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit) as ended:
         info(tmp_path / "info.json", monkeypatch)
-    assert not exit.value.code
+    assert not ended.value.code
     assert_info(capsys.readouterr().out, tmp_path / "info.json")
 
 
@@ -350,9 +350,9 @@ def test_info_that_cannot_be_written_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit) as exit:
+    with pytest.raises(SystemExit) as ended:
         info(tmp_path / "file" / "info.json", monkeypatch)
-    assert exit.value.code == 1
+    assert ended.value.code == 1
     assert_one_line_of_a_file(capsys.readouterr().err)
 
 

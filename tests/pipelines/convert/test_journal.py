@@ -56,7 +56,7 @@ def wait_for_blocks(out: Path, count: int) -> None:
 
 
 def wait_for_lock(out: Path) -> None:
-    """Wait until the workers of a killed parent are gone, and its lock with them."""
+    """Wait until a conversion and its workers are gone, and the lock with the last of them."""
     deadline = time.monotonic() + 60
     with (out / "train.beton.journal").open("a") as journal:
         while True:
@@ -82,6 +82,7 @@ def test_killed_and_started_again_it_goes_on(
         process.send(number)
     else:
         os.killpg(process.pid, number)
+    wait_for_lock(out)  # so that what the workers say at their end is read too
     done = process.wait(60)
     errors = done.stderr
     assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number)
@@ -89,7 +90,6 @@ def test_killed_and_started_again_it_goes_on(
         assert errors.splitlines()[-1] == "stopped; the same command goes on from here"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
-    wait_for_lock(out)
     process = start_slowly(tmp_path / "images", out, "--workers", "3")
     done = process.wait(120)
     errors = done.stderr
