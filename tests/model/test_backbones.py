@@ -260,6 +260,12 @@ def test_stem_and_width_are_settings_of_our_resnets() -> None:
         ModelConfig(stem="cifar-pad3")  # type: ignore[arg-type]
 
 
+def test_resnet10_has_a_block_in_each_stage() -> None:
+    """The others are compared with torchvision's."""
+    blocks = [m for m in build_backbone(ModelConfig(backbone="resnet10")).modules()]
+    assert sum(isinstance(module, BasicBlock) for module in blocks) == 4
+
+
 def test_other_cifar_stems() -> None:
     """solo-learn pads by 2: 32 pixels become 34. lightly's Sequential has no ReLU there."""
     x = torch.randn(2, 3, 32, 32)

@@ -26,6 +26,7 @@ from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
 from fastsiam.training import monitor
+from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import rank_of_gram
 from fastsiam.training.log import read_metrics
 from fastsiam.training.numerics import FiniteCheck
@@ -63,11 +64,17 @@ def test_training_goes_on_while_eigenvalues_are_found(
 
 @pytest.mark.parametrize("late", [False, True])
 def test_lines_and_files_of_a_run(
-    late: bool, small: TrainConfig, tmp_path: Path, request: pytest.FixtureRequest
+    late: bool,
+    small: TrainConfig,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if late:
         request.getfixturevalue("slow_eigenvalues")
     run = train_here(small, "imagenet")
+    shown = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
+    assert re.search(shown, capfd.readouterr().err)
     assert run == tmp_path / "run"
     lines = read_metrics(run)
     kinds = [line["kind"] for line in lines]
@@ -107,6 +114,22 @@ def test_lines_and_files_of_a_run(
     written = {f"{line['kind']}/{name}" for line in lines for name in line}
     places = {f"{kind}/{name}" for kind in kinds for name in ("kind", "step", "epoch")}
     assert set(events.Tags()["scalars"]) == written - places
+
+
+def test_the_clock_waits_for_a_gpu_before_evaluations(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each epoch's end the clock stops; where an evaluation follows, when all steps are done."""
+    waited: list[bool] = []
+    pause = Clock.pause
+
+    def noting(clock: Clock, *, after_steps: bool = False) -> None:
+        waited.append(after_steps)
+        pause(clock, after_steps=after_steps)
+
+    monkeypatch.setattr(Clock, "pause", noting)
+    train_here(with_settings(small, log_every=100, knn_every=2, epochs=4), "imagenet")
+    assert waited.count(True) == 2
 
 
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:

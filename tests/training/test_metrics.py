@@ -76,6 +76,7 @@ def test_guard_warns_once_an_episode_or_stops() -> None:
     with pytest.raises(TrainingError, match="collapses at step 7"):
         CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
     assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
+    assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the last that is healthy
 
 
 def test_finite_check_names_the_first_bad_step() -> None:

@@ -172,16 +172,18 @@ def test_blur_of_sides_that_have_kernels_of_their_own(
     assert (blurred[1] - sharp[1]).abs().mean() > 0.1
 
 
-@pytest.mark.parametrize("gray_p", [0, 1])
-def test_solarise(gray_p: float, interpreted: Run, photographs: list[Image.Image]) -> None:
-    """Thresholds from all to none, of views that are blurred and of others."""
-    config = OFF.changed(crop=19, gray_p=gray_p)
+@pytest.mark.parametrize(("gray_p", "side"), [(0, 19), (1, 16)])
+def test_solarise(
+    gray_p: float, side: int, interpreted: Run, photographs: list[Image.Image]
+) -> None:
+    """Thresholds from all to none, of views that are blurred (by both ways to do it) and others."""
+    config = OFF.changed(crop=side, gray_p=gray_p)
     threshold = np.array([[0, 1, 90, 128], [200, 255, 256, 128]], np.int16)
     for sigma in (0, 1.1):
         blur = np.full((2, 4), sigma, np.float32)
         blur[1, 3] = 0
         params = draw(config, 4, solarise=threshold, blur=blur)
-        crops = crops_of(photographs, 19, 4)
+        crops = crops_of(photographs, side, 4)
         changed = assert_equal_reference(interpreted, crops, params, config)
         same = reference.photometric(
             (crops,), replace(params, solarise=0 * threshold + 256), config

@@ -55,6 +55,7 @@ def test_crop_box_falls_back_to_the_central_crop() -> None:
     config = AugmentConfig.alike(scale_min=1.0, scale_max=1.0)
     assert (draw(config, n=50, size=(30, 300)).box == [0, 130, 30, 40]).all()
     assert (draw(config, n=50, size=(300, 30)).box == [130, 0, 40, 30]).all()
+    assert (draw(config, n=50, size=(300, 1)).box == [149, 0, 1, 1]).all()
 
 
 def test_an_image_is_drawn_as_if_it_were_alone() -> None:

@@ -170,6 +170,16 @@ def test_bfloat16_is_rounded_to_the_nearest(photographs: Tensor) -> None:
     assert all(torch.equal(a.bfloat16(), b) for a, b in zip(full, half, strict=True))
 
 
+def test_ties_go_to_the_even_bfloat16() -> None:
+    high = np.arange(0x3F00, 0x4200, dtype=np.uint32) << 16
+    bits = np.concatenate([high + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    bits = bits.astype(np.uint32)
+    out = np.empty(len(bits), np.uint16)
+    cpu._round_to_bfloat16(bits, out)
+    expected = torch.from_numpy(bits.view(np.float32)).bfloat16().view(torch.int16).numpy()
+    assert np.array_equal(out, expected.view(np.uint16))
+
+
 def test_other_types_layout_and_the_source(photographs: Tensor) -> None:
     params = parameters(photographs)
     before = photographs.clone()

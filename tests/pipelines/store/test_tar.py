@@ -112,6 +112,7 @@ def test_hidden_members_are_skipped_as_in_a_folder(tmp_path: Path) -> None:
         (b"no tar at all" * 100, "is no whole tar file"),
         (gzip.compress(b"x"), "is compressed"),
     ],
+    ids=["empty", "text", "gzip"],
 )
 def test_no_tar(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "t.tar").write_bytes(content)
