@@ -74,7 +74,8 @@ def test_lines_and_files_of_a_run(
         request.getfixturevalue("slow_eigenvalues")
     run = train_here(small, "imagenet")
     shown = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
-    assert re.search(shown, capfd.readouterr().err)
+    said = capfd.readouterr().err
+    assert re.search(shown, said) and "\ndone: step 12 of 12, saved " in said
     assert run == tmp_path / "run"
     lines = read_metrics(run)
     kinds = [line["kind"] for line in lines]
