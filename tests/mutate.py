@@ -146,7 +146,7 @@ def _changes(node: Code) -> Iterator[tuple[Code, str]]:
             yield node.test, f"(not ({ast.unparse(node.test)}))"
         case ast.Expr(value=ast.Call()) | ast.Break() | ast.Continue():
             yield node, "pass"
-        case ast.Return(value=ast.expr()):
+        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield node, "return None"
         case ast.Call():
             for named in (keyword for keyword in node.keywords if keyword.arg):
