@@ -119,6 +119,10 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
         out: the campaign's folder; the stage's output is added to its log there.
         seconds: that are left, for it and for its end.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A script's shell starts what it leaves in the background deaf to SIGINT, and that would be
+        # inherited: stages are ended by it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     log = out / "logs" / f"{stage.name}.txt"
     before = log.stat().st_size if log.exists() else 0

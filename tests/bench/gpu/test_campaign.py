@@ -98,7 +98,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
 def test_what_a_stage_found_until_it_was_ended_is_kept(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pytest writes its results, and a measurement that lacks something is not done."""
+    """pytest writes its results, also in a script's background; what lacks something is not done."""
     tests, begun = out / "test_slow.py", out / "begun"
     tests.write_text(
         "import pathlib, time\n"
@@ -108,9 +108,13 @@ def test_what_a_stage_found_until_it_was_ended_is_kept(
     asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
     results = str(out / "slow.xml")
     slow = Stage(name="slow", arguments=(*asked, "--junitxml", results), seconds=1, most=8)
-    with monkeypatch.context() as patch:
-        over_once(begun, patch)
-        assert perform(slow, out, seconds=100).status == "cut"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
+    try:
+        with monkeypatch.context() as patch:
+            over_once(begun, patch)
+            assert perform(slow, out, seconds=100).status == "cut"
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert 'name="test_a"' in Path(results).read_text()
     lacks = perform(stage("lacks", "print('dali: not measured: no memory')"), out, seconds=60)
     assert (lacks.status, lacks.said) == ("partly", "dali: not measured: no memory")
