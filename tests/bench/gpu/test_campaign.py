@@ -98,7 +98,7 @@ def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
 def test_what_a_stage_found_until_it_was_ended_is_kept(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pytest writes its results, also in a script's background; what lacks something is not done."""
+    """pytest writes its results, in a script's background too; what lacks something is not done."""
     tests, begun = out / "test_slow.py", out / "begun"
     tests.write_text(
         "import pathlib, time\n"
