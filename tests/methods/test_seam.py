@@ -25,7 +25,7 @@ from tests.methods import everything
 from tests.methods.everything import Ahead, AheadConfig, Everything, EverythingConfig
 from tests.networks import short_resnet10
 from tests.tiers import rest_slow, slow
-from tests.training.runs import Killed, history, run_once, same_state
+from tests.training.runs import history, run_once, run_until, same_state
 
 Ranks = Callable[[str, int], list[Any]]
 VIEWS = (ViewConfig(crop=16), ViewConfig(crop=16, solarise_p=0.5), ViewConfig(crop=8, blur_p=0.0))
@@ -67,13 +67,7 @@ def test_it_is_killed_and_resumed_bit_for_bit(
     assert expected.step == 12
     for kill_at in kills:
         run = tmp_path / f"killed{kill_at}"
-
-        def kill(step: int, batch: Any, at: int = kill_at) -> None:
-            if step == at:
-                raise Killed
-
-        with pytest.raises(Killed):
-            run_once(config, run, before=kill)
+        run_until(config, run, kill_at)
         start = checkpoints.load(run) if checkpoints.last(run).exists() else None
         assert start is None or start.step <= kill_at
         state = checkpoints.load(run_once(config, run, start=start))

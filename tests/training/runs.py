@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -62,6 +63,17 @@ def run_once(
         return train(step, wrapped, run=folder, start=start)
     finally:
         loader.close()
+
+
+def run_until(config: TrainConfig, folder: Path, kill_at: int) -> None:
+    """Run, and be killed before a step."""
+
+    def kill(step: int, batch: Batch) -> None:
+        if step == kill_at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run_once(config, folder, before=kill)
 
 
 def history(run: Path) -> list[tuple[Any, ...]]:

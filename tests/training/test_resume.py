@@ -21,7 +21,7 @@ from tests.configs import flags, with_settings
 from tests.pipelines.cases import PIPELINES, readable
 from tests.processes import command, fastsiam
 from tests.tiers import rest_slow, slow
-from tests.training.runs import Killed, history, history_of, run_once, same_state
+from tests.training.runs import history, history_of, run_once, run_until, same_state
 
 # The first of the two goes on in the midst of an epoch, the second at its begin.
 TWO, REST = (5, 7), (1, 2, 3, 4, 6, 8, 9, 10, 11)
@@ -42,13 +42,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(
     assert checkpoints.load(whole).step == 12 and len(history(whole)) == 12
     for kill_at in kills:
         run = tmp_path / f"killed{kill_at}"
-
-        def kill(step: int, batch: Batch, at: int = kill_at) -> None:
-            if step == at:
-                raise Killed
-
-        with pytest.raises(Killed):
-            run_once(config, run, before=kill)
+        run_until(config, run, kill_at)
         check_resumed(config, run, kill_at, whole)
 
 
@@ -88,14 +82,9 @@ def test_lines_that_come_late_are_neither_lost_nor_doubled(
     assert history_of(config, tmp_path / "late") == whole
     for kill_at in (3, 5, 10):
         run = tmp_path / f"killed{kill_at}"
-
-        def kill(step: int, batch: Batch, at: int = kill_at) -> None:
-            if step == at:
-                raise Killed
-
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LogPoints, "close", lambda points: None)  # nothing is written any more
-            run_once(config, run, before=kill)
+            run_until(config, run, kill_at)
         start = checkpoints.load(run)
         assert start.step == kill_at // 2 * 2
         saved = [line for line in whole if line[0] <= start.step]
