@@ -1,0 +1,113 @@
+"""Compiles the kernels: one library for each kind of processor, and one that decodes JPEGs.
+
+``setup.py`` calls this when the package is installed; ``python -m fastsiam.kernels.build`` does the
+same in a clone. Standard library only, because nothing else is there when a package is built.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("source")
+KINDS = {
+    "x86-64-v4": [
+        "-march=x86-64-v4",
+        "-mavx512vbmi",
+        "-mavx512vnni",
+        "-mprefer-vector-width=512",
+    ],
+    "x86-64-v3": ["-march=x86-64-v3"],
+    "x86-64-v2": ["-march=x86-64-v2"],
+}
+"""Kinds of x86 processors, the newest first, and the compiler's options for each."""
+OTHER = "generic"
+"""What is compiled for other processors."""
+_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off"]
+_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-fno-exceptions", "-fno-rtti"]
+
+
+def library(kind: str) -> str:
+    """Return the file name of a kind's library."""
+    return f"kernels-{kind}.so"
+
+
+JPEG = "kernels-jpeg.so"
+
+
+def compiler() -> list[str] | None:
+    """Return the command that compiles C++: ``$CXX``, the system's, or the one of ziglang."""
+    named = os.environ.get("CXX")
+    if named:
+        return shlex.split(named)
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name):
+            return [name]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    return None
+
+
+def build(folder: Path) -> list[Path]:
+    """Compile what can be compiled here.
+
+    Args:
+        folder: where the libraries shall lie.
+
+    Returns:
+        The libraries.
+
+    Raises:
+        RuntimeError: there is no compiler, or it fails.
+    """
+    command = compiler()
+    if command is None:
+        raise RuntimeError("no C++ compiler found: install g++, or pip install ziglang")
+    folder.mkdir(parents=True, exist_ok=True)
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    kernels = sorted(str(path) for path in SOURCE.glob("*.cpp") if path.stem != "jpeg")
+    made = []
+    for kind, flags in KINDS.items() if x86 else [(OTHER, [])]:
+        made.append(_compile([*command, *_FLAGS, *flags, *kernels], folder / library(kind)))
+    if _has_libjpeg(command):
+        source = str(SOURCE / "jpeg.cpp")
+        made.append(_compile([*command, *_FLAGS, source, "-ljpeg"], folder / JPEG))
+    return made
+
+
+def _compile(command: list[str], target: Path) -> Path:
+    """Compile into a file of another name first: who uses the old one keeps it."""
+    new = target.with_suffix(f".{os.getpid()}.so")
+    done = subprocess.run([*command, "-o", str(new)], capture_output=True, text=True)
+    if done.returncode:
+        new.unlink(missing_ok=True)
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+    sys.stderr.write(done.stderr)
+    return new.replace(target)
+
+
+def _has_libjpeg(command: list[str]) -> bool:
+    """Tell whether libjpeg-turbo and its header are here."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "has.cpp")
+        source.write_text(
+            "#include <stdio.h>\n#include <jpeglib.h>\n"
+            "int main() { return (int)sizeof(jpeg_skip_scanlines) + LIBJPEG_TURBO_VERSION_NUMBER; }\n"
+        )
+        tried = [*command, str(source), "-ljpeg", "-o", str(Path(folder, "has"))]
+        return subprocess.run(tried, capture_output=True).returncode == 0
+
+
+if __name__ == "__main__":
+    try:
+        for path in build(Path(__file__).parent):
+            print(path)
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,134 @@
+// One image after the other through decoding, crops and the photometric stage.
+
+#include "job.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace fastsiam {
+
+Room::~Room() { free(memory); }
+
+uint8_t *Room::bytes(int64_t count) {
+    if (count > size) {
+        free(memory);
+        size = (count + 4095) / 4096 * 4096;
+        memory = (uint8_t *)aligned_alloc(64, size);
+        if (!memory) abort();
+    }
+    return memory;
+}
+
+namespace {
+
+int64_t now() {
+    timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    return at.tv_sec * 1000000000LL + at.tv_nsec;
+}
+
+int64_t this_thread() {
+#if defined(__linux__)
+    return syscall(SYS_gettid);
+#else
+    return 0;
+#endif
+}
+
+int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+
+// The smallest box (top, left, bottom, right) that holds all boxes of an image.
+void needed(const Job &job, int64_t row, int32_t *box) {
+    box[0] = box[1] = INT32_MAX;
+    box[2] = box[3] = 0;
+    for (int32_t s = 0; s < job.sides; s++) {
+        const Side &side = job.side[s];
+        for (int32_t view = 0; view < side.views; view++) {
+            const int32_t *own = side.cuts.box + 4 * (view * job.count + row);
+            for (int axis = 0; axis < 2; axis++) {
+                const int32_t begin = own[axis], end = begin + own[2 + axis];
+                if (begin < box[axis]) box[axis] = begin;
+                if (end > box[2 + axis]) box[2 + axis] = end;
+            }
+        }
+    }
+}
+
+// Finds or makes the pixels of an image; false if it cannot be decoded.
+bool pixels_of(const Job &job, int64_t row, Image *image) {
+    static thread_local Room room;
+    const uint8_t *data = (const uint8_t *)job.address[row];
+    const int32_t height = job.height[row], width = job.width[row];
+    const int64_t size = 3LL * height * width;
+    if (job.form[row] == PIXELS) {
+        *image = {data, 3LL * width, 0, 0, data + size};
+        return true;
+    }
+    int32_t box[4];
+    needed(job, row, box);
+    uint8_t *decoded = room.bytes(size + ROOM_BEHIND);
+    if (job.form[row] == PLANES) {
+        from_planes(data, height, width, box, decoded, image);
+        return true;
+    }
+    return job.decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
+}
+
+void crop_all(const Job &job, int64_t row, const Image &image) {
+    for (int32_t s = 0; s < job.sides; s++) {
+        const Side &side = job.side[s];
+        const int64_t size = 3LL * side.side * side.side;
+        for (int32_t view = 0; view < side.views; view++) {
+            const int64_t at = view * job.count + row;
+            crop(image, side.cuts.box + 4 * at, side.cuts.flip[at], side.cuts.resized + 2 * at,
+                 side.cuts.corner + 2 * at, side.side, side.crops + at * size);
+        }
+    }
+}
+
+}  // namespace
+
+// Makes one image after the other, as long as there are any.
+EXPORT void fastsiam_make(const Job *job) {
+    for (int64_t place; (place = take(job->taken)) < job->count;) {
+        const int64_t row = job->turn ? job->turn[place] : place;
+        int64_t time[4] = {now(), 0, 0, 0};
+        Image image;
+        job->refused[row] = !pixels_of(*job, row, &image);
+        if (!job->refused[row]) {
+            time[1] = now();
+            crop_all(*job, row, image);
+            time[2] = now();
+            for (int32_t s = 0; s < job->sides; s++) {
+                const Side &side = job->side[s];
+                if (!side.finish) continue;
+                const int64_t size = 3LL * side.side * side.side;
+                for (int32_t view = 0; view < side.views; view++) {
+                    const int64_t at = view * job->count + row;
+                    finish(side.crops + at * size, side.side, side.side, *side.finish, at);
+                }
+                time[3] = now();
+            }
+        }
+        if (job->time) memcpy(job->time + 4 * row, time, sizeof time);
+        if (job->thread) job->thread[row] = this_thread();
+    }
+}
+
+// Takes one crop after the other through the photometric stage, as long as there are any.
+EXPORT void fastsiam_finish(const uint8_t *crops, int64_t count, int32_t height, int32_t width,
+                            const Finish *how, int64_t *taken) {
+    const int64_t size = 3LL * height * width;
+    for (int64_t view; (view = take(taken)) < count;)
+        finish(crops + view * size, height, width, *how, view);
+}
+
+}  // namespace fastsiam
