@@ -72,13 +72,14 @@ def build(folder: Path) -> list[Path]:
         raise RuntimeError("no C++ compiler found: install g++, or pip install ziglang")
     folder.mkdir(parents=True, exist_ok=True)
     x86 = platform.machine() in ("x86_64", "AMD64")
-    kernels = sorted(str(path) for path in SOURCE.glob("*.cpp") if path.stem != "jpeg")
+    sources = sorted(str(path) for path in SOURCE.glob("*.cpp"))
+    kernels = [path for path in sources if not Path(path).name.startswith("jpeg")]
     made = []
     for kind, flags in KINDS.items() if x86 else [(OTHER, [])]:
         made.append(_compile([*command, *_FLAGS, *flags, *kernels], folder / library(kind)))
     if _has_libjpeg(command):
-        source = str(SOURCE / "jpeg.cpp")
-        made.append(_compile([*command, *_FLAGS, source, "-ljpeg"], folder / JPEG))
+        jpeg = [path for path in sources if path not in kernels]
+        made.append(_compile([*command, *_FLAGS, *jpeg, "-ljpeg"], folder / JPEG))
     return made
 
 
