@@ -54,7 +54,8 @@ void read_planes(jpeg_decompress_struct *info, const Plane *plane, uint8_t *out)
     JSAMPARRAY planes[3] = {rows[0], rows[1], rows[2]};
     for (int i = 0; i < info->num_components; i++) {
         const jpeg_component_info &own = info->comp_info[i];
-        const JDIMENSION width = own.width_in_blocks * DCTSIZE, height = own.v_samp_factor * DCTSIZE;
+        const JDIMENSION width = own.width_in_blocks * DCTSIZE;
+        const JDIMENSION height = own.v_samp_factor * DCTSIZE;
         JSAMPARRAY memory =
             info->mem->alloc_sarray((j_common_ptr)info, JPOOL_IMAGE, width, height);
         memcpy(rows[i], memory, height * sizeof *memory);

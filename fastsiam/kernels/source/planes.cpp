@@ -6,43 +6,15 @@
 #include "planes.h"
 
 #include "job.h"
+#include "upsample.h"
 #include "ycc.h"
 
 namespace fastsiam {
 
 namespace {
 
-constexpr int32_t STEP = 32;
-// Loops take so many samples at once: they may read into what follows a row, never beyond a record,
-// and write into their own memory's spare room.
-static_assert(PLANES_SLACK >= STEP && PLANES_SLACK >= AT_ONCE);
-
-int32_t rounded(int32_t count) { return (count + STEP - 1) / STEP * STEP; }
-
-// Makes `count` samples between two rows, nearer to the first: weighs them three to one.
-void between(const uint8_t *row, const uint8_t *beside, int32_t half, int32_t count,
-             uint8_t *__restrict out) {
-    for (int32_t i = 0; i < rounded(count); i++)
-        out[i] = (uint16_t)(3 * row[i] + beside[i] + half) >> 2;
-}
-
-// Makes two samples of each of `count`, weighing it with its neighbour on that side, three to one;
-// if `down`, also with the row beside. Neighbours beyond the image's edges are what is at them.
-template <bool down>
-void double_across(const uint8_t *row, const uint8_t *beside, int32_t count, bool first, bool last,
-                   uint8_t *out) {
-    constexpr int shift = down ? 4 : 2, before = down ? 8 : 1, behind = down ? 7 : 2;
-    const auto sum = [=](int32_t i) -> uint16_t { return down ? 3 * row[i] + beside[i] : row[i]; };
-    uint16_t *__restrict const pairs = (uint16_t *)out;
-    for (int32_t i = 0; i < rounded(count); i++) {
-        const uint16_t own = 3 * sum(i);
-        const uint16_t left = (uint16_t)(own + sum(i - 1) + before) >> shift;
-        const uint16_t right = (uint16_t)(own + sum(i + 1) + behind) >> shift;
-        pairs[i] = left | right << 8;
-    }
-    if (first) out[0] = (4 * sum(0) + before) >> shift;
-    if (last) out[2 * count - 1] = (4 * sum(count - 1) + behind) >> shift;
-}
+// A row is read so far beyond its end, at most.
+static_assert(PLANES_SLACK > STEP && PLANES_SLACK >= AT_ONCE);
 
 // One component of an image, row by row.
 class Rows {

@@ -1,4 +1,4 @@
-// YCbCr to RGB, AT_ONCE at a time, to the last bit as libjpeg's 16-bit fixed point (jdcolor.c) does.
+// YCbCr to RGB, many pixels at once, to the last bit as libjpeg does (jdcolor.c, 16-bit fixed point).
 //
 // With b and r the distances of Cb and Cr from 128:
 //     red = y + (91881 * r + 2^15) >> 16              = y + (22971 * 2r + 2^14) >> 15
@@ -7,44 +7,25 @@
 // The second forms, which processors have an instruction for, are equal for all 256 values.
 #pragma once
 
-#include <stdint.h>
-
-#if defined(__SSSE3__)
-#include <immintrin.h>
-#endif
+#include "vector.h"
 
 namespace fastsiam {
+namespace {
 
-#if defined(__SSSE3__)
+#ifdef VECTOR
 
-#if defined(__AVX2__)
-using Vector = __m256i;
-#define VECTOR(name) _mm256_##name
-inline Vector vector_of(__m128i lane) { return _mm256_broadcastsi128_si256(lane); }
-inline __m128i lane(Vector of, int32_t i) {
-    return i ? _mm256_extracti128_si256(of, 1) : _mm256_castsi256_si128(of);
-}
-#else
-using Vector = __m128i;
-#define VECTOR(name) _mm_##name
-inline Vector vector_of(__m128i lane) { return lane; }
-inline __m128i lane(Vector of, int32_t) { return of; }
-#endif
 constexpr int32_t AT_ONCE = sizeof(Vector);
-
-inline Vector loaded(const uint8_t *at) {
-    Vector made;
-    __builtin_memcpy(&made, at, sizeof made);
-    return made;
-}
 
 // Writes the colours of AT_ONCE pixels. Three and sixteen have no common factor: the sixteen bytes
 // of one colour in a lane all go to different places 3 * i modulo 16, so that one shuffle serves
 // the three vectors that are made of it.
 inline void interleave(Vector red, Vector green, Vector blue, uint8_t *rgb) {
-    const Vector first = vector_of(_mm_setr_epi8(-1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1));
-    const Vector second = vector_of(_mm_setr_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0));
-    const Vector third = vector_of(_mm_setr_epi8(0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0));
+    const Vector first = vector_of(
+        _mm_setr_epi8(-1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1));
+    const Vector second = vector_of(
+        _mm_setr_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0));
+    const Vector third = vector_of(
+        _mm_setr_epi8(0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0));
     const __m128i spread = _mm_setr_epi8(0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10, 5);
     red = VECTOR(shuffle_epi8)(red, vector_of(spread));
     green = VECTOR(shuffle_epi8)(green, vector_of(_mm_alignr_epi8(spread, spread, 15)));
@@ -69,9 +50,10 @@ inline void ycc_to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, u
     const Vector of_green = VECTOR(set1_epi32)((65536 - 46802) << 16 | (-22554 & 0xffff));
     const Vector luma = loaded(y), both[2] = {loaded(cb), loaded(cr)};
     Vector red[2], green[2], blue[2];
-    for (int half_of = 0; half_of < 2; half_of++) {
+    for (int upper = 0; upper < 2; upper++) {
         const auto wide = [&](Vector bytes) {
-            return half_of ? VECTOR(unpackhi_epi8)(bytes, zero) : VECTOR(unpacklo_epi8)(bytes, zero);
+            return upper ? VECTOR(unpackhi_epi8)(bytes, zero)
+                         : VECTOR(unpacklo_epi8)(bytes, zero);
         };
         const Vector light = wide(luma);
         const Vector b = VECTOR(sub_epi16)(wide(both[0]), middle);
@@ -82,17 +64,15 @@ inline void ycc_to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, u
         };
         const Vector sum = VECTOR(packs_epi32)(fourth(VECTOR(unpacklo_epi16)(b, r)),
                                                fourth(VECTOR(unpackhi_epi16)(b, r)));
-        red[half_of] = VECTOR(add_epi16)(
+        red[upper] = VECTOR(add_epi16)(
             light, VECTOR(mulhrs_epi16)(VECTOR(add_epi16)(r, r), of_red));
-        green[half_of] = VECTOR(add_epi16)(VECTOR(sub_epi16)(light, r), sum);
-        blue[half_of] = VECTOR(add_epi16)(
+        green[upper] = VECTOR(add_epi16)(VECTOR(sub_epi16)(light, r), sum);
+        blue[upper] = VECTOR(add_epi16)(
             light, VECTOR(mulhrs_epi16)(VECTOR(add_epi16)(b, b), of_blue));
     }
     interleave(VECTOR(packus_epi16)(red[0], red[1]), VECTOR(packus_epi16)(green[0], green[1]),
                VECTOR(packus_epi16)(blue[0], blue[1]), rgb);
 }
-
-#undef VECTOR
 
 #else
 
@@ -116,4 +96,5 @@ inline void ycc_to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr,
 
 #endif
 
+}  // namespace
 }  // namespace fastsiam
