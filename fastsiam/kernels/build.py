@@ -100,7 +100,7 @@ def _has_libjpeg(command: list[str]) -> bool:
         source = Path(folder, "has.cpp")
         source.write_text(
             "#include <stdio.h>\n#include <jpeglib.h>\n"
-            "int main() { return (int)sizeof(jpeg_skip_scanlines) + LIBJPEG_TURBO_VERSION_NUMBER; }\n"
+            "int main() { return !&jpeg_skip_scanlines + LIBJPEG_TURBO_VERSION_NUMBER; }\n"
         )
         tried = [*command, str(source), "-ljpeg", "-o", str(Path(folder, "has"))]
         return subprocess.run(tried, capture_output=True).returncode == 0
