@@ -4,27 +4,13 @@
 #include <string.h>
 
 #include "job.h"
+#include "rows.h"
+#include "source.h"
 #include "weights.h"
 
 namespace fastsiam {
 
 namespace {
-
-// The source of a crop: rows of which only some bytes may be read.
-struct Source {
-    const uint8_t *first;  // of the box
-    int64_t pitch;
-    const uint8_t *end;
-
-    // Returns a row, of which `reach` bytes will be read and `count` matter: a copy of those if
-    // what lies behind them is another's.
-    const uint8_t *row(int32_t y, int64_t count, int64_t reach, uint8_t *copy) const {
-        const uint8_t *own = first + y * pitch;
-        if (own + reach <= end) return own;
-        memcpy(copy, own, count);
-        return copy;
-    }
-};
 
 // Two pixels side by side, each byte a lane; two lanes are left over.
 typedef int32_t Pair __attribute__((vector_size(32)));
@@ -115,6 +101,9 @@ void crop(const Image &image, const int32_t *box, bool flip, const int32_t *resi
     const Source source = {image.pixels + top * image.pitch + 3 * left, image.pitch, image.end};
     // Pillow 13's rule; before, never
     const bool columns_first = tall > resized[0] && tall - resized[0] > 2 * (wide - resized[1]);
+#if defined(HAS_LANES)
+    if (crop_by_lanes(source, x, y, flip, columns_first, out)) return;
+#endif
     crop_plainly(source, x, y, flip, columns_first, out);
 }
 
