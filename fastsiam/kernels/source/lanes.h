@@ -47,12 +47,12 @@ struct Lanes {
     }
     static Vector up(Vector sum) { return _mm512_slli_epi32(sum, BITS); }
     static Vector level(Vector sum) { return _mm512_srli_epi32(sum, PRECISION); }
-    // Appends a tap to each lane, whose first is lost.
-    static Vector append(Vector levels, Vector next) {
+    // Appends the level of a sum to the taps of each lane, of which the first is lost.
+    static Vector append(Vector taps, Vector sum) {
 #if defined(__AVX512VBMI2__)
-        return _mm512_shrdi_epi32(levels, next, 8);
+        return _mm512_shrdi_epi32(taps, level(sum), 8);
 #else
-        return _mm512_or_si512(_mm512_srli_epi32(levels, 8), _mm512_slli_epi32(next, 24));
+        return _mm512_or_si512(_mm512_srli_epi32(taps, 8), _mm512_slli_epi32(level(sum), 24));
 #endif
     }
     // Spreads the bytes of TAPS rows over four vectors, in the order in which `pack` joins them.
@@ -107,8 +107,9 @@ struct Lanes {
     }
     static Vector up(Vector sum) { return _mm256_slli_epi32(sum, BITS); }
     static Vector level(Vector sum) { return _mm256_srli_epi32(sum, PRECISION); }
-    static Vector append(Vector levels, Vector next) {
-        return _mm256_or_si256(_mm256_srli_epi32(levels, 16), _mm256_slli_epi32(next, 16));
+    static Vector append(Vector taps, Vector sum) {
+        const Vector before = _mm256_srli_epi32(taps, 16);
+        return _mm256_blend_epi16(before, _mm256_srli_epi32(sum, PRECISION - 16), 0xAA);
     }
     static void spread(const uint8_t *const *rows, int64_t at, Vector *out) {
         const Vector a = load(rows[0] + at), b = load(rows[1] + at), zero = all(0);
@@ -150,8 +151,9 @@ struct Lanes {
     }
     static Vector up(Vector sum) { return _mm_slli_epi32(sum, BITS); }
     static Vector level(Vector sum) { return _mm_srli_epi32(sum, PRECISION); }
-    static Vector append(Vector levels, Vector next) {
-        return _mm_or_si128(_mm_srli_epi32(levels, 16), _mm_slli_epi32(next, 16));
+    static Vector append(Vector taps, Vector sum) {
+        const Vector before = _mm_srli_epi32(taps, 16);
+        return _mm_blend_epi16(before, _mm_srli_epi32(sum, PRECISION - 16), 0xAA);
     }
     static void spread(const uint8_t *const *rows, int64_t at, Vector *out) {
         const Vector a = load(rows[0] + at), b = load(rows[1] + at), zero = all(0);

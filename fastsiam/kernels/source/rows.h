@@ -46,24 +46,29 @@ Pieces cut(const Axis &axis, bool blanks_first, Room &room) {
     return {chunks, side, pieces};
 }
 
+// Where lanes are picked: all chunks in one window, each in its own, or each in one of its two.
+enum Windows { SHARED, OWN, TWO };
+
 // What makes a row of the result of a row of the source.
 struct Table {
     int32_t vectors;        // of lanes in a row of the result
     int32_t chunks;         // of taps
-    bool two;               // lanes are picked in one of two windows
+    Windows kind;
     int64_t reach;          // bytes of a row that are read
-    const int32_t *window;  // (vectors, chunks, windows) where lanes are picked
+    const int32_t *window;  // (vectors, chunks, windows) where each begins in the row
     const Vector *entries;  // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
 };
 
 constexpr int GROUPS = COUNT / Lanes::SHARERS;  // of a vector's lanes: each has its own windows
 
 // Lays out a table; returns false if a window is too small for what has to be picked in it.
-bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, bool two, Table *table) {
+bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Windows kind,
+             Table *table) {
     static thread_local Room window_room, entries_room;
-    const int32_t side = axis.side, length = 3 * side, chunks = pieces.chunks, halves = 1 + two;
+    const int32_t side = axis.side, length = 3 * side, chunks = pieces.chunks, halves = 1 + (kind == TWO);
     const int32_t vectors = (length + COUNT - 1) / COUNT, padded = (vectors + 3) / 4 * 4;
-    const int32_t taps = axis.taps < TAPS ? axis.taps : TAPS, pitch = chunks * ENTRY * COUNT;
+    const int32_t taps = kind == SHARED || axis.taps < TAPS ? axis.taps : TAPS;
+    const int32_t step = kind == SHARED ? 0 : 3 * TAPS, pitch = chunks * ENTRY * COUNT;
     const int64_t windows = (int64_t)padded * chunks * GROUPS * halves;
     int32_t *window = window_room.of<int32_t>(windows), reach = 0;
     uint32_t *entries = entries_room.of<uint32_t>((int64_t)padded * pitch);
@@ -81,8 +86,8 @@ bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, bool two, Table 
             if (3 * (axis.begin[flip ? side - 1 - low : high - 1] - begin + taps) > Lanes::WINDOW)
                 return false;
             int32_t *place = window + (vector * chunks * GROUPS + group) * halves + half;
-            for (int c = 0; c < chunks; c++) place[c * GROUPS * halves] = 3 * (begin + TAPS * c);
-            const int32_t end = 3 * (begin + TAPS * (chunks - 1)) + Lanes::WINDOW;
+            for (int c = 0; c < chunks; c++) place[c * GROUPS * halves] = 3 * begin + step * c;
+            const int32_t end = 3 * begin + step * (chunks - 1) + Lanes::WINDOW;
             reach = end > reach ? end : reach;
             const int32_t o_end = 3 * high < to ? 3 * high : to;
             for (int32_t o = 3 * low > from ? 3 * low : from; o < o_end; o++) {
@@ -90,17 +95,17 @@ bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, bool two, Table 
                 const int32_t at = 3 * (axis.begin[x] - begin) + o % 3 + half * Lanes::WINDOW;
                 uint32_t *target = entries + (int64_t)vector * pitch + o % COUNT;
                 for (int c = 0; c < chunks; c++, target += ENTRY * COUNT) {
-                    *target = Lanes::index(at);
+                    *target = Lanes::index(at + (3 * TAPS - step) * c);
                     for (int p = 0; p < PIECES; p++) target[(1 + p) * COUNT] = pieces.of(c, p)[x];
                 }
             }
         }
     }
-    *table = {vectors, chunks, two, reach, window, (const Vector *)entries};
+    *table = {vectors, chunks, kind, reach, window, (const Vector *)entries};
     return true;
 }
 
-// Sums the pieces' products, each of which is worth 2**-BITS of the one before.
+// Sums the pieces' products, each of which is worth 2**-BITS of the one before; still to be shifted.
 template <int CHUNKS, typename Levels, typename Weight>
 inline Vector sum(int32_t chunks, Levels levels, Weight weight) {
     const Vector half = Lanes::all(HALF >> ((PIECES - 1) * Lanes::BITS));
@@ -112,7 +117,7 @@ inline Vector sum(int32_t chunks, Levels levels, Weight weight) {
             for (int c = 0; c < CHUNKS; c++)
                 total = Lanes::add_products(total, own[c], weight(c, p));
         }
-        return Lanes::level(total);
+        return total;
     }
     Vector sums[PIECES] = {half};
     for (int p = 1; p < PIECES; p++) sums[p] = Lanes::all(0);
@@ -121,36 +126,41 @@ inline Vector sum(int32_t chunks, Levels levels, Weight weight) {
         for (int p = 0; p < PIECES; p++) sums[p] = Lanes::add_products(sums[p], own, weight(c, p));
     }
     for (int p = 1; p < PIECES; p++) sums[p] = Lanes::add(Lanes::up(sums[p - 1]), sums[p]);
-    return Lanes::level(sums[PIECES - 1]);
+    return sums[PIECES - 1];
 }
 
-// Makes one vector of a row of the result. CHUNKS is 0 if their number is known to the table alone.
-template <int CHUNKS, bool TWO>
+// Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many.
+template <int CHUNKS, Windows KIND>
 inline Vector across(const uint8_t *row, const Table &table, int32_t vector) {
-    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks, windows = GROUPS * (1 + TWO);
+    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks, windows = GROUPS * (1 + (KIND == TWO));
     const Vector *entry = table.entries + (int64_t)vector * chunks * ENTRY;
     const int32_t *window = table.window + (int64_t)vector * chunks * windows;
+    const int32_t step = KIND == SHARED ? 0 : windows;
     return sum<CHUNKS>(
         chunks,
-        [=](int c) { return Lanes::pick<TWO>(row, window + c * windows, entry + c * ENTRY); },
+        [=](int c) { return Lanes::pick<KIND == TWO>(row, window + c * step, entry + c * ENTRY); },
         [=](int c, int p) { return Lanes::load(entry + c * ENTRY + 1 + p); });
 }
 
-// Makes a row of the result, and appends it to the taps that were made of the rows before.
-template <int CHUNKS, bool TWO>
-void append_row(const uint8_t *row, const Table &table, const Vector *before, Vector *after) {
+// Makes two rows of the result, and appends them to the taps that were made of the rows before.
+template <int CHUNKS, Windows KIND>
+void append_rows(const uint8_t *const *rows, const Table &table, const Vector *before,
+                 Vector *first, Vector *second) {
     for (int32_t v = 0; v < table.vectors; v++) {
-        const Vector levels = across<CHUNKS, TWO>(row, table, v);
-        Lanes::store(after + v, Lanes::append(Lanes::load(before + v), levels));
+        const Vector a = across<CHUNKS, KIND>(rows[0], table, v);
+        const Vector b = across<CHUNKS, KIND>(rows[1], table, v);
+        const Vector taps = Lanes::append(Lanes::load(before + v), a);
+        Lanes::store(first + v, taps);
+        Lanes::store(second + v, Lanes::append(taps, b));
     }
 }
 
 // Makes a row of the result as bytes, whole vectors of them.
-template <int CHUNKS, bool TWO>
+template <int CHUNKS, Windows KIND>
 void make_row(const uint8_t *row, const Table &table, uint8_t *out) {
     for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
         Vector four[4];
-        for (int j = 0; j < 4; j++) four[j] = across<CHUNKS, TWO>(row, table, v + j);
+        for (int j = 0; j < 4; j++) four[j] = Lanes::level(across<CHUNKS, KIND>(row, table, v + j));
         Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
     }
 }
@@ -178,8 +188,8 @@ void blend_lanes(const Vector *const *rows, const Pieces &pieces, int32_t y, int
     for (int32_t v = 0; v < vectors; v += 4, out += BYTES) {
         Vector four[4];
         for (int j = 0; j < 4; j++)
-            four[j] = sum<CHUNKS>(
-                pieces.chunks, [=](int c) { return Lanes::load(rows[c] + v + j); }, weights);
+            four[j] = Lanes::level(sum<CHUNKS>(
+                pieces.chunks, [=](int c) { return Lanes::load(rows[c] + v + j); }, weights));
         Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
     }
 }
@@ -193,18 +203,20 @@ void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, in
         Vector four[4], levels[CHUNKS ? CHUNKS : MOST][4];
         for (int c = 0; c < pieces.chunks; c++) Lanes::spread(rows + c * TAPS, at, levels[c]);
         for (int j = 0; j < 4; j++)
-            four[j] = sum<CHUNKS>(
-                pieces.chunks, [&](int c) { return levels[c][j]; }, weights);
+            four[j] = Lanes::level(sum<CHUNKS>(
+                pieces.chunks, [&](int c) { return levels[c][j]; }, weights));
         Lanes::store(out + at, Lanes::pack(four));
     }
 }
 
-constexpr decltype(&append_row<0, false>) APPEND_ROW[2][3] = {
-    {append_row<0, false>, append_row<1, false>, append_row<2, false>},
-    {append_row<0, true>, append_row<1, true>, append_row<2, true>}};
-constexpr decltype(&make_row<0, false>) MAKE_ROW[2][3] = {
-    {make_row<0, false>, make_row<1, false>, make_row<2, false>},
-    {make_row<0, true>, make_row<1, true>, make_row<2, true>}};
+constexpr decltype(&append_rows<0, OWN>) APPEND_ROWS[3][3] = {
+    {append_rows<0, SHARED>, append_rows<1, SHARED>, append_rows<2, SHARED>},
+    {append_rows<0, OWN>, append_rows<1, OWN>, append_rows<2, OWN>},
+    {append_rows<0, TWO>, append_rows<1, TWO>, append_rows<2, TWO>}};
+constexpr decltype(&make_row<0, OWN>) MAKE_ROW[3][3] = {
+    {make_row<0, SHARED>, make_row<1, SHARED>, make_row<2, SHARED>},
+    {make_row<0, OWN>, make_row<1, OWN>, make_row<2, OWN>},
+    {make_row<0, TWO>, make_row<1, TWO>, make_row<2, TWO>}};
 constexpr decltype(&blend_lanes<0>) BLEND_LANES[] = {blend_lanes<0>, blend_lanes<1>,
                                                      blend_lanes<2>};
 constexpr decltype(&blend_bytes<0>) BLEND_BYTES[] = {blend_bytes<0>, blend_bytes<1>,
@@ -237,7 +249,7 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
     uint8_t *copies = copies_room.bytes(reach * pieces.chunks * TAPS);
     const int32_t blank = pieces.chunks * TAPS - y.taps;
     const auto blend = BLEND_BYTES[known(pieces.chunks)];
-    const auto make = MAKE_ROW[table.two][known(table.chunks)];
+    const auto make = MAKE_ROW[table.kind][known(table.chunks)];
     for (int32_t i = 0; i < y.side; i++) {
         const uint8_t *rows[MOST * TAPS];
         for (int32_t k = 0; k < pieces.chunks * TAPS; k++) {
@@ -251,26 +263,31 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
     }
 }
 
-// Resizes along x, then along y, each row as soon as its last row of the source is there.
+// Resizes along x, then along y, each row as soon as the rows of the source that it needs are there.
 void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
                        const Table &table, const Target &target) {
-    static thread_local Room ring_room, copy_room;
-    const int32_t depth = TAPS * (pieces.chunks - 1) + 1, pitch = (table.vectors + 3) / 4 * 4;
-    Vector *ring = ring_room.of<Vector>((int64_t)depth * pitch);  // taps that end with a row
-    uint8_t *copy = copy_room.bytes(table.reach);
-    const auto append = APPEND_ROW[table.two][known(table.chunks)];
+    static thread_local Room ring_room, copies_room;
+    const int32_t depth = TAPS * (pieces.chunks - 1) + 2, pitch = (table.vectors + 3) / 4 * 4;
+    Vector *ring = ring_room.of<Vector>((int64_t)depth * pitch);
+    const auto taps_until = [=](int32_t row) { return ring + row % depth * pitch; };
+    uint8_t *copies = copies_room.bytes(2 * table.reach);
+    const auto append = APPEND_ROWS[table.kind][known(table.chunks)];
     const auto blend = BLEND_LANES[known(pieces.chunks)];
     int32_t made = y.begin[0];
     for (int32_t i = 0; i < y.side; i++) {
         const int32_t last = y.begin[i] + y.taps - 1;
-        for (; made <= last; made++) {
-            const uint8_t *row = source.row(made, 3LL * x.end(), table.reach, copy);
-            const Vector *before = ring + (made + depth - 1) % depth * pitch;
-            append(row, table, before, ring + made % depth * pitch);
+        for (; made <= last; made += 2) {  // two at once, because both need the same table
+            const uint8_t *rows[2];
+            for (int32_t k = 0; k < 2; k++) {
+                const int32_t row = made + k < y.end() ? made + k : made;
+                rows[k] = source.row(row, 3LL * x.end(), table.reach, copies + k * table.reach);
+            }
+            append(rows, table, taps_until(made + depth - 1), taps_until(made),
+                   taps_until(made + 1));
         }
         const Vector *taps[MOST];
         for (int c = 0; c < pieces.chunks; c++)
-            taps[c] = ring + (last - TAPS * (pieces.chunks - 1 - c)) % depth * pitch;
+            taps[c] = taps_until(last - TAPS * (pieces.chunks - 1 - c));
         uint8_t *out = target.row(i);
         blend(taps, pieces, i, table.vectors, out);
         target.written(i, out);
@@ -284,7 +301,8 @@ bool crop_by_lanes(const Source &source, const Axis &x, const Axis &y, bool flip
     const Pieces along = cut(x, false, x_room), pieces = cut(y, true, y_room);
     Table table;
     if (pieces.chunks > MOST) return false;
-    if (!lay_out(x, along, flip, false, &table) && !lay_out(x, along, flip, true, &table))
+    if (!lay_out(x, along, flip, SHARED, &table) && !lay_out(x, along, flip, OWN, &table) &&
+        !lay_out(x, along, flip, TWO, &table))
         return false;
     const int64_t length = 3LL * x.side;
     const Target target = {out, length, length * y.side, spare_room.bytes(length + BYTES)};
