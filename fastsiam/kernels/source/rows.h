@@ -144,11 +144,11 @@ inline Vector across(const uint8_t *row, const Table &table, int32_t vector) {
 
 // Makes two rows of the result, and appends them to the taps that were made of the rows before.
 template <int CHUNKS, Windows KIND>
-void append_rows(const uint8_t *const *rows, const Table &table, const Vector *before,
+void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Vector *before,
                  Vector *first, Vector *second) {
     for (int32_t v = 0; v < table.vectors; v++) {
-        const Vector a = across<CHUNKS, KIND>(rows[0], table, v);
-        const Vector b = across<CHUNKS, KIND>(rows[1], table, v);
+        const Vector a = across<CHUNKS, KIND>(row, table, v);
+        const Vector b = across<CHUNKS, KIND>(next, table, v);
         const Vector taps = Lanes::append(Lanes::load(before + v), a);
         Lanes::store(first + v, taps);
         Lanes::store(second + v, Lanes::append(taps, b));
@@ -157,7 +157,7 @@ void append_rows(const uint8_t *const *rows, const Table &table, const Vector *b
 
 // Makes a row of the result as bytes, whole vectors of them.
 template <int CHUNKS, Windows KIND>
-void make_row(const uint8_t *row, const Table &table, uint8_t *out) {
+void make_row(const uint8_t *row, const Table table, uint8_t *out) {
     for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
         Vector four[4];
         for (int j = 0; j < 4; j++) four[j] = Lanes::level(across<CHUNKS, KIND>(row, table, v + j));
@@ -282,7 +282,7 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
                 const int32_t row = made + k < y.end() ? made + k : made;
                 rows[k] = source.row(row, 3LL * x.end(), table.reach, copies + k * table.reach);
             }
-            append(rows, table, taps_until(made + depth - 1), taps_until(made),
+            append(rows[0], rows[1], table, taps_until(made + depth - 1), taps_until(made),
                    taps_until(made + 1));
         }
         const Vector *taps[MOST];
