@@ -4,13 +4,9 @@
 // Of rows above the box only the entropy code is read, rows below it are left alone, and so are
 // columns beside it, in whole iMCUs. What is refused is left to PIL.
 
-#include "job.h"
+#include "jpeg_huffman.h"
 
-#include <setjmp.h>
-#include <stdio.h>  // jpeglib.h needs it
 #include <string.h>
-
-#include <jpeglib.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -50,14 +46,18 @@ class Decompressor {
     // Returns whether the box is decoded.
     bool decode(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
                 const int32_t *box, uint8_t *room, Image *made) {
-        if (setjmp(handler_.refuse)) {
-            if (info_.mem) jpeg_abort_decompress(&info_);
-            return false;
+        for (quick_ = PARTS;; quick_ = false) {
+            const int jumped = setjmp(handler_.refuse);
+            if (jumped) {
+                if (info_.mem) jpeg_abort_decompress(&info_);
+                if (jumped == Huffman::DOUBT) continue;
+                return false;
+            }
+            if (!info_.mem) jpeg_create_decompress(&info_);
+            const bool done = begin(data, bytes, height, width) && rows(box, room, made);
+            jpeg_abort_decompress(&info_);
+            return done;
         }
-        if (!info_.mem) jpeg_create_decompress(&info_);
-        const bool done = begin(data, bytes, height, width) && rows(box, room, made);
-        jpeg_abort_decompress(&info_);
-        return done;
     }
 
   private:
@@ -67,6 +67,8 @@ class Decompressor {
 
     jpeg_decompress_struct info_;
     Handler handler_;
+    Huffman huffman_;
+    bool quick_;  // whether huffman_ may decode, and then whether it does
 };
 
 // Reads the header; false if pixels could differ from PIL's or from what the caller expects.
@@ -83,6 +85,7 @@ bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int
             return false;
     info_.out_color_space = JCS_RGB;
     jpeg_start_decompress(&info_);
+    quick_ = quick_ && huffman_.replace(&info_, &handler_.refuse);
     // A progressive file that lacks coefficients is smoothed, by each version in its own way.
     for (int i = 0; i < info_.num_components && info_.coef_bits; i++)
         for (int k = 0; k < DCTSIZE2; k++)
@@ -104,6 +107,8 @@ bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
         JDIMENSION wide = last - first;
         left = first;
         jpeg_crop_scanline(&info_, &left, &wide);
+        const int mcu = info_.comps_in_scan == 1 ? DCTSIZE : column;
+        huffman_.only(left / mcu, (left + wide - 1) / mcu);
     }
     if (PARTS && box[0] && !info_.arith_code) {
         top = box[0];
@@ -131,7 +136,7 @@ bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
 // Tells whether nothing but the end of the image comes after the entropy code that is left: if it
 // were cut off, or went on with other things, PIL could fail, so it has to be read then.
 bool Decompressor::ends_well() {
-    if (jpeg_has_multiple_scans(&info_)) return true;
+    if (quick_ || jpeg_has_multiple_scans(&info_)) return true;  // was looked at before
     if (info_.unread_marker) return info_.unread_marker == JPEG_EOI;
     const uint8_t *at = info_.src->next_input_byte, *end = at + info_.src->bytes_in_buffer;
     while ((at = (const uint8_t *)memchr(at, 0xFF, end - at)) && ++at < end) {
