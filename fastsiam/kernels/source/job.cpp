@@ -2,7 +2,6 @@
 
 #include "job.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -16,18 +15,6 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace fastsiam {
-
-Room::~Room() { free(memory); }
-
-uint8_t *Room::bytes(int64_t count) {
-    if (count > size) {
-        free(memory);
-        size = (count + 4095) / 4096 * 4096;
-        memory = (uint8_t *)aligned_alloc(64, size);
-        if (!memory) abort();
-    }
-    return memory;
-}
 
 namespace {
 
