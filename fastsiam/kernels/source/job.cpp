@@ -64,11 +64,8 @@ bool pixels_of(const Job &job, int64_t row, Image *image) {
     int32_t box[4];
     needed(job, row, box);
     uint8_t *decoded = room.bytes(size + ROOM_BEHIND);
-    if (job.form[row] == PLANES) {
-        from_planes(data, height, width, box, decoded, image);
-        return true;
-    }
-    return job.decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
+    const Decode decode = job.form[row] == PLANES ? from_planes : job.decode;
+    return decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
 }
 
 // Makes all crops of an image, and views of them where these are wanted, one after the other: a
