@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 namespace fastsiam {
 
@@ -80,9 +81,17 @@ struct Job {
 // Memory of one thread that is kept from image to image.
 class Room {
   public:
-    ~Room();
+    ~Room() { free(memory); }
     // Returns at least so many bytes, aligned to 64; what they held is lost when they grow.
-    uint8_t *bytes(int64_t count);
+    uint8_t *bytes(int64_t count) {
+        if (count > size) {
+            free(memory);
+            size = (count + 4095) / 4096 * 4096;
+            memory = (uint8_t *)aligned_alloc(64, size);
+            if (!memory) abort();
+        }
+        return memory;
+    }
     template <typename T> T *of(int64_t count) { return (T *)bytes(count * sizeof(T)); }
 
   private:
