@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.errors import BackendError
-from fastsiam.kernels import planes
+from fastsiam.kernels import library, planes
 from tests.conftest import skip
+from tests.kernels.decoders import by_pil
 from tests.kernels.jpegs import jpeg as noise
 from tests.processes import Forked
 from tests.sources import encoded, picture
 from tests.tiers import slow
 
-KINDS = ["x86-64-v4", "x86-64-v3", "x86-64-v2", "generic"]
 GRAY = [[(1, 1)], [(2, 2)]]
 USUAL = [[(2, 2), (1, 1), (1, 1)], [(2, 1), (1, 1), (1, 1)], [(1, 1), (1, 1), (1, 1)]]
 RARE = [
@@ -47,23 +45,11 @@ def _compiled() -> None:
         skip(str(error))
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=library.kinds())
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each kind of processor's code in turn, where this one can run it."""
-    name: str = request.param
-    path = Path(planes.__file__).with_name(f"kernels-{name}.so")
-    flags = Path("/proc/cpuinfo").read_text()
-    needed = {"x86-64-v4": "avx512_vbmi", "x86-64-v3": "avx2"}.get(name, "")
-    if not path.exists() or needed not in flags:
-        pytest.skip(f"no {name} here")
-    library = ctypes.CDLL(str(path))
-    library.fastsiam_from_planes.argtypes = planes._read_by().fastsiam_from_planes.argtypes
-    monkeypatch.setattr(planes, "_read_by", lambda: library)
-    return name
-
-
-def by_pil(data: bytes) -> NDArray[np.uint8]:
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    """Each kind of code that this processor can run, in turn."""
+    monkeypatch.setenv(library.CHOICE, request.param)
+    return str(request.param)
 
 
 def planes_of(data: bytes) -> memoryview:
@@ -181,7 +167,7 @@ def test_nothing_is_written_beyond_the_part() -> None:
     for left, right in ((0, 150), (3, 10), (7, 90), (149, 150)):
         room = np.full(3 * 20 * 150 + 64, 77, np.uint8)
         box = np.array([2, left, 9, right], np.int32)
-        assert not planes._read_by().fastsiam_from_planes(
+        assert not planes._reader()(
             record.ctypes.data, len(record), 20, 150, box.ctypes.data, room.ctypes.data
         )
         count = 7 * (right - left) * 3

@@ -186,7 +186,7 @@ def test_without_the_code_nothing_is_written(
     def missing() -> None:
         raise BackendError("no compiled code")
 
-    monkeypatch.setattr(planes, "_made_by", missing)
+    monkeypatch.setattr(planes, "_maker", missing)
     source = write_images(tmp_path / "images" / "train", each=2)
     with pytest.raises(BackendError, match="no compiled code"):
         run("folder", source, tmp_path / "out", yuv=True)
