@@ -16,6 +16,7 @@ constexpr int COUNT = Lanes::COUNT, TAPS = Lanes::TAPS, PIECES = Lanes::PIECES;
 constexpr int BYTES = sizeof(Vector);  // of a vector; also what four vectors are packed into
 constexpr int MOST = 32;               // chunks of TAPS taps; more are left to other code
 constexpr int ENTRY = 1 + PIECES;      // vectors of a table for each chunk
+constexpr int FETCHED = 4;             // rows of the source that are fetched ahead
 
 // An axis' weights in pieces: (chunks, PIECES, side). `blank` taps of no weight stand before them.
 struct Pieces {
@@ -248,10 +249,12 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
     uint8_t *line = line_room.bytes(reach > table.reach ? reach : table.reach);
     uint8_t *copies = copies_room.bytes(reach * pieces.chunks * TAPS);
     const int32_t blank = pieces.chunks * TAPS - y.taps;
+    int32_t fetched = y.begin[0];
     const auto blend = BLEND_BYTES[known(pieces.chunks)];
     const auto make = MAKE_ROW[table.kind][known(table.chunks)];
     for (int32_t i = 0; i < y.side; i++) {
         const uint8_t *rows[MOST * TAPS];
+        source.fetch(&fetched, y.begin[i] + y.taps + FETCHED, from, until);
         for (int32_t k = 0; k < pieces.chunks * TAPS; k++) {
             const int32_t row = y.begin[i] + (k > blank ? k - blank : 0);
             rows[k] = source.row(row, until, reach, copies + k * reach) + from;
@@ -273,11 +276,12 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
     uint8_t *copies = copies_room.bytes(2 * table.reach);
     const auto append = APPEND_ROWS[table.kind][known(table.chunks)];
     const auto blend = BLEND_LANES[known(pieces.chunks)];
-    int32_t made = y.begin[0];
+    int32_t made = y.begin[0], fetched = made;
     for (int32_t i = 0; i < y.side; i++) {
         const int32_t last = y.begin[i] + y.taps - 1;
         for (; made <= last; made += 2) {  // two at once, because both need the same table
             const uint8_t *rows[2];
+            source.fetch(&fetched, made + 2 + FETCHED, 3LL * x.begin[0], 3LL * x.end());
             for (int32_t k = 0; k < 2; k++) {
                 const int32_t row = made + k < y.end() ? made + k : made;
                 rows[k] = source.row(row, 3LL * x.end(), table.reach, copies + k * table.reach);
