@@ -19,8 +19,9 @@ from fastsiam.config import (
 )
 from fastsiam.config.recipes import RECIPES
 
-Stored = Literal["original", "short256", "pixels256"]
-"""How the images are stored: as they are; with a shorter side of 256; as pixels of that size."""
+Stored = Literal["original", "short256", "pixels256", "planes256", "planes"]
+"""How the images are stored: as they are; with a shorter side of 256; as pixels, or planes, of that
+size; as planes."""
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
@@ -59,7 +60,8 @@ class BenchConfig:
     stored: str = "original"
     (
         "How the images are stored for ffcv, dali and memory, as a,b: original, short256 "
-        "(shorter side 256 pixels), pixels256 (that, not as JPEGs). torchvision reads originals."
+        "(shorter side 256 pixels), pixels256 (that, not as JPEGs), planes256 (that, as planes), "
+        "planes (originals as planes). torchvision reads originals."
     )
     variants: str = ""
     (

@@ -74,6 +74,7 @@ class FfcvLoader:
         self._loader = open_loader(
             str(store.root),
             dict.fromkeys(store.fields) | {store.image_field: [self._operation]},
+            images=store.image_field,
             batch=batch,
             prefetch=prefetch,
             os_cache=os_cache,

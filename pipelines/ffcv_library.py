@@ -16,7 +16,7 @@ from llvmlite import binding
 _threads = torch.get_num_threads(), numba.get_num_threads()
 
 import ffcv._libffcv  # noqa: E402
-from ffcv.fields.rgb_image import SimpleRGBImageDecoder  # noqa: E402
+from ffcv.fields.rgb_image import RGBImageField, SimpleRGBImageDecoder  # noqa: E402
 from ffcv.loader import Loader, OrderOption, epoch_iterator  # noqa: E402
 from ffcv.loader.epoch_iterator import EpochIterator  # noqa: E402
 from ffcv.memory_managers.os_cache import OSCacheManager  # noqa: E402
@@ -36,7 +36,13 @@ binding.load_library_permanently(PATH)
 
 
 def open_loader(
-    path: str, pipelines: Mapping[str, Any], *, batch: int, prefetch: int, os_cache: bool
+    path: str,
+    pipelines: Mapping[str, Any],
+    *,
+    images: str,
+    batch: int,
+    prefetch: int,
+    os_cache: bool,
 ) -> Loader:
     """Open FFCV's loader, and keep it from what it would do to others.
 
@@ -46,6 +52,8 @@ def open_loader(
     Args:
         path: of the .beton file.
         pipelines: the operations of each of its fields.
+        images: the field that holds the images. FFCV takes it for an image field even if the file
+            says that it is one of ours, whose images FFCV itself cannot read.
         batch: images in a batch.
         prefetch: batches that are made ahead.
         os_cache: whether the file is mapped; otherwise FFCV reads its pages itself.
@@ -62,6 +70,7 @@ def open_loader(
             order=OrderOption.SEQUENTIAL,  # ours is handed to each epoch
             os_cache=os_cache,
             pipelines=dict(pipelines),
+            custom_fields={images: RGBImageField},
             batches_ahead=prefetch,
         )
     finally:

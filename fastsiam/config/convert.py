@@ -25,6 +25,13 @@ class ConvertConfig:
     """JPEG quality of the images that have to be encoded; the others keep their bytes."""
     raw: bool | None = None
     """Store pixels, not JPEGs: for small images. Default: only those that come as pixels."""
+    yuv: bool = False
+    (
+        "Store JPEGs as the planes that their decoder makes, before upsampling and colours: "
+        "the same pixels, hardly any decoding, and half the bytes of pixels where the chroma is "
+        "subsampled. What is not a JPEG, or is shrunk, is encoded as one first. "
+        "FFCV's own readers refuse such files."
+    )
     limit: int = 0
     """Take at most so many images of each split, the classes in their proportions; 0 takes all."""
     seed: int = 0
@@ -48,6 +55,7 @@ class ConvertConfig:
             self.workers == -1 or self.workers >= 1,
             f"workers must be -1 or at least 1, not {self.workers}",
         )
+        require(not (self.yuv and self.raw), "--yuv and --raw exclude each other: choose one")
         number, count = self.part_of
         require(
             1 <= number <= count <= 99999,

@@ -44,6 +44,8 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
     if not written:
         print(f"part {config.part} has no images: there are so few that part 1 has them all")
         return written
+    if any(file.about.get("planes") for file in written):
+        print("every pipeline here reads these planes; FFCV's own readers refuse such a file")
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
     print(f"in {took}; check it with: fastsiam convert verify {written[0].path.parent}")

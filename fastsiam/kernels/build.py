@@ -6,6 +6,7 @@ same in a clone. Standard library only, because nothing else is there when a pac
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -31,7 +32,8 @@ KINDS = {
 OTHER = "generic"
 """What is compiled for other processors."""
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off"]
-_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-fno-exceptions", "-fno-rtti"]
+_FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti"]
+_FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # the last two: of GCC 12's own headers
 
 
 def library(kind: str) -> str:
@@ -40,6 +42,30 @@ def library(kind: str) -> str:
 
 
 JPEG = "kernels-jpeg.so"
+_STAMP = "kernels.stamp"
+"""The file that says which sources the libraries beside it were made of."""
+
+
+def cache_folder() -> Path:
+    """Return where libraries go if their own folder cannot be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fastsiam" / "kernels" / stamp()[:16]
+
+
+def stamp() -> str:
+    """Return a text that changes with the sources."""
+    whole = hashlib.sha256()
+    for path in sorted([Path(__file__), *SOURCE.iterdir()]):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
+
+
+def is_current(folder: Path) -> bool:
+    """Tell whether a folder's libraries were made of these sources."""
+    try:
+        return (folder / _STAMP).read_text() == stamp()
+    except OSError:
+        return False
 
 
 def compiler() -> list[str] | None:
@@ -77,9 +103,11 @@ def build(folder: Path) -> list[Path]:
     made = []
     for kind, flags in KINDS.items() if x86 else [(OTHER, [])]:
         made.append(_compile([*command, *_FLAGS, *flags, *kernels], folder / library(kind)))
+    (folder / JPEG).unlink(missing_ok=True)
     if _has_libjpeg(command):
         jpeg = [path for path in sources if path not in kernels]
         made.append(_compile([*command, *_FLAGS, *jpeg, "-ljpeg"], folder / JPEG))
+    (folder / _STAMP).write_text(stamp())
     return made
 
 
@@ -100,7 +128,7 @@ def _has_libjpeg(command: list[str]) -> bool:
         source = Path(folder, "has.cpp")
         source.write_text(
             "#include <stdio.h>\n#include <jpeglib.h>\n"
-            "int main() { return (int)sizeof(jpeg_skip_scanlines) + LIBJPEG_TURBO_VERSION_NUMBER; }\n"
+            "int main() { return jpeg_skip_scanlines == 0 || LIBJPEG_TURBO_VERSION_NUMBER < 1; }\n"
         )
         tried = [*command, str(source), "-ljpeg", "-o", str(Path(folder, "has"))]
         return subprocess.run(tried, capture_output=True).returncode == 0

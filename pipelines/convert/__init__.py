@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained
+from fastsiam.kernels import planes
 
 from ..store import Store
 from ..subsets import sample
@@ -67,7 +68,10 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     Raises:
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
         DataError: the source is not there or cannot be read, or the file cannot be written.
+        BackendError: planes are asked for, and the code for them is not there.
     """
+    if config.yuv:
+        planes.require()
     folder, sources = open_sources(kind, config.root, watcher.say)
     out = Path(config.out) if config.out else folder
     number, count = config.part_of

@@ -24,6 +24,8 @@ from ..store import BetonStore, Store
 _FORMAT = 2
 _ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
 """Options that have no part in what a finished file holds: one value stands for all others."""
+_LATER: dict[str, Any] = {"yuv": False}
+"""Options that earlier versions had not: at these values, what they made is the same."""
 
 
 def planned(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def planned(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> 
     images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
     return {
         "format": _FORMAT,
-        "options": asdict(replace(config, **_ANYWHERE)),
+        "options": _options(replace(config, **_ANYWHERE)),
         "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
         "images": zlib.crc32(indices.tobytes()),
     }
@@ -45,8 +47,13 @@ def planned(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> 
 
 def of_one_set(plan: dict[str, Any], config: ConvertConfig) -> str:
     """Return a text that all parts of one conversion share, and no others."""
-    options = asdict(replace(config, part="", **_ANYWHERE))
+    options = _options(replace(config, part="", **_ANYWHERE))
     return hashlib.sha256(json.dumps([plan["source"], options]).encode()).hexdigest()
+
+
+def _options(config: ConvertConfig) -> dict[str, Any]:
+    options = asdict(config)
+    return {k: v for k, v in options.items() if k not in _LATER or v != _LATER[k]}
 
 
 def finished(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +69,7 @@ def finished(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     known = about.get("plan", {})
     if known == plan:
         return about
-    ours, theirs = plan["options"], known.get("options", {})
+    ours, theirs = (_LATER | own.get("options", {}) for own in (plan, known))
     others = [f"--{k.replace('_', '-')}" for k in ours if k in theirs and ours[k] != theirs[k]]
     what = (
         f"with another {', '.join(others)}"

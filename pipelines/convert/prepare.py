@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image
 
 from fastsiam.config import ConvertConfig
+from fastsiam.kernels import planes
 
 from ..store.base import Bytes, decode
-from ..store.beton import JPEG, RAW
+from ..store.beton import JPEG, PLANES, RAW
 from ..store.probe import Flags, Probe, ends, probe
 
 UNCHANGED = "unchanged"
@@ -31,7 +32,7 @@ class Record:
 
     data: Bytes
     mode: int
-    """JPEG or RAW."""
+    """JPEG, RAW or PLANES."""
     height: int
     width: int
     how: str
@@ -40,6 +41,10 @@ class Record:
 
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
     """Make the record of an image.
+
+    If planes are asked for, a JPEG that keeps its size is kept as its planes; of any other, and of
+    other formats, the JPEG that would be stored is. Planes are stored only where PIL makes the same
+    pixels of the JPEG: what is odd stays a JPEG.
 
     A JPEG of three 8-bit channels that every decoder reads stays as it is, byte for byte; if its
     EXIF asks viewers to turn it, that segment is left out, so that every reader shows the same
@@ -53,6 +58,36 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     Raises:
         ValueError: the image is bad; says why.
     """
+    if not config.yuv:
+        return _prepared(data, raw_size, config)
+    if raw_size is None:
+        found = _checked(data)
+        if _target(found.width, found.height, config) is None:
+            if planes.is_record(data):
+                return Record(data, PLANES, found.height, found.width, UNCHANGED)
+            own = Record(data, JPEG, found.height, found.width, "planes")
+            if (record := _as_planes(own)) is not None:
+                return record
+    made = _prepared(data, raw_size, config)
+    if made.mode == RAW or made.how == UNCHANGED:
+        return made
+    return _as_planes(replace(made, how=f"{made.how}, planes")) or made
+
+
+def _as_planes(record: Record) -> Record | None:
+    """Return a JPEG's planes; None if pixels of them are not those that PIL makes of the JPEG."""
+    made = planes.to_planes(record.data, record.height, record.width)
+    if made is None:
+        return None
+    try:
+        same = np.array_equal(planes.to_pixels(made), np.asarray(decode(record.data)))
+    except ValueError:
+        return None
+    return replace(record, data=made, mode=PLANES) if same else None
+
+
+def _prepared(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
+    """Make a record that FFCV can read."""
     if raw_size is not None:
         height, width = raw_size
         pixels = config.raw is not False
@@ -60,6 +95,17 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
             return Record(data, RAW, height, width, UNCHANGED)
         how = "resized" if pixels else "re-encoded: pixels"
         return _encode(decode(data, raw_size), config, how, pixels=pixels)
+    found = _checked(data)
+    how = _why_not(found, config)
+    if how != UNCHANGED:
+        return _encode(decode(data), config, how, pixels=bool(config.raw))
+    if found.rotation:
+        data, how = _without(data, found.rotation), "EXIF rotation left out"
+    return Record(data, JPEG, found.height, found.width, how)
+
+
+def _checked(data: Bytes) -> Probe:
+    """Read an image's header; ValueError if the image is too large or has no end."""
     found = probe(data)
     limit = 2 * (Image.MAX_IMAGE_PIXELS or 2**40)
     if found.height * found.width > limit or max(found.height, found.width) > _LARGEST_SIDE:
@@ -69,12 +115,7 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
         )
     if found.scan and not ends(data, found.scan):
         raise ValueError("it is truncated: it has no end marker")
-    how = _why_not(found, config)
-    if how != UNCHANGED:
-        return _encode(decode(data), config, how, pixels=bool(config.raw))
-    if found.rotation:
-        data, how = _without(data, found.rotation), "EXIF rotation left out"
-    return Record(data, JPEG, found.height, found.width, how)
+    return found
 
 
 def _why_not(found: Probe, config: ConvertConfig) -> str:

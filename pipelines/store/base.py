@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from fastsiam.errors import DataError
+from fastsiam.kernels import planes
 from fastsiam.trace import span
 
 Split = Literal["train", "val"]
@@ -25,7 +26,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 _MOST_CLASSES = 10**6
 
 Bytes = bytes | memoryview
-"""An encoded image, or the pixels of a raw one; a memoryview looks into a mapped file."""
+"""An encoded image, a JPEG's planes, or the pixels of a raw image.
+
+A memoryview looks into a mapped file."""
 
 
 class Store(ABC):
@@ -60,7 +63,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Bytes:
-        """Return an image's bytes: an encoded file, or pixels where ``raw_size`` says so.
+        """Return an image's bytes: an encoded file or planes, or pixels if ``raw_size`` says so.
 
         Raises:
             DataError: they cannot be read; names the image.
@@ -104,6 +107,7 @@ class Store(ABC):
 
         Raises:
             DataError: the file is missing, truncated, too large or no image; names the file.
+            BackendError: it is planes, and the code for them is not there.
         """
         with span("read"):
             data = self.read(index)
@@ -121,11 +125,16 @@ class Store(ABC):
 def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:
     """Decode one image to RGB, or wrap H x W x 3 pixels of a given (height, width).
 
+    Planes of a JPEG (``fastsiam.kernels.planes``) become what the JPEG would.
+
     Raises:
         ValueError: the bytes are not an image; says why.
+        BackendError: they are planes, and the code for them is not there.
     """
     if raw_size is not None:
         return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
+    if planes.is_record(data):
+        return Image.fromarray(planes.to_pixels(data))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from fastsiam.kernels import planes
+
 from .base import FORMATS, Bytes, Store
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
@@ -36,7 +38,7 @@ class Flags(enum.IntFlag):
     CMYK = 4
     """Four channels of ink."""
     NOT_JPEG = 8
-    """Another format, whatever the file's name says."""
+    """Another format, whatever the file's name says; planes of a JPEG are one too."""
     ROTATED = 16
     """EXIF asks viewers to turn it. torchvision does not, nor does any pipeline here."""
     GZIP = 32
@@ -78,6 +80,8 @@ def probe(data: Bytes) -> Probe:
         return _jpeg(data)
     if not len(data):
         raise ValueError("it is empty")
+    if planes.is_record(data):
+        return Probe(*planes.size_of(data), int(Flags.NOT_JPEG))
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return Probe(image.height, image.width, int(Flags.NOT_JPEG))

@@ -2,9 +2,10 @@
 
 #include "job.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+#include "layout.h"
 
 #if defined(__linux__)
 #include <sys/syscall.h>
@@ -14,18 +15,6 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace fastsiam {
-
-Room::~Room() { free(memory); }
-
-uint8_t *Room::bytes(int64_t count) {
-    if (count > size) {
-        free(memory);
-        size = (count + 4095) / 4096 * 4096;
-        memory = (uint8_t *)aligned_alloc(64, size);
-        if (!memory) abort();
-    }
-    return memory;
-}
 
 namespace {
 
@@ -75,23 +64,28 @@ bool pixels_of(const Job &job, int64_t row, Image *image) {
     int32_t box[4];
     needed(job, row, box);
     uint8_t *decoded = room.bytes(size + ROOM_BEHIND);
-    if (job.form[row] == PLANES) {
-        from_planes(data, height, width, box, decoded, image);
-        return true;
-    }
-    return job.decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
+    const Decode decode = job.form[row] == PLANES ? from_planes : job.decode;
+    return decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
 }
 
-void crop_all(const Job &job, int64_t row, const Image &image) {
+// Makes all crops of an image, and views of them where these are wanted, one after the other: a
+// crop is still in the cache when its view is made. Returns how long the crops took, in ns.
+int64_t make_views(const Job &job, int64_t row, const Image &image) {
+    static thread_local Room room;
+    int64_t spent = 0;
     for (int32_t s = 0; s < job.sides; s++) {
         const Side &side = job.side[s];
         const int64_t size = 3LL * side.side * side.side;
         for (int32_t view = 0; view < side.views; view++) {
-            const int64_t at = view * job.count + row;
+            const int64_t at = view * job.count + row, began = now();
+            uint8_t *own = side.crops ? side.crops + at * size : room.bytes(size);
             crop(image, side.cuts.box + 4 * at, side.cuts.flip[at], side.cuts.resized + 2 * at,
-                 side.cuts.corner + 2 * at, side.side, side.crops + at * size);
+                 side.cuts.corner + 2 * at, side.side, own);
+            spent += now() - began;
+            if (side.finish) finish(own, side.side, side.side, *side.finish, at);
         }
     }
+    return spent;
 }
 
 }  // namespace
@@ -105,18 +99,8 @@ EXPORT void fastsiam_make(const Job *job) {
         job->refused[row] = !pixels_of(*job, row, &image);
         if (!job->refused[row]) {
             time[1] = now();
-            crop_all(*job, row, image);
-            time[2] = now();
-            for (int32_t s = 0; s < job->sides; s++) {
-                const Side &side = job->side[s];
-                if (!side.finish) continue;
-                const int64_t size = 3LL * side.side * side.side;
-                for (int32_t view = 0; view < side.views; view++) {
-                    const int64_t at = view * job->count + row;
-                    finish(side.crops + at * size, side.side, side.side, *side.finish, at);
-                }
-                time[3] = now();
-            }
+            time[2] = time[1] + make_views(*job, row, image);
+            time[3] = now();
         }
         if (job->time) memcpy(job->time + 4 * row, time, sizeof time);
         if (job->thread) job->thread[row] = this_thread();
@@ -129,6 +113,16 @@ EXPORT void fastsiam_finish(const uint8_t *crops, int64_t count, int32_t height,
     const int64_t size = 3LL * height * width;
     for (int64_t view; (view = take(taken)) < count;)
         finish(crops + view * size, height, width, *how, view);
+}
+
+// Puts in the place of every level of a channel a number of `size` bytes, one image after the
+// other, as long as there are any; see `look_up`.
+EXPORT void fastsiam_normalize(const uint8_t *images, int64_t count, int64_t pixels,
+                               const uint8_t *table, int32_t size, uint8_t *out, int64_t *taken) {
+    for (int64_t image; (image = take(taken)) < count;) {
+        const int64_t first = 3 * image * pixels;
+        look_up(images + first, pixels, table, size, out + first * size);
+    }
 }
 
 }  // namespace fastsiam

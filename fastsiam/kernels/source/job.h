@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 namespace fastsiam {
 
@@ -80,9 +81,17 @@ struct Job {
 // Memory of one thread that is kept from image to image.
 class Room {
   public:
-    ~Room();
+    ~Room() { free(memory); }
     // Returns at least so many bytes, aligned to 64; what they held is lost when they grow.
-    uint8_t *bytes(int64_t count);
+    uint8_t *bytes(int64_t count) {
+        if (count > size) {
+            free(memory);
+            size = (count + 4095) / 4096 * 4096;
+            memory = (uint8_t *)aligned_alloc(64, size);
+            if (!memory) abort();
+        }
+        return memory;
+    }
     template <typename T> T *of(int64_t count) { return (T *)bytes(count * sizeof(T)); }
 
   private:
@@ -99,8 +108,9 @@ void crop(const Image &image, const int32_t *box, bool flip, const int32_t *resi
 // Takes a crop through the photometric stage: `view` is its place among those of `how`.
 void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &how, int64_t view);
 
-// Makes RGB of the planes inside a box (top, left, bottom, right), as libjpeg-turbo does.
-void from_planes(const uint8_t *data, int32_t height, int32_t width, const int32_t *box,
-                 uint8_t *room, Image *made);
+// Makes RGB of the planes inside a box, as libjpeg-turbo does: a `Decode` of records in the form
+// PLANES. Returns another number than 0 if the record is damaged or of another size.
+int from_planes(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
+                const int32_t *box, uint8_t *room, Image *made);
 
 }  // namespace fastsiam

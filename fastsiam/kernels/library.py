@@ -1,0 +1,174 @@
+"""The compiled kernels: which library fits this processor, and what its functions take.
+
+The structures mirror ``source/job.h``. Where the libraries are missing or older than their sources,
+as in a clone that was never installed or has just been updated, they are compiled first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import platform
+import tempfile
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from fastsiam.errors import BackendError
+from fastsiam.kernels import build
+
+log = logging.getLogger(__name__)
+
+CHOICE = "FASTSIAM_CPU"
+"""The variable that names another kind of library than the newest one that can run here."""
+_NEEDS = {
+    "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512_vnni",
+    "x86-64-v3": "avx avx2 bmi1 bmi2 f16c fma movbe",
+    "x86-64-v2": "",
+}
+"""What each kind needs beyond those below it, as Linux names it."""
+
+
+class CutsOf(Structure):
+    """V crops of each of N images; ``fastsiam.pipelines.geometric.Cuts``."""
+
+    _fields_ = [(name, c_void_p) for name in ("box", "flip", "resized", "corner")]
+
+
+class FinishOf(Structure):
+    """The photometric stage of M crops of one side; ``photometric.operations.Operations``."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("order", "factor", "gray", "blur", "solarise")),
+        *((name, c_void_p) for name in ("scale", "shift", "out")),
+        ("type", c_int32),
+    ]
+
+
+class SideOf(Structure):
+    """The crops of one side."""
+
+    _fields_ = [
+        ("side", c_int32),
+        ("views", c_int32),
+        ("cuts", CutsOf),
+        ("crops", c_void_p),
+        ("finish", POINTER(FinishOf)),
+    ]
+
+
+class JobOf(Structure):
+    """A batch to be made."""
+
+    _fields_ = [
+        ("count", c_int64),
+        *((name, c_void_p) for name in ("taken", "turn", "address", "bytes", "height", "width")),
+        ("form", c_void_p),
+        ("decode", c_void_p),
+        ("sides", c_int32),
+        ("side", POINTER(SideOf)),
+        ("refused", c_void_p),
+        ("time", c_void_p),
+        ("thread", c_void_p),
+    ]
+
+
+def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
+    """Return the address of an array's first element.
+
+    Args:
+        array: contiguous; its owner has to keep it as long as the address is used.
+        kind: the numpy type that compiled code takes it for.
+    """
+    if array is None:
+        return None
+    assert array.flags.c_contiguous and kind in (None, array.dtype), (array.dtype, kind)
+    return array.ctypes.data
+
+
+@cache
+def kinds() -> tuple[str, ...]:
+    """Return the kinds of libraries that this processor can run, the newest first."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return (build.OTHER,)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    run: list[str] = []
+    for kind, needs in reversed(_NEEDS.items()):
+        if not flags.issuperset(needs.split()):
+            break
+        run.insert(0, kind)
+    return tuple(run)
+
+
+def kind() -> str:
+    """Return the kind of library in use: ``$FASTSIAM_CPU``, or the newest that can run here.
+
+    Raises:
+        BackendError: this processor cannot run the one that is asked for.
+    """
+    chosen = os.environ.get(CHOICE) or kinds()[0]
+    if chosen not in kinds():
+        raise BackendError(f"${CHOICE} is {chosen}; this processor can run {', '.join(kinds())}")
+    return chosen
+
+
+def kernels() -> Any:
+    """Return the library of this processor's kind.
+
+    Raises:
+        BackendError: it is not there and cannot be compiled.
+    """
+    return _load(kind())
+
+
+@cache
+def _load(kind: str) -> Any:
+    library = ctypes.CDLL(str(_folder() / build.library(kind)))
+    library.fastsiam_make.argtypes = [POINTER(JobOf)]
+    library.fastsiam_make.restype = None
+    library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
+    library.fastsiam_finish.argtypes += [POINTER(FinishOf), c_void_p]
+    library.fastsiam_finish.restype = None
+    library.fastsiam_normalize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
+    library.fastsiam_normalize.argtypes += [c_void_p, c_void_p]
+    library.fastsiam_normalize.restype = None
+    return library
+
+
+@cache
+def jpeg() -> Any:
+    """Return the library that decodes JPEGs, None where it was compiled without libjpeg-turbo."""
+    path = _folder() / build.JPEG
+    return ctypes.CDLL(str(path)) if path.exists() else None
+
+
+@cache
+def _folder() -> Path:
+    """Return where the libraries are, which are compiled if need be.
+
+    Raises:
+        BackendError: they are not there and cannot be compiled.
+    """
+    own = Path(__file__).parent
+    for folder in (own, build.cache_folder()):
+        if build.is_current(folder):
+            return folder
+    folder = own if os.access(own, os.W_OK) else build.cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    # In a folder of the system's, because a lock does not work on every file system.
+    with open(Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not build.is_current(folder):  # another process may have compiled them meanwhile
+            log.warning("compiling fastsiam's kernels, once (half a minute)")
+            try:
+                build.build(folder)
+            except (RuntimeError, OSError) as error:
+                raise BackendError(f"fastsiam's kernels are not compiled: {error}") from error
+    return folder

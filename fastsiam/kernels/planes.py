@@ -1,0 +1,139 @@
+"""JPEGs as the planes that their decoder makes, before upsampling and conversion to RGB.
+
+A record (``source/planes.h``) is a small header and one plane for each of Y, Cb and Cr, or Y alone:
+where a JPEG's chroma is subsampled, half the bytes of pixels. The rest of decoding takes a small
+part of its time, and can be done for a part of the image; it is libjpeg-turbo's to the last bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import BackendError
+
+_HEADER = struct.Struct("<4siiB3s")
+_MAGIC = b"FSP1"
+_SLACK = 64
+"""A record's end, and what rooms for pixels hold beyond them."""
+_NOT_WHOLE = "it is damaged: its planes are not as large as it says"
+_BUILD = "install g++ (and libjpeg-dev) and run python -m fastsiam.kernels.build"
+
+Bytes = bytes | memoryview
+
+
+def is_record(data: Bytes) -> bool:
+    """Tell whether bytes are planes, by how they begin."""
+    return data[:4] == _MAGIC
+
+
+def size_of(data: Bytes) -> tuple[int, int]:
+    """Return (height, width) of the image whose planes these are.
+
+    Raises:
+        ValueError: they are no planes.
+    """
+    if len(data) < _HEADER.size or not is_record(data):
+        raise ValueError("it is damaged: no planes of a JPEG")
+    _, height, width, _, _ = _HEADER.unpack_from(data)
+    return height, width
+
+
+def require() -> None:
+    """Raise BackendError if planes cannot be made here."""
+    _made_by()
+    _read_by()
+
+
+def to_planes(data: Bytes, height: int, width: int) -> memoryview | None:
+    """Decode a JPEG to its planes.
+
+    Args:
+        data: an encoded image.
+        height: of it, in pixels.
+        width: of it.
+
+    Returns:
+        The record; None if the bytes are no JPEG of that size, of gray or YCbCr in 8 bits, or if it
+        is damaged or doubtful in any way.
+
+    Raises:
+        BackendError: the compiled code is not there.
+    """
+    source = np.frombuffer(data, np.uint8)
+    out = np.empty(_HEADER.size + 3 * height * width + _SLACK, np.uint8)
+    made = _made_by().fastsiam_planes(
+        source.ctypes.data, len(source), height, width, out.ctypes.data, len(out)
+    )
+    return out[:made].data if made else None
+
+
+def to_pixels(data: Bytes, box: tuple[int, int, int, int] | None = None) -> NDArray[np.uint8]:
+    """Make RGB pixels of planes.
+
+    Args:
+        data: a record.
+        box: top, left, bottom, right of the part that is wanted, inside the image and not empty;
+            by default, the image.
+
+    Returns:
+        (height, width, 3) pixels of that part.
+
+    Raises:
+        ValueError: the record is damaged.
+        BackendError: the compiled code is not there.
+    """
+    height, width = size_of(data)
+    source = np.frombuffer(data, np.uint8)
+    if not 0 < height * width <= 16 * len(source):  # no sample stands for more than 4 x 4 pixels
+        raise ValueError(_NOT_WHOLE)
+    top, left, bottom, right = box or (0, 0, height, width)
+    if not (0 <= top < bottom <= height and 0 <= left < right <= width):
+        raise ValueError(f"there is no box {box} in an image of {height} x {width}")
+    room = np.empty(3 * height * width + _SLACK, np.uint8)
+    own = np.array([top, left, bottom, right], np.int32)
+    if _read_by().fastsiam_from_planes(
+        source.ctypes.data, len(source), height, width, own.ctypes.data, room.ctypes.data
+    ):
+        raise ValueError(_NOT_WHOLE)
+    return room[: 3 * (bottom - top) * (right - left)].reshape(bottom - top, right - left, 3)
+
+
+@cache
+def _made_by() -> ctypes.CDLL:
+    """Load what decodes JPEGs."""
+    library = _loaded(["kernels-jpeg.so"])
+    if library is None:
+        raise BackendError(f"planes of JPEGs need compiled code with libjpeg-turbo: {_BUILD}")
+    p, i, n = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    library.fastsiam_planes.argtypes = [p, n, i, i, p, n]
+    library.fastsiam_planes.restype = n
+    return library
+
+
+@cache
+def _read_by() -> ctypes.CDLL:
+    """Load what makes pixels."""
+    flags = Path("/proc/cpuinfo").read_text()
+    kinds = ["x86-64-v4"] * ("avx512_vbmi" in flags and "avx512_vnni" in flags)
+    kinds += ["x86-64-v3"] * ("avx2" in flags) + ["x86-64-v2", "generic"]
+    library = _loaded([f"kernels-{kind}.so" for kind in kinds])
+    if library is None:
+        raise BackendError(f"planes of JPEGs need compiled code: {_BUILD}")
+    p, i, n = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+    library.fastsiam_from_planes.argtypes = [p, n, i, i, p, p]
+    library.fastsiam_from_planes.restype = ctypes.c_int
+    return library
+
+
+def _loaded(names: list[str]) -> ctypes.CDLL | None:
+    for name in names:
+        path = Path(__file__).with_name(name)
+        if path.exists():
+            return ctypes.CDLL(str(path))
+    return None

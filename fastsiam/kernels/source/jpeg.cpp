@@ -1,0 +1,164 @@
+// Decodes the part of a JPEG that a box needs. libjpeg-turbo does it, with the settings of PIL, so
+// that every pixel inside the box is what a decoding of the whole image gives.
+//
+// Of rows above the box only the entropy code is read, rows below it are left alone, and so are
+// columns beside it, in whole iMCUs. What is refused is left to PIL.
+
+#include "jpeg_huffman.h"
+
+#include <string.h>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace fastsiam {
+namespace {
+
+// jpeg_skip_scanlines and jpeg_crop_scanline had faults before this version.
+constexpr bool PARTS = LIBJPEG_TURBO_VERSION_NUMBER >= 2001000;
+// 4:4:0 was upsampled with other rounding before this one.
+constexpr bool PILS_440 = LIBJPEG_TURBO_VERSION_NUMBER >= 2000003;
+
+struct Handler {
+    jpeg_error_mgr error;  // first: libjpeg knows this part alone
+    jmp_buf refuse;
+};
+
+[[noreturn]] void refuse(j_common_ptr info) { longjmp(((Handler *)info->err)->refuse, 1); }
+
+void message(j_common_ptr info, int level) {
+    if (level < 0) refuse(info);  // a warning
+}
+
+void silent(j_common_ptr) {}
+
+// A thread's decompressor.
+class Decompressor {
+  public:
+    Decompressor() {
+        memset(&info_, 0, sizeof info_);
+        info_.err = jpeg_std_error(&handler_.error);
+        handler_.error.error_exit = refuse;
+        handler_.error.emit_message = message;
+        handler_.error.output_message = silent;
+    }
+    ~Decompressor() { jpeg_destroy_decompress(&info_); }  // does nothing if it was never created
+
+    // Returns whether the box is decoded.
+    bool decode(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
+                const int32_t *box, uint8_t *room, Image *made) {
+        for (quick_ = PARTS;; quick_ = false) {
+            const int jumped = setjmp(handler_.refuse);
+            if (jumped) {
+                if (info_.mem) jpeg_abort_decompress(&info_);
+                if (jumped == Huffman::DOUBT) continue;
+                return false;
+            }
+            if (!info_.mem) jpeg_create_decompress(&info_);
+            const bool done = begin(data, bytes, height, width) && rows(box, room, made);
+            jpeg_abort_decompress(&info_);
+            return done;
+        }
+    }
+
+  private:
+    bool begin(const uint8_t *data, int64_t bytes, int32_t height, int32_t width);
+    bool rows(const int32_t *box, uint8_t *room, Image *made);
+    bool ends_well();
+
+    jpeg_decompress_struct info_;
+    Handler handler_;
+    Huffman huffman_;
+    bool quick_;  // whether huffman_ may decode, and then whether it does
+};
+
+// Reads the header; false if pixels could differ from PIL's or from what the caller expects.
+bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int32_t width) {
+    jpeg_mem_src(&info_, data, bytes);
+    jpeg_read_header(&info_, TRUE);
+    const J_COLOR_SPACE space = info_.jpeg_color_space;
+    if (space != JCS_GRAYSCALE && space != JCS_YCbCr && space != JCS_RGB) return false;
+    if ((int32_t)info_.image_height != height || (int32_t)info_.image_width != width) return false;
+    if (info_.data_precision != 8) return false;
+    for (int i = 0; i < info_.num_components && !PILS_440; i++)
+        if (2 * info_.comp_info[i].v_samp_factor == info_.comp_info[0].v_samp_factor &&
+            info_.comp_info[i].h_samp_factor == info_.comp_info[0].h_samp_factor)
+            return false;
+    info_.out_color_space = JCS_RGB;
+    jpeg_start_decompress(&info_);
+    quick_ = quick_ && huffman_.replace(&info_, &handler_.refuse);
+    // A progressive file that lacks coefficients is smoothed, by each version in its own way.
+    for (int i = 0; i < info_.num_components && info_.coef_bits; i++)
+        for (int k = 0; k < DCTSIZE2; k++)
+            if (info_.coef_bits[i][k]) return false;
+    return true;
+}
+
+// Decodes what the box needs.
+bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
+    const JDIMENSION height = info_.output_height, width = info_.output_width;
+    const JDIMENSION column = DCTSIZE * info_.max_h_samp_factor;  // of iMCUs, at most
+    JDIMENSION top = 0, left = 0, bottom = box[2];
+    // Upsampling takes the first and the last column for the image's edge: leave one outside.
+    if (PARTS && width > 2 * column) {
+        JDIMENSION first = box[1] ? (box[1] - 1) / column * column : 0;
+        if (width - first < column) first -= column;  // a few columns are upsampled in another way
+        JDIMENSION last = ((JDIMENSION)box[3] / column + 1) * column;
+        if (last > width) last = width;
+        JDIMENSION wide = last - first;
+        left = first;
+        jpeg_crop_scanline(&info_, &left, &wide);
+        const int mcu = info_.comps_in_scan == 1 ? DCTSIZE : column;
+        huffman_.only(left / mcu, (left + wide - 1) / mcu);
+    }
+    if (PARTS && box[0] && !info_.arith_code) {
+        top = box[0];
+        jpeg_skip_scanlines(&info_, top);
+    }
+    const int64_t pitch = 3LL * info_.output_width;
+    *made = {room, pitch, (int32_t)top, (int32_t)left,
+             room + 3LL * height * width + ROOM_BEHIND};
+    while (info_.output_scanline < height) {
+        if (info_.output_scanline >= bottom) {
+            if (ends_well()) return true;
+            bottom = height;
+        }
+        JSAMPROW row[MAX_SAMP_FACTOR];
+        row[0] = room + (info_.output_scanline - top) * pitch;
+        for (int i = 1; i < MAX_SAMP_FACTOR; i++) row[i] = row[i - 1] + pitch;
+        const JDIMENSION left_over = height - info_.output_scanline;
+        jpeg_read_scanlines(&info_, row,
+                            left_over < MAX_SAMP_FACTOR ? left_over : MAX_SAMP_FACTOR);
+    }
+    jpeg_finish_decompress(&info_);
+    return true;
+}
+
+// Tells whether nothing but the end of the image comes after the entropy code that is left: if it
+// were cut off, or went on with other things, PIL could fail, so it has to be read then.
+bool Decompressor::ends_well() {
+    if (quick_ || jpeg_has_multiple_scans(&info_)) return true;  // was looked at before
+    if (info_.unread_marker) return info_.unread_marker == JPEG_EOI;
+    const uint8_t *at = info_.src->next_input_byte, *end = at + info_.src->bytes_in_buffer;
+    while ((at = (const uint8_t *)memchr(at, 0xFF, end - at)) && ++at < end) {
+        if (*at == JPEG_EOI) return true;
+        const bool restarts = (*at & ~7) == JPEG_RST0;
+        if (*at && *at != 0xFF && !restarts) return false;
+    }
+    return false;
+}
+
+}  // namespace
+
+EXPORT int fastsiam_decode(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
+                           const int32_t *box, uint8_t *room, Image *made) {
+    static thread_local Decompressor own;
+    return !own.decode(data, bytes, height, width, box, room, made);
+}
+
+EXPORT int fastsiam_decode_whole(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
+                                 const int32_t *, uint8_t *room, Image *made) {
+    const int32_t whole[4] = {0, 0, height, width};
+    return fastsiam_decode(data, bytes, height, width, whole, room, made);
+}
+
+}  // namespace fastsiam

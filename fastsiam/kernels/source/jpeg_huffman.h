@@ -1,0 +1,76 @@
+// Huffman decoding of images of one sequential scan, in libjpeg-turbo's place.
+#pragma once
+
+#include "job.h"
+
+#include <setjmp.h>
+#include <stdio.h>  // jpeglib.h needs it
+
+#include <jpeglib.h>
+
+namespace fastsiam {
+
+// What the next bits of the entropy code mean, by as many bits as codes mostly have.
+class Codes {
+  public:
+    static constexpr int LOOK = 10;
+    // A code's length with that of the level behind it, how many levels 0 come first, and 2^size - 1.
+    struct Entry {
+        uint8_t bits;  // 0: the code is longer than LOOK
+        uint8_t run;
+        uint16_t mask;
+    };
+
+    void prepare(const JHUFF_TBL &table, bool ac);
+    Entry next(uint64_t bits) const {
+        const Entry entry = entry_[bits >> (64 - LOOK)];
+        return __builtin_expect(entry.bits != 0, 1) ? entry : longer(bits);
+    }
+
+  private:
+    Entry longer(uint64_t bits) const;
+    static Entry entry(int symbol, int length, bool ac);
+
+    Entry entry_[1 << LOOK];
+    uint32_t limit_[17];  // the first 16 bits that are beyond all codes of a length
+    int32_t offset_[17];  // from such a code to its symbol's place
+    uint8_t symbol_[256];
+    uint8_t counts_[17];
+    bool ac_, prepared_ = false;
+};
+
+// Takes the place of libjpeg-turbo's Huffman decoder. That one waits for each bit of a code and looks
+// for markers on its way; here the markers are taken out before, and the bits come by eight bytes.
+class Huffman {
+  public:
+    // Tells whether it can decode this image, and will do so; after jpeg_start_decompress. It jumps
+    // to `doubt` with the value DOUBT when it finds what libjpeg-turbo should judge.
+    bool replace(jpeg_decompress_struct *info, jmp_buf *doubt);
+    static constexpr int DOUBT = 2;
+    // Only these MCUs of each row are wanted.
+    void only(int first, int last) { first_ = first, last_ = last; }
+
+  private:
+    bool unstuff(jpeg_decompress_struct *info);
+    void begin_interval();
+    void end_interval();
+    static boolean decode(j_decompress_ptr info, JBLOCKROW *blocks);
+    template <bool WANTED> void mcu(JBLOCKROW *blocks);
+
+    Codes codes_[2][NUM_HUFF_TBLS];
+    const Codes *dc_[D_MAX_BLOCKS_IN_MCU], *ac_[D_MAX_BLOCKS_IN_MCU];
+    int component_[D_MAX_BLOCKS_IN_MCU];
+    int blocks_, across_, first_, last_, column_;
+    int64_t left_, interval_, to_go_;  // MCUs: of the image, of an interval, of the one at hand
+    int level_[MAX_COMPS_IN_SCAN];     // DC, of the last block
+    uint64_t bits_;
+    int count_;          // of them; the highest ones
+    const uint8_t *at_;  // behind them
+    Room code_;          // without markers and stuffed zeros
+    Room ends_;          // of the intervals
+    int64_t *end_;       // of the interval at hand
+    const uint8_t *begin_;
+    jmp_buf *doubt_;
+};
+
+}  // namespace fastsiam

@@ -1,0 +1,318 @@
+// Crops by vectors of lanes: for all but those that shrink so much that a lane's pixels lie too far
+// apart. See lanes.h.
+#pragma once
+
+#include "lanes.h"
+#include "source.h"
+
+#if defined(HAS_LANES)
+
+namespace fastsiam {
+
+namespace {
+
+using Vector = Lanes::Vector;
+constexpr int COUNT = Lanes::COUNT, TAPS = Lanes::TAPS, PIECES = Lanes::PIECES;
+constexpr int BYTES = sizeof(Vector);  // of a vector; also what four vectors are packed into
+constexpr int MOST = 32;               // chunks of TAPS taps; more are left to other code
+constexpr int ENTRY = 1 + PIECES;      // vectors of a table for each chunk
+
+// An axis' weights in pieces: (chunks, PIECES, side). `blank` taps of no weight stand before them.
+struct Pieces {
+    int32_t chunks, side;
+    const uint32_t *at;
+
+    const uint32_t *of(int chunk, int piece) const { return at + (chunk * PIECES + piece) * side; }
+};
+
+Pieces cut(const Axis &axis, bool blanks_first, Room &room) {
+    const int32_t side = axis.side, chunks = (axis.taps + TAPS - 1) / TAPS;
+    const int32_t blank = blanks_first ? chunks * TAPS - axis.taps : 0;
+    uint32_t *pieces = room.of<uint32_t>((int64_t)chunks * PIECES * side);
+    memset(pieces, 0, (int64_t)chunks * PIECES * side * sizeof *pieces);
+    for (int32_t k = 0; k < axis.taps; k++) {
+        const int32_t chunk = (k + blank) / TAPS, shift = (k + blank) % TAPS * Lanes::BITS;
+        uint32_t *target = pieces + chunk * PIECES * side;
+        const int32_t *weights = axis.weights + k * side;
+        for (int32_t x = 0; x < side; x++) {
+            int32_t rest = weights[x];
+            for (int p = PIECES - 1; p >= 0; p--) {  // the lowest first; it is signed
+                const uint32_t low = rest & ((1 << Lanes::BITS) - 1);
+                target[p * side + x] |= low << shift;
+                rest = (rest + (1 << (Lanes::BITS - 1))) >> Lanes::BITS;
+            }
+        }
+    }
+    return {chunks, side, pieces};
+}
+
+// Where lanes are picked: all chunks in one window, each in its own, or each in one of its two.
+enum Windows { SHARED, OWN, TWO };
+
+// What makes a row of the result of a row of the source.
+struct Table {
+    int32_t vectors;        // of lanes in a row of the result
+    int32_t chunks;         // of taps
+    Windows kind;
+    int64_t reach;          // bytes of a row that are read
+    const int32_t *window;  // (vectors, chunks, windows) where each begins in the row
+    const Vector *entries;  // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
+};
+
+constexpr int GROUPS = COUNT / Lanes::SHARERS;  // of a vector's lanes: each has its own windows
+
+// Lays out a table; returns false if a window is too small for what has to be picked in it.
+bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Windows kind,
+             Table *table) {
+    static thread_local Room window_room, entries_room;
+    const int32_t side = axis.side, length = 3 * side, chunks = pieces.chunks, halves = 1 + (kind == TWO);
+    const int32_t vectors = (length + COUNT - 1) / COUNT, padded = (vectors + 3) / 4 * 4;
+    const int32_t taps = kind == SHARED || axis.taps < TAPS ? axis.taps : TAPS;
+    const int32_t step = kind == SHARED ? 0 : 3 * TAPS, pitch = chunks * ENTRY * COUNT;
+    const int64_t windows = (int64_t)padded * chunks * GROUPS * halves;
+    int32_t *window = window_room.of<int32_t>(windows), reach = 0;
+    uint32_t *entries = entries_room.of<uint32_t>((int64_t)padded * pitch);
+    memset(window, 0, windows * sizeof *window);
+    memset(entries + (vectors - 1LL) * pitch, 0, (padded - vectors + 1LL) * pitch * 4);
+    for (int32_t from = 0; from < length; from += Lanes::SHARERS) {
+        const int32_t to = from + Lanes::SHARERS < length ? from + Lanes::SHARERS : length;
+        const int32_t group = from % COUNT / Lanes::SHARERS, vector = from / COUNT;
+        const int32_t first = from / 3, pixels = (to - 1) / 3 + 1 - first;
+        for (int32_t half = 0; half < halves; half++) {
+            const int32_t low = first + pixels * half / halves;
+            const int32_t high = first + pixels * (half + 1) / halves;
+            if (low == high) continue;
+            const int32_t begin = axis.begin[flip ? side - high : low];
+            if (3 * (axis.begin[flip ? side - 1 - low : high - 1] - begin + taps) > Lanes::WINDOW)
+                return false;
+            int32_t *place = window + (vector * chunks * GROUPS + group) * halves + half;
+            for (int c = 0; c < chunks; c++) place[c * GROUPS * halves] = 3 * begin + step * c;
+            const int32_t end = 3 * begin + step * (chunks - 1) + Lanes::WINDOW;
+            reach = end > reach ? end : reach;
+            const int32_t o_end = 3 * high < to ? 3 * high : to;
+            for (int32_t o = 3 * low > from ? 3 * low : from; o < o_end; o++) {
+                const int32_t x = flip ? side - 1 - o / 3 : o / 3;
+                const int32_t at = 3 * (axis.begin[x] - begin) + o % 3 + half * Lanes::WINDOW;
+                uint32_t *target = entries + (int64_t)vector * pitch + o % COUNT;
+                for (int c = 0; c < chunks; c++, target += ENTRY * COUNT) {
+                    *target = Lanes::index(at + (3 * TAPS - step) * c);
+                    for (int p = 0; p < PIECES; p++) target[(1 + p) * COUNT] = pieces.of(c, p)[x];
+                }
+            }
+        }
+    }
+    *table = {vectors, chunks, kind, reach, window, (const Vector *)entries};
+    return true;
+}
+
+// Sums the pieces' products, each of which is worth 2**-BITS of the one before; still to be shifted.
+template <int CHUNKS, typename Levels, typename Weight>
+inline Vector sum(int32_t chunks, Levels levels, Weight weight) {
+    const Vector half = Lanes::all(HALF >> ((PIECES - 1) * Lanes::BITS));
+    if (CHUNKS) {
+        Vector own[CHUNKS + 1], total = half;
+        for (int c = 0; c < CHUNKS; c++) own[c] = levels(c);
+        for (int p = 0; p < PIECES; p++) {
+            if (p) total = Lanes::up(total);
+            for (int c = 0; c < CHUNKS; c++)
+                total = Lanes::add_products(total, own[c], weight(c, p));
+        }
+        return total;
+    }
+    Vector sums[PIECES] = {half};
+    for (int p = 1; p < PIECES; p++) sums[p] = Lanes::all(0);
+    for (int32_t c = 0; c < chunks; c++) {
+        const Vector own = levels(c);
+        for (int p = 0; p < PIECES; p++) sums[p] = Lanes::add_products(sums[p], own, weight(c, p));
+    }
+    for (int p = 1; p < PIECES; p++) sums[p] = Lanes::add(Lanes::up(sums[p - 1]), sums[p]);
+    return sums[PIECES - 1];
+}
+
+// Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many.
+template <int CHUNKS, Windows KIND>
+inline Vector across(const uint8_t *row, const Table &table, int32_t vector) {
+    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks, windows = GROUPS * (1 + (KIND == TWO));
+    const Vector *entry = table.entries + (int64_t)vector * chunks * ENTRY;
+    const int32_t *window = table.window + (int64_t)vector * chunks * windows;
+    const int32_t step = KIND == SHARED ? 0 : windows;
+    return sum<CHUNKS>(
+        chunks,
+        [=](int c) { return Lanes::pick<KIND == TWO>(row, window + c * step, entry + c * ENTRY); },
+        [=](int c, int p) { return Lanes::load(entry + c * ENTRY + 1 + p); });
+}
+
+// Makes two rows of the result, and appends them to the taps that were made of the rows before.
+template <int CHUNKS, Windows KIND>
+void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Vector *before,
+                 Vector *first, Vector *second) {
+    for (int32_t v = 0; v < table.vectors; v++) {
+        const Vector a = across<CHUNKS, KIND>(row, table, v);
+        const Vector b = across<CHUNKS, KIND>(next, table, v);
+        const Vector taps = Lanes::append(Lanes::load(before + v), a);
+        Lanes::store(first + v, taps);
+        Lanes::store(second + v, Lanes::append(taps, b));
+    }
+}
+
+// Makes a row of the result as bytes, whole vectors of them.
+template <int CHUNKS, Windows KIND>
+void make_row(const uint8_t *row, const Table table, uint8_t *out) {
+    for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
+        Vector four[4];
+        for (int j = 0; j < 4; j++) four[j] = Lanes::level(across<CHUNKS, KIND>(row, table, v + j));
+        Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
+    }
+}
+
+// The weights of row y of the result, kept in registers if CHUNKS is known.
+template <int CHUNKS> struct Weights {
+    const Pieces &pieces;
+    int32_t y;
+    Vector kept[CHUNKS + 1][PIECES];
+
+    Weights(const Pieces &pieces, int32_t y) : pieces(pieces), y(y) {
+        for (int c = 0; c < CHUNKS; c++)
+            for (int p = 0; p < PIECES; p++) kept[c][p] = Lanes::all(pieces.of(c, p)[y]);
+    }
+    Vector operator()(int c, int p) const {
+        return CHUNKS ? kept[c][p] : Lanes::all(pieces.of(c, p)[y]);
+    }
+};
+
+// Makes row y of the result of rows whose taps stand side by side in the lanes.
+template <int CHUNKS>
+void blend_lanes(const Vector *const *rows, const Pieces &pieces, int32_t y, int32_t vectors,
+                 uint8_t *out) {
+    const Weights<CHUNKS> weights(pieces, y);
+    for (int32_t v = 0; v < vectors; v += 4, out += BYTES) {
+        Vector four[4];
+        for (int j = 0; j < 4; j++)
+            four[j] = Lanes::level(sum<CHUNKS>(
+                pieces.chunks, [=](int c) { return Lanes::load(rows[c] + v + j); }, weights));
+        Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
+    }
+}
+
+// Makes row y of the result of (chunks * TAPS) rows of bytes, whole vectors of them.
+template <int CHUNKS>
+void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, int64_t count,
+                 uint8_t *out) {
+    const Weights<CHUNKS> weights(pieces, y);
+    for (int64_t at = 0; at < count; at += BYTES) {
+        Vector four[4], levels[CHUNKS ? CHUNKS : MOST][4];
+        for (int c = 0; c < pieces.chunks; c++) Lanes::spread(rows + c * TAPS, at, levels[c]);
+        for (int j = 0; j < 4; j++)
+            four[j] = Lanes::level(sum<CHUNKS>(
+                pieces.chunks, [&](int c) { return levels[c][j]; }, weights));
+        Lanes::store(out + at, Lanes::pack(four));
+    }
+}
+
+constexpr decltype(&append_rows<0, OWN>) APPEND_ROWS[3][3] = {
+    {append_rows<0, SHARED>, append_rows<1, SHARED>, append_rows<2, SHARED>},
+    {append_rows<0, OWN>, append_rows<1, OWN>, append_rows<2, OWN>},
+    {append_rows<0, TWO>, append_rows<1, TWO>, append_rows<2, TWO>}};
+constexpr decltype(&make_row<0, OWN>) MAKE_ROW[3][3] = {
+    {make_row<0, SHARED>, make_row<1, SHARED>, make_row<2, SHARED>},
+    {make_row<0, OWN>, make_row<1, OWN>, make_row<2, OWN>},
+    {make_row<0, TWO>, make_row<1, TWO>, make_row<2, TWO>}};
+constexpr decltype(&blend_lanes<0>) BLEND_LANES[] = {blend_lanes<0>, blend_lanes<1>,
+                                                     blend_lanes<2>};
+constexpr decltype(&blend_bytes<0>) BLEND_BYTES[] = {blend_bytes<0>, blend_bytes<1>,
+                                                     blend_bytes<2>};
+
+int known(int32_t chunks) { return chunks > 2 ? 0 : chunks; }
+
+// The crop, to which rows are written in whole vectors: what is too much of one is overwritten by
+// the next, and what would be too much of the last ones is left out.
+struct Target {
+    uint8_t *out;
+    int64_t length, size;  // of a row, of all
+    uint8_t *spare;        // a row of whole vectors
+
+    uint8_t *row(int32_t y) const {
+        return (y + 1) * length + BYTES * 1LL <= size ? out + y * length : spare;
+    }
+    void written(int32_t y, const uint8_t *row) const {
+        if (row == spare) memcpy(out + y * length, spare, length);
+    }
+};
+
+// Resizes along y, then along x.
+void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
+                       const Table &table, const Target &target) {
+    static thread_local Room line_room, copies_room;
+    const int64_t from = 3LL * x.begin[0], until = 3LL * x.end();
+    const int64_t reach = from + (until - from + BYTES - 1) / BYTES * BYTES;
+    uint8_t *line = line_room.bytes(reach > table.reach ? reach : table.reach);
+    uint8_t *copies = copies_room.bytes(reach * pieces.chunks * TAPS);
+    const int32_t blank = pieces.chunks * TAPS - y.taps;
+    const auto blend = BLEND_BYTES[known(pieces.chunks)];
+    const auto make = MAKE_ROW[table.kind][known(table.chunks)];
+    for (int32_t i = 0; i < y.side; i++) {
+        const uint8_t *rows[MOST * TAPS];
+        for (int32_t k = 0; k < pieces.chunks * TAPS; k++) {
+            const int32_t row = y.begin[i] + (k > blank ? k - blank : 0);
+            rows[k] = source.row(row, until, reach, copies + k * reach) + from;
+        }
+        blend(rows, pieces, i, until - from, line + from);
+        uint8_t *out = target.row(i);
+        make(line, table, out);
+        target.written(i, out);
+    }
+}
+
+// Resizes along x, then along y, each row as soon as the rows of the source that it needs are there.
+void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
+                       const Table &table, const Target &target) {
+    static thread_local Room ring_room, copies_room;
+    const int32_t depth = TAPS * (pieces.chunks - 1) + 2, pitch = (table.vectors + 3) / 4 * 4;
+    Vector *ring = ring_room.of<Vector>((int64_t)depth * pitch);
+    const auto taps_until = [=](int32_t row) { return ring + row % depth * pitch; };
+    uint8_t *copies = copies_room.bytes(2 * table.reach);
+    const auto append = APPEND_ROWS[table.kind][known(table.chunks)];
+    const auto blend = BLEND_LANES[known(pieces.chunks)];
+    int32_t made = y.begin[0];
+    for (int32_t i = 0; i < y.side; i++) {
+        const int32_t last = y.begin[i] + y.taps - 1;
+        for (; made <= last; made += 2) {  // two at once, because both need the same table
+            const uint8_t *rows[2];
+            for (int32_t k = 0; k < 2; k++) {
+                const int32_t row = made + k < y.end() ? made + k : made;
+                rows[k] = source.row(row, 3LL * x.end(), table.reach, copies + k * table.reach);
+            }
+            append(rows[0], rows[1], table, taps_until(made + depth - 1), taps_until(made),
+                   taps_until(made + 1));
+        }
+        const Vector *taps[MOST];
+        for (int c = 0; c < pieces.chunks; c++)
+            taps[c] = taps_until(last - TAPS * (pieces.chunks - 1 - c));
+        uint8_t *out = target.row(i);
+        blend(taps, pieces, i, table.vectors, out);
+        target.written(i, out);
+    }
+}
+
+// Makes a crop; returns false, with nothing written, if that takes other code.
+bool crop_by_lanes(const Source &source, const Axis &x, const Axis &y, bool flip,
+                   bool columns_first, uint8_t *out) {
+    static thread_local Room x_room, y_room, spare_room;
+    const Pieces along = cut(x, false, x_room), pieces = cut(y, true, y_room);
+    Table table;
+    if (pieces.chunks > MOST) return false;
+    if (!lay_out(x, along, flip, SHARED, &table) && !lay_out(x, along, flip, OWN, &table) &&
+        !lay_out(x, along, flip, TWO, &table))
+        return false;
+    const int64_t length = 3LL * x.side;
+    const Target target = {out, length, length * y.side, spare_room.bytes(length + BYTES)};
+    const auto resize = columns_first ? columns_then_rows : rows_then_columns;
+    resize(source, x, y, pieces, table, target);
+    return true;
+}
+
+}  // namespace
+
+}  // namespace fastsiam
+
+#endif

@@ -1,0 +1,107 @@
+// Vectors of as many floats as a register holds, and the ways between them and bytes.
+//
+// Arithmetic is the compilers' own (vector extensions of GCC and Clang); only what they make poor
+// code of is written for each kind of processor.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSSE3__)
+#include <immintrin.h>
+#endif
+
+namespace fastsiam {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+
+typedef float Float __attribute__((vector_size(4 * LANES)));
+typedef int32_t Int __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+
+static inline Float all(float x) { return x - Float{}; }
+static inline Float where(Int yes, Float x) { return (Float)(yes & (Int)x); }  // else 0
+#if defined(__AVX512F__)
+static inline Float least(Float a, Float b) { return _mm512_min_ps(a, b); }
+static inline Float most(Float a, Float b) { return _mm512_max_ps(a, b); }
+#elif defined(__AVX2__)
+static inline Float least(Float a, Float b) { return _mm256_min_ps(a, b); }
+static inline Float most(Float a, Float b) { return _mm256_max_ps(a, b); }
+#else
+static inline Float least(Float a, Float b) { return a < b ? a : b; }
+static inline Float most(Float a, Float b) { return a > b ? a : b; }
+#endif
+static inline Float to_float(Int x) { return __builtin_convertvector(x, Float); }
+static inline Float size(Float x) { return (Float)((Int)x & 0x7FFFFFFF); }
+// Toward zero.
+static inline Int to_int(Float x) { return __builtin_convertvector(x, Int); }
+static inline Float truncated(Float x) { return to_float(to_int(x)); }
+
+// a * b + c, rounded once.
+#if defined(__AVX512F__)
+static inline Float fused(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__FMA__)
+static inline Float fused(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+#endif
+
+// Four vectors: as many bytes as fit a register.
+struct Four {
+    Float part[4];
+};
+constexpr int PIXELS_AT_ONCE = 4 * LANES;
+
+// A register of floats from as many bytes.
+static inline Float load_levels(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(__SSE4_1__)
+    return _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_loadu_si32(from)));
+#else
+    Bytes bytes;
+    memcpy(&bytes, from, LANES);
+    return to_float(__builtin_convertvector(bytes, Int));
+#endif
+}
+
+static inline Four load(const uint8_t *from) {
+    Four x;
+    for (int i = 0; i < 4; i++) x.part[i] = load_levels(from + LANES * i);
+    return x;
+}
+
+// Truncates, clips to 0-255 and stores.
+static inline void store(uint8_t *to, const Four &x) {
+#if defined(__AVX512BW__)
+    const __m512i a = (__m512i)to_int(x.part[0]), b = (__m512i)to_int(x.part[1]);
+    const __m512i c = (__m512i)to_int(x.part[2]), d = (__m512i)to_int(x.part[3]);
+    const __m512i mixed = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, mixed));
+#elif defined(__AVX2__)
+    const __m256i a = (__m256i)to_int(x.part[0]), b = (__m256i)to_int(x.part[1]);
+    const __m256i c = (__m256i)to_int(x.part[2]), d = (__m256i)to_int(x.part[3]);
+    const __m256i mixed = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(mixed, order));
+#elif defined(__SSE4_1__)
+    const __m128i a = (__m128i)to_int(x.part[0]), b = (__m128i)to_int(x.part[1]);
+    const __m128i c = (__m128i)to_int(x.part[2]), d = (__m128i)to_int(x.part[3]);
+    _mm_storeu_si128((__m128i *)to, _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d)));
+#else
+    for (int i = 0; i < 4; i++) {
+        const Float clipped = most(least(x.part[i], all(255)), all(0));
+        const Bytes bytes = __builtin_convertvector(to_int(clipped), Bytes);
+        memcpy(to + LANES * i, &bytes, LANES);
+    }
+#endif
+}
+
+}  // namespace fastsiam

@@ -1,0 +1,82 @@
+"""What decodes JPEGs, called as the kernels call it."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Box = Sequence[int]
+"""Top, left, bottom, right."""
+Pixels = NDArray[np.uint8]
+ROOM_BEHIND = 64
+_UNTOUCHED = 77
+
+
+class Made(ctypes.Structure):
+    """``Image`` of job.h."""
+
+    _fields_ = [
+        ("pixels", ctypes.c_void_p),
+        ("pitch", ctypes.c_int64),
+        ("top", ctypes.c_int32),
+        ("left", ctypes.c_int32),
+        ("end", ctypes.c_void_p),
+    ]
+
+    pixels: int
+    pitch: int
+    top: int
+    left: int
+    end: int
+
+
+class Decoder:
+    """A function of the type ``Decode`` of job.h."""
+
+    def __init__(self, function: Callable[..., int]) -> None:
+        self._function = function
+        function.argtypes = [  # type: ignore[attr-defined]
+            *(ctypes.c_char_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
+            *[ctypes.c_void_p] * 3,
+        ]
+
+    def __call__(
+        self, data: bytes, box: Box | None = None, size: tuple[int, int] | None = None
+    ) -> tuple[Pixels, Made] | None:
+        """Decode a box.
+
+        Args:
+            data: the JPEG.
+            box: by default, the whole image.
+            size: height and width that it is said to have; by default, what it has.
+
+        Returns:
+            The box's pixels and where they were found, or None if it was refused.
+        """
+        height, width = size or Image.open(io.BytesIO(data)).size[::-1]
+        place = np.array(box or (0, 0, height, width), np.int32)
+        room = np.full(3 * height * width + 2 * ROOM_BEHIND, _UNTOUCHED, np.uint8)
+        made = Made()
+        arguments = place.ctypes.data, room.ctypes.data, ctypes.addressof(made)
+        if self._function(data, len(data), height, width, *arguments):
+            return None
+        top, left, bottom, right = place.tolist()
+        assert 0 <= made.top <= top and 0 <= made.left <= left
+        begin = made.pixels - room.ctypes.data
+        last = begin + made.pitch * (bottom - made.top - 1) + 3 * (right - made.left)
+        assert begin >= 0 and last <= made.end - room.ctypes.data <= len(room) - ROOM_BEHIND
+        assert (room[-ROOM_BEHIND:] == _UNTOUCHED).all()
+        part = np.lib.stride_tricks.as_strided(
+            room[begin:], (bottom - made.top, right - made.left, 3), (made.pitch, 3, 1)
+        )
+        return part[top - made.top :, left - made.left :], made
+
+
+def by_pil(data: bytes) -> Pixels:
+    """Return what PIL makes of a JPEG."""
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

@@ -1,0 +1,284 @@
+"""The part of a JPEG that a box needs is decoded as PIL decodes the whole, or refused."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastsiam.kernels.build import SOURCE, compiler
+from tests.conftest import skip
+from tests.tiers import rest_slow, slow
+
+from .decoders import Box, Decoder, by_pil
+from .jpegs import Sampling, jpeg
+
+SAMPLINGS: dict[str, Sampling] = {
+    "gray": [(1, 1)],
+    "gray of 2x2": [(2, 2)],
+    "4:4:4": [(1, 1)] * 3,
+    "4:2:2": [(2, 1), (1, 1), (1, 1)],
+    "4:2:0": [(2, 2), (1, 1), (1, 1)],
+    "4:4:0": [(1, 2), (1, 1), (1, 1)],
+    "4:1:1": [(4, 1), (1, 1), (1, 1)],
+    "4:1:0": [(4, 2), (1, 1), (1, 1)],
+    "4:4:1": [(1, 4), (1, 1), (1, 1)],
+    "3x1": [(3, 1), (1, 1), (1, 1)],
+    "1x3": [(1, 3), (1, 1), (1, 1)],
+    "4:4:4 of 2x2": [(2, 2), (2, 1), (2, 2)],
+    "coarse luma": [(1, 1), (2, 2), (2, 2)],
+    "crossed": [(1, 2), (2, 1), (2, 1)],
+    "one coarse": [(2, 2), (2, 1), (1, 2)],
+    "one fine": [(2, 2), (1, 1), (2, 2)],
+    "three widths": [(4, 1), (2, 1), (1, 1)],
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "one scan": {},
+    "restarts": {"restart": 5},
+    "scan by scan": {"scans": [([i], 0, 63) for i in range(3)]},
+    "progressive": {
+        "frame": 0xC2,
+        "scans": [
+            ([0, 1, 2], 0, 0),
+            *[([i], *band) for band in ((1, 5), (6, 63)) for i in range(3)],
+        ],
+    },
+}
+SIZES = [(150, 201), (64, 300), (300, 64), (129, 130), (33, 47), (16, 17), (9, 5), (2, 3), (1, 1)]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """What decodes, compiled from the sources as they are now."""
+    target = tmp_path_factory.mktemp("kernels") / "decoders.so"
+    sources = [str(SOURCE / name) for name in ("jpeg.cpp", "jpeg_huffman.cpp", "turbojpeg.cpp")]
+    flags = ["-std=c++17", "-O2", "-fPIC", "-shared", *sources, "-ljpeg", "-o", str(target)]
+    command = compiler()
+    if command is None or subprocess.run([*command, *flags]).returncode:
+        skip("needs a C++ compiler and libjpeg-turbo's header")
+    return ctypes.CDLL(str(target))
+
+
+@pytest.fixture(scope="session")
+def part(library: ctypes.CDLL) -> Decoder:
+    return Decoder(library.fastsiam_decode)
+
+
+@pytest.fixture(scope="session")
+def whole(library: ctypes.CDLL) -> Decoder:
+    return Decoder(library.fastsiam_decode_whole)
+
+
+@pytest.fixture(scope="session")
+def turbojpeg(library: ctypes.CDLL) -> Decoder:
+    found = find_library("turbojpeg")
+    if found is None:
+        skip("needs libturbojpeg")
+    theirs = ctypes.CDLL(found)
+    names = "tjInitDecompress", "tjDecompressHeader3", "tjDecompress2", "tjDestroy"
+    pointers = [ctypes.cast(getattr(theirs, name), ctypes.c_void_p) for name in names]
+    library.fastsiam_turbojpeg(*pointers)
+    return Decoder(library.fastsiam_decode_turbojpeg)
+
+
+def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:
+    """Return the whole, its borders, single pixels at all places of an iMCU, and random boxes."""
+    generator = np.random.default_rng(seed)
+    made: list[Box] = [
+        (0, 0, height, width),
+        (0, 0, 1, 1),
+        (height - 1, width - 1, height, width),
+        (0, width - 1, 1, width),
+        (height - 1, 0, height, 1),
+        (0, 0, (height + 1) // 2, width),
+        (0, width // 2, height, width),
+    ]
+    for turn in range(count):
+        top, left = int(generator.integers(height)), int(generator.integers(width))
+        tall, wide = 1, 1
+        if turn % 3:
+            tall = int(generator.integers(1, height - top + 1))
+            wide = int(generator.integers(1, width - left + 1))
+        made.append((top, left, top + tall, left + wide))
+    return made
+
+
+def cut(pixels: np.ndarray, box: Box) -> np.ndarray:
+    return pixels[box[0] : box[2], box[1] : box[3]]
+
+
+def check(decoder: Decoder, data: bytes, count: int, seed: int = 0) -> None:
+    """Hold the pixels of many boxes of a JPEG against PIL's."""
+    expected = by_pil(data)
+    for box in boxes(expected.shape[0], expected.shape[1], count, seed):
+        done = decoder(data, box)
+        assert done is not None, box
+        np.testing.assert_array_equal(done[0], cut(expected, box), str(box))
+
+
+def of_kind(height: int, width: int, name: str, kind: str) -> bytes:
+    """Make a JPEG of a sampling and a kind; one of gray has the first component's scans."""
+    sampling, settings = SAMPLINGS[name], dict(KINDS[kind])
+    if len(sampling) == 1 and "scans" in settings:
+        settings["scans"] = [([0], *own[1:]) for own in settings["scans"] if 0 in own[0]]
+    return jpeg(height, width, sampling, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_every_sampling(name: str, kind: str, part: Decoder) -> None:
+    check(part, of_kind(130, 201, name, kind), 40)
+
+
+@pytest.mark.parametrize(("height", "width"), rest_slow(SIZES))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", rest_slow(list(SAMPLINGS)))
+def test_every_size(name: str, kind: str, height: int, width: int, part: Decoder) -> None:
+    check(part, of_kind(height, width, name, kind), 300, 1)
+
+
+def written(mode: str = "RGB", size: tuple[int, int] = (150, 200), **settings: Any) -> bytes:
+    """Return a JPEG that PIL writes, of smooth colours with some noise."""
+    height, width = size
+    generator = np.random.default_rng(0)
+    across, down = np.meshgrid(np.linspace(0, 9, width), np.linspace(0, 7, height))
+    waves = np.stack([np.sin(across + i * down) for i in range(len(mode))], -1)
+    levels = waves * 90 + 128 + generator.normal(0, 9, waves.shape)
+    image = Image.fromarray(levels.clip(0, 255).astype(np.uint8).squeeze(), mode=mode)
+    target = io.BytesIO()
+    image.save(target, "JPEG", **settings)
+    return target.getvalue()
+
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "gray": {"mode": "L"},
+    "RGB": {"keep_rgb": True},
+    "best": {"quality": 100, "subsampling": 0, "optimize": True},
+    "worst": {"quality": 1},
+    "progressive": {"progressive": True, "subsampling": 1},
+    "restarts": {"restart_marker_rows": 1},
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_pil_writes(name: str, part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
+    data = written(**WRITTEN[name])
+    check(part, data, 40)
+    check(part, data + b"\0" * 3, 3)
+    for decoder in (whole, turbojpeg):
+        done = decoder(data, (50, 60, 70, 80))
+        assert done is not None and (done[1].top, done[1].left) == (0, 0)
+        check(decoder, data, 1)
+
+
+def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
+    """Rows above the box are not made, nor are columns beside it but for an iMCU."""
+    done = part(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
+    assert done is not None
+    assert (done[1].top, done[1].left, done[1].pitch) == (200, 112, 3 * 144)
+
+
+@pytest.mark.parametrize("count", [1, slow(20)])
+def test_real_images(count: int, real_images: Path, part: Decoder) -> None:
+    paths = sorted(real_images.rglob("*.JPEG"))
+    assert paths
+    for turn, path in enumerate(paths[:: 1 if count > 1 else 25]):
+        check(part, path.read_bytes(), count, turn)
+
+
+GOOD = written(subsampling=2)
+SCAN = GOOD.index(b"\xff\xda")
+REFUSED = {
+    "empty": b"",
+    "no JPEG": b"\x89PNG" + GOOD,
+    "header alone": GOOD[:SCAN],
+    "cut off": GOOD[: SCAN + 3000],
+    "cut off in the header": GOOD[:100],
+    "cut off before the end": GOOD[:-2],
+    "zeros for the end": GOOD[:-2] + b"\0\0",
+    "bytes before a marker": GOOD[:2] + b"\1\2\3" + GOOD[2:],
+    "a scan that is cut off": GOOD[:-2] + GOOD[SCAN : SCAN + 300],
+    "CMYK": written("CMYK"),
+    "YCCK": jpeg(150, 200, [(1, 1)] * 4, adobe=2),
+    "two colours": jpeg(150, 200, [(1, 1)] * 2),
+    "sampling by 3 to 2": jpeg(150, 200, [(3, 1), (2, 1), (1, 1)]),
+    "twelve bits": GOOD.replace(b"\xff\xc0\0\x11\x08", b"\xff\xc1\0\x11\x0c"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(
+    name: str,
+    part: Decoder,
+    whole: Decoder,
+    turbojpeg: Decoder,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever the box; the decompressor goes on, and nothing is printed."""
+    for decoder in (part, whole, turbojpeg):
+        for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
+            assert decoder(REFUSED[name], box, (150, 200)) is None
+        check(decoder, GOOD, 1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_another_size_is_refused(part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
+    for decoder in (part, whole, turbojpeg):
+        for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:
+            assert decoder(GOOD, (0, 0, 1, 1), size) is None
+
+
+def test_smoothed_images_are_refused(part: Decoder, whole: Decoder) -> None:
+    """Versions of libjpeg-turbo smooth what lacks coefficients in ways of their own."""
+    data = jpeg(150, 200, SAMPLINGS["4:4:4"], frame=0xC2, scans=[([0, 1, 2], 0, 0)])
+    by_pil(data)  # is content
+    assert part(data, (0, 0, 1, 1)) is None and whole(data) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder, whole: Decoder) -> None:
+    """Damage below the box goes unseen, as PIL goes on after it: the box's pixels are equal."""
+    generator = np.random.default_rng(seed)
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(GOOD)
+        for at in generator.integers(SCAN + 14, len(GOOD), 2):
+            damaged[at] = generator.choice((0, 0xFF, 0xD9, int(generator.integers(256))))
+        top = int(generator.integers(100))
+        box = (top, 0, top + 30, 200)
+        done = part(bytes(damaged), box)
+        if done is None:
+            assert whole(bytes(damaged)) is None
+            refused += 1
+        else:
+            np.testing.assert_array_equal(done[0], cut(by_pil(bytes(damaged)), box))
+    assert refused > 10
+
+
+def test_threads(part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
+    """Each has a decompressor of its own, which ends with it."""
+    data = [written(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
+    expected = [by_pil(own) for own in data]
+
+    def work(turn: int) -> None:
+        for i in range(30):
+            own = (turn + i) % len(data)
+            box = (i, turn, 60 + i, 90 + turn)
+            for decoder in (part, whole, turbojpeg):
+                done = decoder(data[own], box)
+                assert done is not None
+                np.testing.assert_array_equal(done[0], cut(expected[own], box))
+            assert part(data[own][:-30], box) is None
+
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
