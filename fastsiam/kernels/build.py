@@ -33,7 +33,11 @@ OTHER = "generic"
 """What is compiled for other processors."""
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti"]
-_FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]  # the last two: of GCC 12's own headers
+_FLAGS += [
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",
+    "-Wno-uninitialized",
+]  # the last two: of GCC 12's own headers
 
 
 def library(kind: str) -> str:

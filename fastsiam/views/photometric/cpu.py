@@ -27,7 +27,11 @@ from . import reference
 from .operations import Operations, side_by_side
 from .reference import box_weights
 
-_TYPES = {torch.float32: (0, np.float32), torch.bfloat16: (1, np.uint16), torch.float16: (2, np.uint16)}
+_TYPES = {
+    torch.float32: (0, np.float32),
+    torch.bfloat16: (1, np.uint16),
+    torch.float16: (2, np.uint16),
+}
 """What the kernels write: their number for it, and numpy's type of the same size."""
 
 
