@@ -3,8 +3,7 @@
 FFCV brings the file, the page cache, the loader thread, the pinned buffers that rotate, and
 libjpeg-turbo. Ours are the order, the boxes, the decoding operation (PyPI's FFCV cannot cut two
 views from one decode) and the resampling, which equals PIL's. The operation runs in threads of its
-own (``ffcv_decoder``), compiled by numba ahead of FFCV, which would compile it anew for every
-loader, and whose parallel loops deal out images before it is known how long each takes.
+own (``ffcv_decoder``): FFCV's parallel loops deal out images before it is known how long each takes.
 
 Evaluation, whose images come in the file's order, does without FFCV's loader: the same threads
 decode and cut central crops out of the mapped file.
@@ -180,7 +179,8 @@ class DecodeAndCrop(SimpleRGBImageDecoder):  # type: ignore[misc]
         """Return the function that FFCV calls for each batch."""
 
         def decode_and_crop(indices: Any, memory: Any, metadata: Any, work: Work) -> Any:
-            refused = self._cutter.cut(work, self._layout.crops(torch.from_numpy(memory)))
+            crops = None if work.stages else self._layout.crops(torch.from_numpy(memory))
+            refused = self._cutter.cut(work, crops)
             return memory, refused
 
         return decode_and_crop
@@ -212,8 +212,7 @@ def central_crops(
         device: where they will go; the crops lie in memory from which a GPU can copy them.
     """
     size = store.dimensions()
-    shrink = cut_centres(size[np.concatenate(batches)], resize=resize, side=side).shrink
-    cutter = Cutter(store, [side], max(1, count(workers)), shrink=shrink)
+    cutter = Cutter(store, [side], max(1, count(workers)))
 
     def make(indices: NDArray[np.int64]) -> Tensor:
         cuts = cut_centres(size[indices], resize=resize, side=side)

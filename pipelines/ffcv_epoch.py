@@ -20,13 +20,13 @@ from fastsiam.trace import span
 from fastsiam.views.batch import Crops, crop_shapes
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric
-from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import in_views_order, operations
+from fastsiam.views.photometric.operations import in_views_order
 
 from .copies import take_over
 from .ffcv_decoder import Work, crop_by_pil
 from .ffcv_library import EpochIterator, Loader
 from .geometric import cut_views
+from .geometric.cpu import stages_of
 from .store.beton import BetonStore
 
 _SECONDS_BETWEEN_LOOKS = 1.0  # at whether the loader thread still lives
@@ -170,7 +170,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
             stream.synchronize()  # the copy out of this slot's buffer, some batches ago
         size = np.stack([store.height[index], store.width[index]], axis=1).astype(np.int64)
         params = draw_views(augment, seed=self._seed, epoch=self._number, index=index, size=size)
-        stages = self._stages(params)
+        stages = [] if self._dtype is None else stages_of(params, augment, self._dtype)
         cuts = cut_views(params, augment)
         work = self.storage_state = Work(*self._memory(index), index, cuts, stages)
         ((memory, refused),) = self.run_pipeline(number, index, slot, None)
@@ -184,14 +184,6 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         with span("copy"), torch.cuda.stream(stream):
             crops = self._layout.crops(memory.to(self._device, non_blocking=True))
         return Made(index, params, crops, None, stream.record_event())
-
-    def _stages(self, params: ViewParams) -> list[Stage]:
-        """Return the photometric stage of each side, if this thread shall make the views."""
-        augment, dtype = self._augment, self._dtype
-        if dtype is None:
-            return []
-        sides = zip(operations(params, augment), augment.by_side, strict=True)
-        return [Stage(what, augment, side, side, dtype) for what, side in sides]
 
     def _make_by_pil(
         self,

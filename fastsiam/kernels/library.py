@@ -91,6 +91,13 @@ def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
     return array.ctypes.data
 
 
+def address(function: Any) -> int:
+    """Return where a library's function is."""
+    place = ctypes.cast(function, c_void_p).value
+    assert place is not None
+    return place
+
+
 @cache
 def kinds() -> tuple[str, ...]:
     """Return the kinds of libraries that this processor can run, the newest first."""

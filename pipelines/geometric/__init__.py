@@ -50,11 +50,6 @@ class Cuts:
         box[..., 1] -= columns
         return replace(self, box=box)
 
-    @property
-    def shrink(self) -> float:
-        """How many times longer a box is than what becomes of it, at most."""
-        return float((self.box[..., 2:] / self.resized).max(initial=0))
-
 
 def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
     """Return the views of N images as cuts, of one side after the other.

@@ -111,7 +111,7 @@ def test_an_error_in_ffcvs_thread_comes_out(images: Path, monkeypatch: pytest.Mo
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("in the thread")
 
-    monkeypatch.setattr(ffcv_decoder, "_make_views", fail)
+    monkeypatch.setattr(ffcv_decoder.Job, "run", fail)
     with pytest.raises(ZeroDivisionError, match="in the thread"):
         next(loader.epoch(0))
     monkeypatch.undo()
