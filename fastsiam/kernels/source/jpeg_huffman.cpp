@@ -15,8 +15,8 @@ struct EntropyDecoder {
 
 constexpr int END = 128;  // a run that ends the block
 constexpr int WRONG = 64;  // one that stands for a code that there is not
-// Of a code of 16 and a level of 11, which is what images of 8 bits can have; twice as many are filled
-// in at once.
+// Of a code and a level (16 and 11): images of 8 bits can have no more; twice as many are filled in
+// at once.
 constexpr int MOST_BITS = 28;
 // The most bytes that an MCU can take, which is how far what is damaged may be read too far.
 constexpr int64_t BEHIND = D_MAX_BLOCKS_IN_MCU * DCTSIZE2 * 4 + 8;
@@ -73,7 +73,8 @@ Codes::Entry Codes::entry(int symbol, int length, bool ac) {
 
 // Files mostly have the same tables as the file before.
 void Codes::prepare(const JHUFF_TBL &table, bool ac) {
-    if (prepared_ && !memcmp(counts_, table.bits, 17) && !memcmp(symbol_, table.huffval, 256)) return;
+    if (prepared_ && !memcmp(counts_, table.bits, 17) && !memcmp(symbol_, table.huffval, 256))
+        return;
     prepared_ = true;
     ac_ = ac;
     memcpy(counts_, table.bits, 17);

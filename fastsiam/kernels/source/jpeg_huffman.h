@@ -36,8 +36,8 @@ class Codes {
     bool ac_, prepared_ = false;
 };
 
-// Takes the place of libjpeg-turbo's Huffman decoder. That one waits for each bit of a code and looks
-// for markers on its way; here the markers are taken out before, and the bits come by eight bytes.
+// Takes the place of libjpeg-turbo's Huffman decoder, which looks for markers at each byte. Here
+// they are taken out before, the bits come by eight bytes, and one look gives a code and its level.
 class Huffman {
   public:
     // Tells whether it can decode this image, and will do so; after jpeg_start_decompress. It jumps
