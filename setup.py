@@ -17,7 +17,7 @@ spec.loader.exec_module(kernels)
 class BuildWithKernels(build_py):
     """Puts the libraries where the package is built, or beside its sources if it is editable."""
 
-    def run(self):
+    def run(self):  # noqa: D102
         super().run()
         kernels.build(KERNELS if self.editable_mode else Path(self.build_lib) / KERNELS)
 
@@ -25,11 +25,11 @@ class BuildWithKernels(build_py):
 class WheelOfThisPlatform(bdist_wheel):
     """Names the wheel by the platform alone: the libraries know nothing of Python."""
 
-    def finalize_options(self):
+    def finalize_options(self):  # noqa: D102
         super().finalize_options()
         self.root_is_pure = False
 
-    def get_tag(self):
+    def get_tag(self):  # noqa: D102
         return "py3", "none", super().get_tag()[2]
 
 

@@ -18,7 +18,6 @@ _PACKAGES = (
     "nvidia-dali-cuda120",
     "nvidia-dali-cuda130",
     "ffcv",
-    "numba",
     "triton",
 )
 

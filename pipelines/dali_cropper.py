@@ -289,7 +289,7 @@ class Cropper:
                 for own in sides:
                     torch.stack(list(islice(views, len(own))), out=own)
             else:
-                from .geometric.cpu import crop_images  # a GPU does without numba
+                from .geometric.cpu import crop_images  # a GPU does without
 
                 # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
                 images = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]

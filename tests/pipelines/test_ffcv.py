@@ -13,7 +13,7 @@ import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import build_loader, ffcv_backend
+from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 from tests.conftest import write_images
 from tests.conversions import run
@@ -114,14 +114,14 @@ def test_a_file_that_lies_about_a_size(images: Path) -> None:
 
 def test_an_error_in_ffcvs_thread_comes_out(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FFCV alone prints it and leaves the main thread waiting for ever."""
-    from fastsiam.pipelines import ffcv_decoder
+    from fastsiam.pipelines.geometric.cpu import Job
 
     loader = loader_of(readable("ffcv", images / "train"))
 
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("in the thread")
 
-    monkeypatch.setattr(ffcv_decoder.Job, "run", fail)
+    monkeypatch.setattr(Job, "run", fail)
     with pytest.raises(ZeroDivisionError, match="in the thread"):
         next(loader.epoch(0))
     monkeypatch.undo()
@@ -213,7 +213,9 @@ def test_planes_are_read_by_compiled_code(tmp_path: Path, monkeypatch: pytest.Mo
     source = write_images(tmp_path / "images" / "train")
     (made,) = run("folder", source, tmp_path / "out", yuv=True)
     expected = first(build("torchvision", source))
-    monkeypatch.setattr(ffcv_backend, "crop_by_pil", None)
+    from fastsiam.pipelines import ffcv_epoch
+
+    monkeypatch.setattr(ffcv_epoch, "crop_by_pil", None)
     found = first(build("ffcv", made.path))
     for one, other in zip(found.views, expected.views, strict=True):
         assert (one - other).abs().max() < 1e-5

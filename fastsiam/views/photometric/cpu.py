@@ -8,7 +8,6 @@ is in ``fastsiam/kernels/source``: photometric.cpp, colours.cpp, blur.cpp and la
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import Any
 
@@ -107,7 +106,7 @@ _free: dict[int, NDArray[np.uint8]] = {}
 """Memory that held views which nobody needs any more: one block of each size in bytes."""
 
 
-def _recycled(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
     """Return an array, in the memory of earlier views if these are gone.
 
     New memory is cleared by the system, page by page, which takes as long as a colour operation.
