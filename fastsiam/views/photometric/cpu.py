@@ -116,7 +116,7 @@ def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
     if block is None:
         room = np.empty(size + _LINE, np.uint8)
         block = room[-room.ctypes.data % _LINE :][:size]
-    array = block.view(dtype).reshape(shape)
+    array: NDArray[Any] = block.view(dtype).reshape(shape)
     weakref.finalize(array, _keep, block).atexit = False
     return array
 
