@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -22,18 +22,22 @@ class BuildWithKernels(build_py):
         kernels.build(KERNELS if self.editable_mode else Path(self.build_lib) / KERNELS)
 
 
-class WheelOfThisPlatform(bdist_wheel):
-    """Names the wheel by the platform alone: the libraries know nothing of Python."""
+class OfThisPlatform(Distribution):
+    """Says that there is something compiled, although it is no module of Python's."""
 
-    def finalize_options(self):  # noqa: D102
-        super().finalize_options()
-        self.root_is_pure = False
+    def has_ext_modules(self):  # noqa: D102
+        return True
+
+
+class WheelOfAnyPython(bdist_wheel):
+    """Names the wheel by the platform alone: the libraries know nothing of Python."""
 
     def get_tag(self):  # noqa: D102
         return "py3", "none", super().get_tag()[2]
 
 
 setup(
-    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelOfThisPlatform},
+    distclass=OfThisPlatform,
+    cmdclass={"build_py": BuildWithKernels, "bdist_wheel": WheelOfAnyPython},
     setup_requires=[] if kernels.compiler() else ["ziglang"],  # brings a compiler
 )

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.kernels import build, library
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -39,17 +41,18 @@ def test_the_link_is_a_link(name: str) -> None:
 def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
     """It is built of a copy: setuptools leaves build/ beside what it builds, and packs it again."""
     source = tmp_path / "source"
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "kernels-*.so", "*.stamp")
     for folder in ("fastsiam", "pipelines", "bench", "tests", "docs"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True).returncode:
         pip = ["python3", "-m", "pip"]  # the environment was made without pip
     settings = ["--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
     subprocess.run([*pip, "wheel", *settings, str(source)], check=True, capture_output=True)
-    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastsiam"}
     for name in (
         "pipelines/order.py",
@@ -60,5 +63,9 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
         "py.typed",
         "cli/__init__.py",
         "jobs/train.py",
+        "kernels/source/job.h",
+        "kernels/kernels.stamp",
+        *(f"kernels/{build.library(kind)}" for kind in library.kinds()),
     ):
         assert f"fastsiam/{name}" in names
+    assert "-py3-none-linux_" in wheel.name  # of any Python, on this platform
