@@ -8,15 +8,7 @@
 #include "weights.h"
 
 #if defined(__SSE4_1__)
-#if defined(__clang__)
 #include <immintrin.h>
-#else  // GCC 12 warns of its own header (its bug 105593)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#include <immintrin.h>
-#pragma GCC diagnostic pop
-#endif
 #define HAS_LANES 1
 
 namespace fastsiam {

@@ -1,0 +1,224 @@
+"""Compiled crops are PIL's to the last bit, and touch no byte that is not theirs."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.kernels import library
+from fastsiam.pipelines.geometric import Cuts, cut_centres
+from fastsiam.pipelines.geometric.cpu import JPEG, PIXELS, Images, Job
+from tests.kernels.decoders import Made
+from tests.processes import Forked
+
+Pixels = NDArray[np.uint8]
+DECODE = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    *(ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32),
+    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p, ctypes.POINTER(Made)),
+)
+_BITS = 22  # of a weight's fraction
+
+
+class Cut(NamedTuple):
+    """One of ``Cuts``."""
+
+    box: tuple[int, int, int, int]
+    flip: bool
+    resized: tuple[int, int]
+    corner: tuple[int, int]
+
+    @property
+    def columns_first(self) -> bool:
+        """Whether Pillow 13 resizes along the columns first."""
+        excess = [length - own for length, own in zip(self.box[2:], self.resized, strict=True)]
+        return excess[0] > max(0, 2 * excess[1])
+
+
+def weights(length: int, resized: int, corner: int, side: int) -> NDArray[np.float64]:
+    """Return (side, length): the weights of PIL's bilinear filter, as whole numbers."""
+    made, scale = np.zeros((side, length)), length / resized
+    support = max(scale, 1.0)
+    for row in range(max(0, -corner), min(side, resized - corner)):
+        centre = (row + corner + 0.5) * scale
+        first = max(int(centre - support + 0.5), 0)
+        pixels = range(first, min(int(centre + support + 0.5), length))
+        own = [max(1.0 - abs((x - centre + 0.5) * (1 / support)), 0.0) for x in pixels]
+        total = sum(own)
+        made[row, pixels] = [int(weight / total * (1 << _BITS) + 0.5) for weight in own]
+    return made
+
+
+def definition(image: Pixels, cut: Cut, side: int) -> Pixels:
+    """Return the crop as PIL's source defines it; sums of these whole numbers are exact."""
+    top, left, tall, wide = cut.box
+    matrices = [
+        weights(*own, side) for own in zip(cut.box[2:], cut.resized, cut.corner, strict=True)
+    ]
+    made = image[top : top + tall, left : left + wide].astype(np.float64)
+    for axis in (0, 1) if cut.columns_first else (1, 0):
+        sums = np.moveaxis(np.tensordot(matrices[axis], made, (1, axis)), 0, axis)
+        made = np.floor((sums + (1 << (_BITS - 1))) / (1 << _BITS))
+    return np.asarray(made[:, :: -1 if cut.flip else 1], np.uint8)
+
+
+def by_pil(image: Pixels, cut: Cut, side: int) -> Pixels:
+    """Return the crop as the installed Pillow makes it."""
+    (top, left, tall, wide), (high, broad), (y, x) = cut.box, cut.resized, cut.corner
+    own = Image.fromarray(image[top : top + tall, left : left + wide])
+    own = own.resize((broad, high), Image.Resampling.BILINEAR).crop((x, y, x + side, y + side))
+    return np.asarray(own)[:, :: -1 if cut.flip else 1]
+
+
+def guarded(count: int, *, at_the_end: bool) -> Pixels:
+    """Return bytes directly behind or before a page that cannot be touched."""
+    page, system = mmap.PAGESIZE, ctypes.CDLL(None)
+    pages = -(-count // page)
+    memory = mmap.mmap(-1, (pages + 2) * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for own in (start, start + (pages + 1) * page):
+        assert system.mprotect(ctypes.c_void_p(own), page, 0) == 0
+    first = (pages + 1) * page - count if at_the_end else page
+    return np.frombuffer(memory, np.uint8, count, first)
+
+
+def crop(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> Pixels:
+    """Make one crop, of bytes that lie at the end of memory, and into such.
+
+    Args:
+        image: (H, W, 3).
+        cut: what becomes of it.
+        side: of the crop.
+        part: nothing but the pixels of the box is there, as from a decoder.
+    """
+    top, left, tall, wide = cut.box
+    there = image[top : top + tall, left : left + wide] if part else image
+    source = guarded(there.size, at_the_end=True)
+    source[:] = there.ravel()
+    address = source.ctypes.data
+
+    def decode(data: Any, count: int, height: int, width: int, box: Any, room: Any, to: Any) -> int:
+        assert box[:4] == [top, left, top + tall, left + wide]
+        to[0] = Made(address, 3 * wide, top, left, address + source.size)
+        return 0
+
+    def each(own: Any, kind: Any = np.int32) -> Any:
+        return np.array([[own]], kind)
+
+    crops = torch.from_numpy(guarded(3 * side * side, at_the_end=cut.flip))
+    crops = crops.view(1, 1, side, side, 3)
+    form = np.array([JPEG if part else PIXELS], np.uint8)
+    height, width = (np.array([own], np.int32) for own in image.shape[:2])
+    images = Images(np.array([address]), np.array([source.size]), height, width, form)
+    cuts = Cuts(each(cut.box), each(cut.flip, np.bool_), each(cut.resized), each(cut.corner))
+    compiled = DECODE(decode)
+    Job(images, [cuts], [side], (crops,), decode=library.address(compiled)).run()
+    return crops[0, 0].numpy()
+
+
+def noise(height: int, width: int, *, seed: int) -> Pixels:
+    """Return an image; every other is black and white alone, where rounding shows most."""
+    random = np.random.default_rng(seed)
+    image = random.integers(0, 256, (height, width, 3), np.uint8)
+    return (image > 127) * np.uint8(255) if seed % 2 else image
+
+
+def compare(image: Pixels, cut: Cut, side: int, *, part: bool = False) -> None:
+    made = crop(image, cut, side, part=part)
+    np.testing.assert_array_equal(made, definition(image, cut, side), f"{cut}, {side}")
+
+
+def whole(height: int, width: int, side: int, *, flip: bool = False) -> Cut:
+    """Return the cut of a view whose box is the whole image."""
+    return Cut((0, 0, height, width), flip, (side, side), (0, 0))
+
+
+def any_cut(random: np.random.Generator, height: int, width: int, side: int) -> Cut:
+    """Return a cut of any kind: boxes of one pixel and more, at every border."""
+
+    def one_of(*values: int | np.integer[Any]) -> int:
+        return int(random.choice(values))
+
+    high, broad = (one_of(1, n, random.integers(1, n + 1)) for n in (height, width))
+    top = one_of(0, height - high, random.integers(0, height - high + 1))
+    left = one_of(0, width - broad, random.integers(0, width - broad + 1))
+    box, flip = (top, left, high, broad), bool(random.integers(2))
+    if random.integers(3):
+        return Cut(box, flip, (side, side), (0, 0))
+    if random.integers(2):
+        resize = int(random.integers(max(1, side // 3), 2 * side + 1))
+        cuts = cut_centres(np.array([[high, broad]]), resize=resize, side=side)
+        resized, corner = cuts.resized[0, 0].tolist(), cuts.corner[0, 0].tolist()
+    else:
+        resized = random.integers(1, 3 * side + 1, 2).tolist()
+        corner = random.integers(-side, 3 * side, 2).tolist()
+    return Cut(box, flip, tuple(resized), tuple(corner))
+
+
+def on_every_kind(work: Any) -> None:
+    """Call a function with each kind of library that this processor can run.
+
+    In a process of its own, because a byte too far ends it.
+    """
+    for kind in library.kinds():
+        done = Forked(work, environment={library.CHOICE: kind}).wait()
+        assert done.returncode == 0, (kind, done.stderr)
+
+
+def test_crops_of_any_size_and_place() -> None:
+    on_every_kind(crop_anything)
+
+
+def crop_anything() -> None:
+    seen = set()
+    for seed in range(150):
+        random = np.random.default_rng(seed)
+        side = int(random.choice([1, 2, 7, 31, 32, 33, 96]))
+        height, width = random.integers(1, random.choice([8, 60, 300]) + 1, 2).tolist()
+        cut = any_cut(random, height, width, side)
+        compare(noise(height, width, seed=seed), cut, side, part=seed % 3 == 0)
+        seen.add((cut.columns_first, cut.flip))
+    assert len(seen) == 4
+
+
+def test_every_number_of_taps() -> None:
+    """Along both axes, in both orders, from enlarged to shrunk a hundred times."""
+    on_every_kind(crop_by_all_taps)
+
+
+def crop_by_all_taps() -> None:
+    side = 24
+    lengths = [1, 2, 5, 23, 24, 25, 31, 36, 37, 47, 48, 60, 72, 90, 120, 170, 250, 400]
+    for seed, length in enumerate(lengths):
+        for height, width in [(length, length), (length, 20), (20, length), (2 * length, length)]:
+            cut = whole(height, width, side, flip=bool(seed & 2))
+            compare(noise(height, width, seed=seed), cut, side)
+    for height, width in [(700, 5), (5, 700), (700, 700)]:
+        compare(noise(height, width, seed=height), whole(height, width, 7), 7)
+
+
+def test_usual_sides() -> None:
+    on_every_kind(crop_to_usual_sides)
+
+
+def crop_to_usual_sides() -> None:
+    for side in (32, 96, 224, 384):
+        for height, width in [(side, side), (375, 500), (333, 250), (100, 90), (1100, 900)]:
+            compare(noise(height, width, seed=side), whole(height, width, side), side)
+
+
+@pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="resizes in another order")
+def test_the_definition_is_pils() -> None:
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        side, (height, width) = int(random.integers(1, 40)), random.integers(1, 150, 2).tolist()
+        cut, image = any_cut(random, height, width, side), noise(height, width, seed=seed)
+        np.testing.assert_array_equal(definition(image, cut, side), by_pil(image, cut, side))
