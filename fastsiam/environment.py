@@ -18,7 +18,6 @@ _PACKAGES = (
     "nvidia-dali-cuda120",
     "nvidia-dali-cuda130",
     "ffcv",
-    "numba",
     "triton",
 )
 
@@ -28,6 +27,7 @@ def environment() -> dict[str, Any]:
     import torch
 
     import fastsiam
+    from fastsiam.kernels import library
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
@@ -40,6 +40,7 @@ def environment() -> dict[str, Any]:
         "gpus": gpus,
         "driver": _driver() if gpus else None,
         "cpu": _cpu(),
+        "kernels": library.kind(),
         "cores": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
     }

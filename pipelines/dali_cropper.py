@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.errors import BackendError, DataError
+from fastsiam.kernels import planes
 from fastsiam.trace import span
 from fastsiam.views.batch import Shape
 
@@ -231,7 +232,12 @@ class Cropper:
         data = self._store.read(index)
         head = header(self._store, index, data)
         width, height = head.width, head.height
-        if self._store.raw_size(index) is None:
+        if planes.is_record(data):
+            try:
+                data = planes.to_pixels(data).data
+            except ValueError as error:
+                raise self._store.cannot_decode(index, error) from error
+        elif self._store.raw_size(index) is None:
             # PIL refuses a JPEG without an end; other decoders may make up what is missing.
             odd = head.flags & _BY_PIL or width * height > _PIL_REFUSES
             if not (by_pil or odd) and ends(data, head.scan):

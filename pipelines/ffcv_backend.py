@@ -3,7 +3,7 @@
 FFCV brings the file, the page cache, the loader thread, the pinned buffers that rotate, and
 libjpeg-turbo. Ours are the order, the boxes, the decoding operation (PyPI's FFCV cannot cut two
 views from one decode) and the resampling, which equals PIL's. The operation runs in threads of its
-own (``ffcv_decoder``): FFCV's parallel loops deal out images before it is known how long each takes.
+own (``ffcv_decoder``): FFCV's deal out images before it is known how long each takes.
 
 Evaluation, whose images come in the file's order, does without FFCV's loader: the same threads
 decode and cut central crops out of the mapped file.

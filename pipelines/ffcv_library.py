@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numba
+import numba.typed
 import torch
-from llvmlite import binding
 
 _threads = torch.get_num_threads(), numba.get_num_threads()
 
+_typed, numba.typed.Dict = numba.typed.Dict, dict  # for two names, it would compile for seconds
 import ffcv._libffcv  # noqa: E402
 from ffcv.fields.rgb_image import RGBImageField, SimpleRGBImageDecoder  # noqa: E402
 from ffcv.loader import Loader, OrderOption, epoch_iterator  # noqa: E402
@@ -25,14 +26,13 @@ from ffcv.pipeline.state import State  # noqa: E402
 
 __all__ = ["PATH", "EpochIterator", "Loader", "SimpleRGBImageDecoder", "State", "open_loader"]
 
+numba.typed.Dict = _typed
 torch.set_num_threads(_threads[0])
 numba.set_num_threads(_threads[1])
 epoch_iterator.IS_CUDA = False  # it would make new streams for every epoch; we copy ourselves
 
 PATH = str(ffcv._libffcv.__file__)
 """FFCV's library. It is linked with libjpeg-turbo: whoever knows the one finds the other."""
-
-binding.load_library_permanently(PATH)
 
 
 def open_loader(

@@ -75,7 +75,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "torchvision", "numba", "pytest", "PIL.Image", "rich.progress", "typer"]
+    ["torch._dynamo", "torchvision", "pytest", "PIL.Image", "rich.progress", "typer"]
 )
 
 Code = ast.expr | ast.stmt

@@ -156,6 +156,13 @@ def jpeg() -> Any:
     return ctypes.CDLL(str(path)) if path.exists() else None
 
 
+def decoder_name() -> str:
+    """Return what decodes JPEGs for the kernels."""
+    if jpeg() is None:
+        return "TurboJPEG, if FFCV is installed (compiled without libjpeg's header)"
+    return "libjpeg-turbo, no more of each than its crops need"
+
+
 @cache
 def _folder() -> Path:
     """Return where the libraries are, which are compiled if need be.

@@ -7,22 +7,21 @@ part of its time, and can be done for a part of the image; it is libjpeg-turbo's
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from functools import cache
-from pathlib import Path
+from ctypes import c_int32, c_int64, c_void_p
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import BackendError
+from fastsiam.kernels import library
 
 _HEADER = struct.Struct("<4siiB3s")
 _MAGIC = b"FSP1"
 _SLACK = 64
 """A record's end, and what rooms for pixels hold beyond them."""
 _NOT_WHOLE = "it is damaged: its planes are not as large as it says"
-_BUILD = "install g++ (and libjpeg-dev) and run python -m fastsiam.kernels.build"
 
 Bytes = bytes | memoryview
 
@@ -46,8 +45,8 @@ def size_of(data: Bytes) -> tuple[int, int]:
 
 def require() -> None:
     """Raise BackendError if planes cannot be made here."""
-    _made_by()
-    _read_by()
+    _maker()
+    _reader()
 
 
 def to_planes(data: Bytes, height: int, width: int) -> memoryview | None:
@@ -67,9 +66,7 @@ def to_planes(data: Bytes, height: int, width: int) -> memoryview | None:
     """
     source = np.frombuffer(data, np.uint8)
     out = np.empty(_HEADER.size + 3 * height * width + _SLACK, np.uint8)
-    made = _made_by().fastsiam_planes(
-        source.ctypes.data, len(source), height, width, out.ctypes.data, len(out)
-    )
+    made = _maker()(source.ctypes.data, len(source), height, width, out.ctypes.data, len(out))
     return out[:made].data if made else None
 
 
@@ -97,43 +94,27 @@ def to_pixels(data: Bytes, box: tuple[int, int, int, int] | None = None) -> NDAr
         raise ValueError(f"there is no box {box} in an image of {height} x {width}")
     room = np.empty(3 * height * width + _SLACK, np.uint8)
     own = np.array([top, left, bottom, right], np.int32)
-    if _read_by().fastsiam_from_planes(
-        source.ctypes.data, len(source), height, width, own.ctypes.data, room.ctypes.data
-    ):
+    if _reader()(source.ctypes.data, len(source), height, width, own.ctypes.data, room.ctypes.data):
         raise ValueError(_NOT_WHOLE)
     return room[: 3 * (bottom - top) * (right - left)].reshape(bottom - top, right - left, 3)
 
 
-@cache
-def _made_by() -> ctypes.CDLL:
-    """Load what decodes JPEGs."""
-    library = _loaded(["kernels-jpeg.so"])
-    if library is None:
-        raise BackendError(f"planes of JPEGs need compiled code with libjpeg-turbo: {_BUILD}")
-    p, i, n = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    library.fastsiam_planes.argtypes = [p, n, i, i, p, n]
-    library.fastsiam_planes.restype = n
-    return library
+def _maker() -> Any:
+    """Return the function that decodes a JPEG."""
+    jpeg = library.jpeg()
+    if jpeg is None:
+        raise BackendError(
+            "planes of JPEGs need libjpeg-turbo: install its header (Debian: libjpeg-dev) and a "
+            "compiler, and run python -m fastsiam.kernels.build"
+        )
+    function = jpeg.fastsiam_planes
+    function.argtypes = [c_void_p, c_int64, c_int32, c_int32, c_void_p, c_int64]
+    function.restype = c_int64
+    return function
 
 
-@cache
-def _read_by() -> ctypes.CDLL:
-    """Load what makes pixels."""
-    flags = Path("/proc/cpuinfo").read_text()
-    kinds = ["x86-64-v4"] * ("avx512_vbmi" in flags and "avx512_vnni" in flags)
-    kinds += ["x86-64-v3"] * ("avx2" in flags) + ["x86-64-v2", "generic"]
-    library = _loaded([f"kernels-{kind}.so" for kind in kinds])
-    if library is None:
-        raise BackendError(f"planes of JPEGs need compiled code: {_BUILD}")
-    p, i, n = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-    library.fastsiam_from_planes.argtypes = [p, n, i, i, p, p]
-    library.fastsiam_from_planes.restype = ctypes.c_int
-    return library
-
-
-def _loaded(names: list[str]) -> ctypes.CDLL | None:
-    for name in names:
-        path = Path(__file__).with_name(name)
-        if path.exists():
-            return ctypes.CDLL(str(path))
-    return None
+def _reader() -> Any:
+    """Return the function that makes pixels."""
+    function = library.kernels().fastsiam_from_planes
+    function.argtypes = [c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p]
+    return function

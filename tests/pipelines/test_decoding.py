@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llvmlite import binding
 
 from fastsiam.config import AugmentConfig
+from fastsiam.kernels import library
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.views.draws import draw_views
@@ -56,25 +56,24 @@ def test_ffcv_decodes_an_image_once(images: Path) -> None:
 
 
 def count_decodes(data: str) -> None:
-    """Print how many JPEGs libjpeg-turbo decodes in an epoch of the ffcv pipeline, by five views.
+    """Print how many JPEGs are decoded in an epoch of the ffcv pipeline, by five views."""
+    from fastsiam.pipelines import ffcv_decoder
 
-    Compiled code finds a function that counts in the place of libjpeg-turbo's. What numba keeps
-    holds the function's name and not its place, so other processes still find libjpeg-turbo's.
-    """
-    from fastsiam.pipelines import ffcv_library
-
-    pointer, number = ctypes.c_void_p, ctypes.c_int
-    arguments = pointer, pointer, ctypes.c_uint64, pointer, *[number] * 5
     decoded: list[int] = []
-    decompress: Any = ctypes.CDLL(ffcv_library.PATH).tjDecompress2
-    decompress.argtypes, decompress.restype = arguments, number
+    kind = ctypes.CFUNCTYPE(
+        ctypes.c_int,
+        *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32],
+        *[ctypes.c_void_p] * 3,
+    )
+    decode = kind(ffcv_decoder.decoder())
 
     def count(*own: Any) -> int:
-        decoded.append(own[2])
-        return int(decompress(*own))
+        decoded.append(own[1])
+        return int(decode(*own))
 
-    counted = ctypes.CFUNCTYPE(number, *arguments)(count)
-    binding.add_symbol("tjDecompress2", ctypes.cast(counted, pointer).value)
+    counted = kind(count)
+    place = library.address(counted)
+    ffcv_decoder.decoder = lambda: place  # type: ignore[assignment]
     loader = build("ffcv", Path(data), augment=UNEQUAL, workers=2)
     for _ in loader.epoch(0):
         pass

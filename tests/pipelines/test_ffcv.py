@@ -16,7 +16,17 @@ from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 from tests.conftest import write_images
-from tests.pipelines.cases import SMALL, build, equal, give_back_at_once, growth, readable, resident
+from tests.conversions import run
+from tests.pipelines.cases import (
+    SMALL,
+    build,
+    equal,
+    first,
+    give_back_at_once,
+    growth,
+    readable,
+    resident,
+)
 from tests.processes import Forked
 from tests.read_with_ffcv import write
 from tests.sources import encoded, picture
@@ -104,14 +114,14 @@ def test_a_file_that_lies_about_a_size(images: Path) -> None:
 
 def test_an_error_in_ffcvs_thread_comes_out(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FFCV alone prints it and leaves the main thread waiting for ever."""
-    from fastsiam.pipelines import ffcv_decoder
+    from fastsiam.pipelines.geometric.cpu import Job
 
     loader = loader_of(readable("ffcv", images / "train"))
 
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("in the thread")
 
-    monkeypatch.setattr(ffcv_decoder.Job, "run", fail)
+    monkeypatch.setattr(Job, "run", fail)
     with pytest.raises(ZeroDivisionError, match="in the thread"):
         next(loader.epoch(0))
     monkeypatch.undo()
@@ -196,3 +206,22 @@ def print_sizes(root: str) -> None:
         sizes.append(resident())
     loader.close()
     print(json.dumps([view, *sizes]))
+
+
+def test_planes_are_read_by_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not left to PIL, as what is refused is; a damaged one is, and is named."""
+    source = write_images(tmp_path / "images" / "train")
+    (made,) = run("folder", source, tmp_path / "out", yuv=True)
+    expected = first(build("torchvision", source))
+    from fastsiam.pipelines import ffcv_epoch
+
+    monkeypatch.setattr(ffcv_epoch, "crop_by_pil", None)
+    found = first(build("ffcv", made.path))
+    for one, other in zip(found.views, expected.views, strict=True):
+        assert (one - other).abs().max() < 1e-5
+    monkeypatch.undo()
+    start, data = int(BetonStore(made.path).start[5]), bytearray(made.path.read_bytes())
+    data[start + 13] = 0xFF  # a sampling that there is not
+    made.path.write_bytes(data)
+    with pytest.raises(DataError, match="cannot decode image 5 "):
+        list(build("ffcv", made.path).epoch(0))

@@ -8,7 +8,6 @@ is in ``fastsiam/kernels/source``: photometric.cpp, colours.cpp, blur.cpp and la
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import Any
 
@@ -107,7 +106,7 @@ _free: dict[int, NDArray[np.uint8]] = {}
 """Memory that held views which nobody needs any more: one block of each size in bytes."""
 
 
-def _recycled(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
+def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
     """Return an array, in the memory of earlier views if these are gone.
 
     New memory is cleared by the system, page by page, which takes as long as a colour operation.
@@ -117,7 +116,7 @@ def _recycled(shape: tuple[int, int], dtype: type[np.generic]) -> NDArray[Any]:
     if block is None:
         room = np.empty(size + _LINE, np.uint8)
         block = room[-room.ctypes.data % _LINE :][:size]
-    array = block.view(dtype).reshape(shape)
+    array: NDArray[Any] = block.view(dtype).reshape(shape)
     weakref.finalize(array, _keep, block).atexit = False
     return array
 
