@@ -65,7 +65,8 @@ class DaliLoader:
         dali_resizes: bool | None = None,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment = order, augment
+        self._order, self._augment, self._dtype = order, augment, dtype
+        self._makes_views = not (device.type == "cuda" if dali_resizes is None else dali_resizes)
         self._finisher = Finisher(store, augment, device=device, dtype=dtype)
         self._cropper = Cropper(
             store,
@@ -79,8 +80,17 @@ class DaliLoader:
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
-        for made in self.crops(number, skip=skip):
-            yield self._finisher.finish(*made)
+        if not self._makes_views:
+            for made in self.crops(number, skip=skip):
+                yield self._finisher.finish(*made)
+            return
+        from .geometric.cpu import Images, make_views  # a GPU does without compiled kernels
+
+        def make(images: Images, cuts: Sequence[Cuts], params: ViewParams) -> tuple[Tensor, ...]:
+            return make_views(images, params, self._augment, self._dtype, cuts=cuts)
+
+        for index, _, views in self._cropper.run(self._tasks(number, skip), make):
+            yield self._finisher.batch(index, views)
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -93,11 +103,14 @@ class DaliLoader:
         Raises:
             DataError: an image cannot be read or decoded; names it.
         """
-        return self._cropper.run(self._task(number, step) for step in range(skip, self.steps))
+        return self._cropper.run(self._tasks(number, skip))
 
     def close(self) -> None:
         """End DALI's threads and ours, and free the memory."""
         self._cropper.close()
+
+    def _tasks(self, epoch: int, skip: int) -> Iterator[Task[ViewParams]]:
+        return (self._task(epoch, step) for step in range(skip, self.steps))
 
     def _task(self, epoch: int, step: int) -> Task[ViewParams]:
         index = self._order.indices(epoch, step)

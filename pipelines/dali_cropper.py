@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 from fastsiam.errors import BackendError, DataError
 from fastsiam.kernels import planes
 from fastsiam.trace import span
-from fastsiam.views.batch import Crops, Shape
+from fastsiam.views.batch import Shape
 
 from .dali_decoder import say_what_decodes
 from .dali_errors import no_memory, reason, refuses_an_image
@@ -31,6 +31,9 @@ from .geometric import Cuts
 from .store import Store
 from .store.probe import Flags, ends, header
 from .workers import closes_at_exit, count
+
+if TYPE_CHECKING:
+    from .geometric.cpu import Images
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
+Make = Callable[["Images", Sequence[Cuts], Plan], tuple[Tensor, ...]]
+"""Makes something else than crops of images, of which each is a part with the boxes of its cuts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +119,14 @@ class Cropper:
         self._flight: deque[_Batch[Any] | DataError] = deque()
         closes_at_exit(self)
 
-    def run(self, tasks: Iterator[Task[Plan]]) -> Iterator[tuple[NDArray[np.int64], Plan, Crops]]:
+    def run(
+        self, tasks: Iterator[Task[Plan]], make: Make[Plan] | None = None
+    ) -> Iterator[tuple[NDArray[np.int64], Plan, tuple[Tensor, ...]]]:
         """Yield of each task its images, its plan, and its crops, which the next overwrite.
+
+        Args:
+            tasks: batches to be made.
+            make: makes what is yielded in the crops' place, where DALI does no more than decode.
 
         Raises:
             BackendError: DALI runs out of memory.
@@ -127,18 +138,17 @@ class Cropper:
         self._land()
         if self._dali is None:
             self._build()
-        crops = [
-            torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in self._shapes
-        ]
+        assert make is None or not self._dali_resizes
+        shapes = self._shapes if make is None else ()
+        crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
         flight: deque[_Batch[Plan] | DataError] = deque()
         self._flight = flight
         batches = self._read_ahead(tasks)
         flight.extend(map(self._send, islice(batches, self._prefetch)))
         while flight:
-            batch = self._receive(flight, crops)
+            batch, made = self._receive(flight, crops, make)
             flight.extend(map(self._send, islice(batches, 1)))
-            count = len(batch.task.index)
-            yield batch.task.index, batch.plan, tuple(own[:, :count] for own in crops)
+            yield batch.task.index, batch.plan, made
             if flight is not self._flight and not self._closed:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
 
@@ -266,9 +276,16 @@ class Cropper:
         return batch
 
     def _receive(
-        self, flight: deque[_Batch[Plan] | DataError], crops: Sequence[Tensor]
-    ) -> _Batch[Plan]:
-        """Wait for DALI to finish the first batch in flight, and put its crops where told."""
+        self,
+        flight: deque[_Batch[Plan] | DataError],
+        crops: Sequence[Tensor],
+        make: Make[Plan] | None,
+    ) -> tuple[_Batch[Plan], tuple[Tensor, ...]]:
+        """Wait for DALI to finish the first batch in flight, and put its crops where told.
+
+        Returns:
+            The batch, and its crops or what was made in their place.
+        """
         gpu = self._device.type == "cuda"
         while isinstance(batch := flight[0], _Batch):
             stream = torch.cuda.current_stream(self._device) if gpu else None
@@ -281,22 +298,24 @@ class Cropper:
                 self._begin_again(flight, batch, error)
                 continue
             flight.popleft()
-            sides = [own[:, : len(batch.encoded)] for own in crops]
+            sides = tuple(own[:, : len(batch.encoded)] for own in crops)
             if self._dali_resizes:
                 # Without a copy into torch's hands; when torch lets go of its memory, DALI waits
                 # for the device, in a thread of its own, before it uses that again.
                 views = (from_dlpack(view.as_tensor()) for view in made)
                 for own in sides:
                     torch.stack(list(islice(views, len(own))), out=own)
-            else:
-                from .geometric.cpu import crop_images  # a GPU does without
+                return batch, sides
+            from .geometric import cpu  # a GPU does without compiled kernels
 
-                # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
-                images = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
-                with span("crop"):
-                    for cuts, own in zip(batch.cuts, sides, strict=True):
-                        crop_images(images, cuts.moved(*batch.part["start"].T), own)
-            return batch
+            # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
+            decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
+            images = cpu.Images.of_arrays(decoded)
+            cuts = [own.moved(*batch.part["start"].T) for own in batch.cuts]
+            if make is not None:
+                return batch, make(images, cuts, batch.plan)
+            cpu.make_crops(images, cuts, sides)
+            return batch, sides
         raise batch
 
     def _begin_again(

@@ -41,30 +41,51 @@ class MemoryLoader:
         dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment = order, augment
+        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
         self._pixels: Pixels | None = Pixels(store, order.chosen, workers, device)
         self._finisher = Finisher(store, augment, device=device, dtype=dtype)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
-        for made in self.crops(number, skip=skip):
-            yield self._finisher.finish(*made)
+        if self._device.type == "cuda":
+            for made in self.crops(number, skip=skip):
+                yield self._finisher.finish(*made)
+            return
+        from .geometric.cpu import Images, make_views  # a GPU does without compiled kernels
+
+        for pixels, chosen, params in self._drawn(number, skip):
+            images = Images.of_pixels(
+                pixels.flat.data_ptr() + pixels.start[chosen], pixels.size[chosen]
+            )
+            views = make_views(images, params, self._augment, self._dtype)
+            yield self._finisher.batch(chosen, views)
 
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
+        for pixels, chosen, params in self._drawn(number, skip):
+            size, start = pixels.size[chosen], pixels.start[chosen]
+            yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment)
+
+    def _drawn(
+        self, epoch: int, skip: int
+    ) -> Iterator[tuple[Pixels, NDArray[np.int64], ViewParams]]:
+        """Yield the images of each batch of an epoch, and what is drawn for them."""
         if self._pixels is None:
             raise RuntimeError("this loader is closed")
         for step in range(skip, self.steps):
             if (pixels := self._pixels) is None:
                 return
-            chosen = self._order.indices(number, step)
-            size, start = pixels.size[chosen], pixels.start[chosen]
+            chosen = self._order.indices(epoch, step)
             params = draw_views(
-                self._augment, seed=self._order.seed, epoch=number, index=chosen, size=size
+                self._augment,
+                seed=self._order.seed,
+                epoch=epoch,
+                index=chosen,
+                size=pixels.size[chosen],
             )
-            yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment)
+            yield pixels, chosen, params
 
     def close(self) -> None:
         """Free the pixels."""

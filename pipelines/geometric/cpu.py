@@ -62,6 +62,12 @@ class Images:
         form = np.full(len(height), PIXELS, np.uint8)
         return Images(np.ascontiguousarray(address, np.int64), count, height, width, form)
 
+    @staticmethod
+    def of_arrays(arrays: Sequence[NDArray[np.uint8]]) -> Images:
+        """Return images that are contiguous arrays H x W x 3."""
+        address = np.array([array.ctypes.data for array in arrays], np.int64)
+        return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]))
+
 
 class Job:
     """A batch's crops and views, to be made by threads that all call ``run``.
@@ -162,7 +168,12 @@ def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> 
 
 
 def make_views(
-    images: Images, params: ViewParams, config: AugmentConfig, dtype: torch.dtype
+    images: Images,
+    params: ViewParams,
+    config: AugmentConfig,
+    dtype: torch.dtype,
+    *,
+    cuts: Sequence[Cuts] | None = None,
 ) -> tuple[Tensor, ...]:
     """Make the views of N images that are pixels: crops and photometric stage in one go.
 
@@ -171,15 +182,30 @@ def make_views(
         params: what becomes of each.
         config: for the sides and the normalisation.
         dtype: of the views.
+        cuts: of each side, where these are parts of images; by default ``cut_views`` of whole ones.
 
     Returns:
         The views as ``photometric`` returns them.
     """
     stages = stages_of(params, config, dtype)
-    job = Job(images, cut_views(params, config), list(config.by_side), None, stages)
+    cuts = cut_views(params, config) if cuts is None else cuts
+    job = Job(images, cuts, list(config.by_side), None, stages)
     in_threads(job.run, len(images.address))
     job.refused()
     return in_views_order([stage.views() for stage in stages], config)
+
+
+def make_crops(images: Images, cuts: Sequence[Cuts], out: Crops) -> None:
+    """Cut the crops of all sides out of N images that are pixels.
+
+    Args:
+        images: none of them a JPEG.
+        cuts: of each side.
+        out: of each side (V, N, side, side, 3) uint8, contiguous, filled in.
+    """
+    job = Job(images, cuts, [own.shape[2] for own in out], out)
+    in_threads(job.run, len(images.address))
+    job.refused()
 
 
 def crop_side(
@@ -213,8 +239,5 @@ def crop_images(images: Sequence[NDArray[np.uint8]], cuts: Cuts, out: Tensor) ->
         out: (V, N, side, side, 3) uint8, contiguous, filled in.
     """
     sources = [np.ascontiguousarray(image) for image in images]
-    addresses = np.array([source.ctypes.data for source in sources], np.int64)
-    size = np.array([image.shape[:2] for image in images])
-    job = Job(Images.of_pixels(addresses, size), [cuts], [out.shape[2]], (out,))
-    in_threads(job.run, len(sources))
+    make_crops(Images.of_arrays(sources), [cuts], (out,))
     del sources  # until here the addresses are theirs

@@ -209,3 +209,14 @@ def test_memory_is_used_again_only_when_nobody_needs_it(photographs: Tensor) -> 
     assert again[0].data_ptr() != place and torch.equal(view2, kept)
     del view2
     assert photometric((photographs,), params, CONFIG)[0].data_ptr() == place
+
+
+def test_memory_of_several_batches_is_kept_for_the_next_epoch(photographs: Tensor) -> None:
+    """A loader has some batches ready and in use; they all are let go at an epoch's end."""
+    params = parameters(photographs)
+
+    def some() -> list[Tensor]:
+        return [photometric((photographs,), params, CONFIG)[0] for _ in range(3)]
+
+    places = {view.data_ptr() for view in some()}
+    assert len(places) == 3 and {view.data_ptr() for view in some()} == places

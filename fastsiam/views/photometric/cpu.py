@@ -102,8 +102,9 @@ class Stage:
 
 _LINE = 64  # bytes of a line of the cache, to which compiled code stores past it
 _MOST_SIZES = 8  # sides of the views, and the last batch's that may be smaller
-_free: dict[int, NDArray[np.uint8]] = {}
-"""Memory that held views which nobody needs any more: one block of each size in bytes."""
+_MOST_OF_A_SIZE = 8  # batches that are ready or in use when an epoch ends
+_free: dict[int, list[NDArray[np.uint8]]] = {}
+"""Memory that held views which nobody needs any more: blocks by their size in bytes."""
 
 
 def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
@@ -112,8 +113,9 @@ def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
     New memory is cleared by the system, page by page, which takes as long as a colour operation.
     """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    block = _free.pop(size, None)
-    if block is None:
+    try:
+        block = _free[size].pop()
+    except LookupError:
         room = np.empty(size + _LINE, np.uint8)
         block = room[-room.ctypes.data % _LINE :][:size]
     array: NDArray[Any] = block.view(dtype).reshape(shape)
@@ -122,9 +124,11 @@ def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
 
 
 def _keep(block: NDArray[np.uint8]) -> None:
-    if len(_free) >= _MOST_SIZES:
+    if len(block) not in _free and len(_free) >= _MOST_SIZES:
         _free.clear()
-    _free[len(block)] = block
+    blocks = _free.setdefault(len(block), [])
+    if len(blocks) < _MOST_OF_A_SIZE:
+        blocks.append(block)
 
 
 def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:
