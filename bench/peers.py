@@ -21,6 +21,8 @@ class Peer:
     """Modules that it needs."""
     install: str
     """What pip has to install for them."""
+    packaged: bool = True
+    """Whether a package index has it; otherwise it is installed by hand."""
     devices: tuple[str, ...] = ("cpu", "cuda")
     """Kinds of devices on which it finishes views."""
     differs: str
@@ -31,6 +33,9 @@ class Peer:
         """How to install it, if a package that it needs is not there."""
         return None if all(map(_is_there, self.packages)) else f"pip install {self.install}"
 
+
+_SLIPSTREAM = ("slipstream", "libslipstream", "litdata")
+_SLIPSTREAM_FROM = "git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg"
 
 PEERS = {
     "lightly": Peer(
@@ -76,6 +81,34 @@ PEERS = {
         "is one linear map (color_twist) in a fixed order, contrast about 128, hue in YIQ; blurs "
         "by a Gaussian kernel of 23 pixels; jitter, gray and blur are computed for every view and "
         "then chosen or not.",
+    ),
+    "slipstream": Peer(
+        title="slipstream, SimCLR's preset",
+        module="slipstream",
+        packages=_SLIPSTREAM,
+        install=_SLIPSTREAM_FROM,
+        packaged=False,
+        differs="Decoded once, by libjpeg-turbo's fast DCT; resizes by bicubics "
+        "(stb_image_resize2); the rest in float32 on the device, in batches: a jitter in HSV in a "
+        "fixed order, a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
+    ),
+    "slipstream-crops": Peer(
+        title="slipstream, crops alone",
+        module="slipstream_crops",
+        packages=_SLIPSTREAM,
+        install=_SLIPSTREAM_FROM,
+        packaged=False,
+        differs="Crops, flips and normalises only: no jitter, gray or blur; decoded once, by "
+        "libjpeg-turbo's fast DCT; resizes by bicubics (stb_image_resize2).",
+    ),
+    "torchvision-io": Peer(
+        title="torchvision.io and our kernels",
+        module="torchvision_io",
+        packages=("torchvision",),
+        install="torchvision",
+        devices=("cpu",),
+        differs="Nothing: torchvision.io decodes each image once, in threads, and this project's "
+        "kernels do the rest.",
     ),
     "ffcv-plain": Peer(
         title="FFCV's own operations",

@@ -8,7 +8,8 @@ graph.
 On a GPU the resize is PIL's triangle filter in floating point and rounded once, so a pixel of a
 crop is within one level of PIL's. Where a box is shrunk, its outermost pixels can be further off:
 beyond the box DALI repeats its edge, where PIL does with fewer pixels. On a CPU, where DALI's
-resize is slow, our own kernels cut and resize what DALI decodes, to the last bit as PIL does.
+resize is slow, DALI decodes no more than what lies about an image's boxes, and our own kernels cut
+and resize it where it lies, to the last bit as PIL does.
 """
 
 from __future__ import annotations

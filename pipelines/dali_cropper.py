@@ -26,7 +26,7 @@ from fastsiam.views.batch import Crops, Shape
 
 from .dali_decoder import say_what_decodes
 from .dali_errors import no_memory, reason, refuses_an_image
-from .dali_graph import build_graph, cut_arguments
+from .dali_graph import build_graph, cut_arguments, part_arguments
 from .geometric import Cuts
 from .store import Store
 from .store.probe import Flags, ends, header
@@ -67,6 +67,8 @@ class _Batch(Generic[Plan]):
     cuts: tuple[Cuts, ...]
     plan: Plan
     encoded: list[NDArray[np.uint8]]
+    part: dict[str, NDArray[np.int32]]
+    """Which part of each image is to be decoded, where DALI does no more."""
     by_pil: bool
     """All of its images were decoded by PIL."""
 
@@ -246,13 +248,15 @@ class Cropper:
             found = [image for part in parts for image in part.result()]
         except DataError as error:
             return error
-        cuts, plan = task.cut(np.array([(height, width) for _, height, width in found]))
-        return _Batch(task, cuts, plan, [data for data, _, _ in found], by_pil)
+        size = np.array([(height, width) for _, height, width in found])
+        cuts, plan = task.cut(size)
+        part = {} if self._dali_resizes else part_arguments(cuts, size)
+        return _Batch(task, cuts, plan, [data for data, _, _ in found], part, by_pil)
 
     def _send(self, batch: _Batch[Plan] | DataError) -> _Batch[Plan] | DataError:
         """Let DALI begin with a batch."""
         if isinstance(batch, _Batch):
-            arguments: dict[str, Any] = {"encoded": batch.encoded}
+            arguments: dict[str, Any] = {"encoded": batch.encoded, **batch.part}
             if self._dali_resizes:
                 arguments |= cut_arguments(batch.cuts, self._shapes, pads=self._pads)
             with self._calling(batch.task.name):
@@ -287,10 +291,11 @@ class Cropper:
             else:
                 from .geometric.cpu import crop_images  # a GPU does without numba
 
-                images = [np.asarray(made[0].at(row)) for row in range(len(batch.encoded))]
+                # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
+                images = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
                 with span("crop"):
                     for cuts, own in zip(batch.cuts, sides, strict=True):
-                        crop_images(images, cuts, own)
+                        crop_images(images, cuts.moved(*batch.part["start"].T), own)
             return batch
         raise batch
 

@@ -34,6 +34,7 @@ def decoded(
     batch: int,
     hw_decoder_load: float,
     dimensions: NDArray[np.int64] | None = None,
+    part: tuple[Any, Any] | None = None,
 ) -> Any:
     """Add the decoder to a graph: encoded images in, pixels as PIL's out.
 
@@ -43,20 +44,27 @@ def decoded(
         batch: images in a batch, at most.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
         dimensions: (images, 2) height and width of the images of the data set, if known.
+        part: the graph's nodes of each image's first row and column, and those behind the last, if
+            not all of it is wanted.
     """
     from nvidia.dali import fn, types
 
-    own: dict[str, Any] = {"hw_decoder_load": hw_decoder_load, **hints(dimensions, batch)}
     # DALI's pools grow with the first batches and are kept, and how much they will hold is not
     # known before: backend.PreallocateDeviceMemory would spare a second of the first step, and
     # take for good from the model what was guessed too high.
-    return fn.decoders.image(
+    own: dict[str, Any] = {"device": "cpu"}
+    if gpu:
+        own = {"device": "mixed", "hw_decoder_load": hw_decoder_load, **hints(dimensions, batch)}
+    decoder: Any = fn.decoders.image
+    if part is not None:
+        decoder, own = fn.decoders.image_slice, own | {"axes": [0, 1]}
+        own["start"], own["end"] = part
+    return decoder(
         encoded,
-        device="mixed" if gpu else "cpu",
+        **own,
         output_type=types.RGB,
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
-        **(own if gpu else {}),
     )
 
 

@@ -10,7 +10,7 @@ import re
 
 _REFUSED = re.compile(
     # nvImageCodec's numbers: bad or unsupported code streams, of its own and of its extensions.
-    r"`nvidia\.dali\.fn\.decoders\.image`.*encountered:.*"
+    r"`nvidia\.dali\.fn\.decoders\.image(?:_slice)?`.*encountered:.*"
     r"(Failed to decode sample #\d|nvImageCodec failure: '#(3|4|9|13|14|18|19)')",
     re.DOTALL,
 )

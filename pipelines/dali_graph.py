@@ -14,6 +14,11 @@ from fastsiam.views.batch import Shape
 from .dali_decoder import decoded
 from .geometric import Cuts
 
+_MARGIN = 8
+"""Pixels around the boxes that are decoded too. A pixel of a JPEG whose colours have a lower
+resolution hangs on their samples beside it, which are two pixels wide; libjpeg-turbo, asked for a
+part, lacks those beyond its border."""
+
 
 def build_graph(
     shapes: Sequence[Shape],
@@ -33,12 +38,12 @@ def build_graph(
         device: number of the GPU, None for the CPU.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
         dimensions: (images, 2) height and width of the data set's images, if known.
-        resizes: whether it cuts and resizes; else it makes decoded images, and takes no cuts.
+        resizes: whether it cuts and resizes; else it makes decoded parts, and takes no cuts.
         pads: whether crops can reach beyond what the boxes become.
     """
     # What DALI's decoders find wrong with an image is said by our error, with its name.
     os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
-    from nvidia.dali import Pipeline, fn, types
+    from nvidia.dali import Pipeline, types
 
     batch = shapes[0][1]
     dali = Pipeline(
@@ -52,11 +57,12 @@ def build_graph(
     )
     with dali:
         image = decoded(
-            fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, no_copy=True),
+            _fed("encoded", types.UINT8),
             gpu=device is not None,
             batch=batch,
             hw_decoder_load=hw_decoder_load,
             dimensions=dimensions,
+            part=None if resizes else (_fed("start", types.INT32), _fed("end", types.INT32)),
         )
         if resizes:
             dali.set_outputs(*(_view(image, *view, pads=pads) for view in _names(shapes)))
@@ -66,12 +72,19 @@ def build_graph(
     return dali
 
 
+def _fed(name: str, kind: Any) -> Any:
+    """Add an input: one array of one axis for each image, used where it lies."""
+    from nvidia.dali import fn
+
+    return fn.external_source(name=name, dtype=kind, ndim=1, no_copy=True)
+
+
 def _view(image: Any, view: str, side: int, *, pads: bool) -> Any:
     """Cut a box out of an image, flip it perhaps, and make a square of it or of its middle."""
     from nvidia.dali import fn, types
 
     def argument(name: str, kind: Any = types.FLOAT) -> Any:
-        return fn.external_source(name=name + view, dtype=kind, ndim=1, no_copy=True)
+        return _fed(name + view, kind)
 
     # The box apart: PIL's filter sees nothing beside it. Taking the nearest pixels at their own
     # scale copies them; DALI's slice does that too, at half the speed.
@@ -121,6 +134,22 @@ def cut_arguments(
         name + view: array.astype(np.int32 if name == "corner" else np.float32)
         for (view, _), arrays in zip(_names(shapes), of_each, strict=True)
         for name, array in arrays.items()
+    }
+
+
+def part_arguments(cuts: Sequence[Cuts], size: NDArray[np.int64]) -> dict[str, NDArray[np.int32]]:
+    """Return what the graph asks for that only decodes: the part of each image with all its boxes.
+
+    Args:
+        cuts: of each side.
+        size: (N, 2) height and width of the images.
+    """
+    box = np.concatenate([own.box for own in cuts])
+    start = box[..., :2].min(0) - _MARGIN
+    end = (box[..., :2] + box[..., 2:]).max(0) + _MARGIN
+    return {
+        "start": np.maximum(start, 0).astype(np.int32),
+        "end": np.minimum(end, size).astype(np.int32),
     }
 
 

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastsiam.bench.contest import Work
-from fastsiam.config import DataConfig
-from fastsiam.pipelines import open_store
-from fastsiam.pipelines.store.beton import BetonStore
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.kernels import library
+from fastsiam.pipelines import Store, open_store
+from fastsiam.pipelines.store.probe import header
+from fastsiam.views.draws import draw_views
 
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 ON_GPU = ("nvJPEG", _DALI["cuda"])
 """Those that decode on a GPU."""
+OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
+"""Our own decoder: of whole images, and of what a step's boxes need."""
+OPTIONAL = {
+    "libjpeg-turbo": "libturbojpeg, a package of the system",
+    "DALI": "pip install fastsiam[dali]",
+    "SPDL": "pip install spdl-io, beside FFmpeg's libraries",
+    OURS: "python -m fastsiam.kernels.build, beside libjpeg-turbo's header",
+}
+"""Those of the CPU that need not be there, and how to get them."""
+
+_BEHIND = 64  # bytes that may be written behind the pixels; what tells where they lie needs fewer
 
 
-def build_decoding(
-    *, path: str, beton: str, workers: int, batch: int, device: str
-) -> dict[str, Work]:
-    """Decode the images of a folder with each decoder that is there and takes them all."""
+def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[str, Work]:
+    """Decode a data set's images with each decoder that is there and takes them all."""
     store = open_store(Path(path), "train")
     data = [bytes(store.read(i)) for i in range(len(store))]
     tensors = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in data]
@@ -44,34 +58,96 @@ def build_decoding(
 
         return decode_image(tensors[index], ImageReadMode.RGB)
 
-    def by_turbo() -> Callable[[], object]:
-        from fastsiam.pipelines.ffcv_decoder import Decompressor
+    def by_spdl() -> Callable[[], object]:
+        from spdl.io import load_image
 
-        converted = BetonStore(Path(beton) / "train.beton")
-        largest = int((converted.height.astype(int) * converted.width).max())
-        own = [Decompressor(largest) for _ in range(workers)]
+        return in_threads(lambda _, index: load_image(data[index]))
 
-        def one(worker: int, index: int) -> None:
-            if not own[worker].decode(converted, index):
-                raise RuntimeError(f"libjpeg-turbo refuses image {index}")
-
-        return in_threads(one)
-
-    makers = {
+    makers: dict[str, Callable[[], Callable[[], object]]] = {
         "PIL": lambda: in_threads(lambda _, index: store.decode(index)),
         "torchvision.io": lambda: in_threads(by_torchvision),
-        "libjpeg-turbo": by_turbo,
+        "libjpeg-turbo": lambda: in_threads(_by_turbo(store, data, workers)),
+        "SPDL": by_spdl,
+        OURS: lambda: in_threads(_by_our_own(store, data, workers, part=False)),
+        OUR_PART: lambda: in_threads(_by_our_own(store, data, workers, part=True)),
     }
     if device == "cuda":
         makers |= {"nvJPEG": lambda: _by_nvjpeg(tensors, batch)}
     makers[_DALI[device]] = lambda: _by_dali(data, store.dimensions(), workers, device, batch)
-    work = {}
+    work: dict[str, Work] = {}
     for name, make in makers.items():
         with contextlib.suppress(ImportError, RuntimeError):  # not there, or refuses one of them
             run = make()
             run()
             work[name] = Work(run, len(data))
     return work
+
+
+def _by_turbo(store: Store, data: Sequence[bytes], workers: int) -> Callable[[int, int], object]:
+    """Return what decodes an image by libjpeg-turbo, by the number of the thread."""
+    found = find_library("turbojpeg")
+    if found is None:
+        raise ImportError("no libturbojpeg")
+    turbo: Any = ctypes.CDLL(found)
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    turbo.tjInitDecompress.restype = pointer
+    turbo.tjDecompress2.argtypes = [pointer, pointer, ctypes.c_ulong, pointer, *[number] * 5]
+    size = _sizes(store, data)
+    rooms = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
+    handles = [turbo.tjInitDecompress() for _ in range(workers)]
+
+    def one(worker: int, index: int) -> None:
+        height, width = size[index].tolist()
+        into, rgb, accurate = library.at(rooms[worker]), 0, 4096  # TJPF_RGB, TJFLAG_ACCURATEDCT
+        encoded = data[index], len(data[index])
+        how = width, 0, height, rgb, accurate
+        if turbo.tjDecompress2(handles[worker], *encoded, into, *how):
+            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
+
+    return one
+
+
+def _sizes(store: Store, data: Sequence[bytes]) -> NDArray[np.int64]:
+    """Return (images, 2) height and width."""
+    heads = [header(store, index, one) for index, one in enumerate(data)]
+    return np.array([(head.height, head.width) for head in heads])
+
+
+def _by_our_own(
+    store: Store, data: Sequence[bytes], workers: int, *, part: bool
+) -> Callable[[int, int], object]:
+    """Return what decodes an image as a thread of our pipelines does, by the number of the thread.
+
+    Args:
+        store: the images.
+        data: their bytes.
+        workers: threads.
+        part: decode what the boxes of two views need, drawn with the default settings; else all.
+    """
+    decode: Any = getattr(library.jpeg(), "fastsiam_decode", None)
+    if decode is None:
+        raise RuntimeError("compiled without libjpeg-turbo")
+    pointer, number = ctypes.c_void_p, ctypes.c_int32
+    decode.argtypes = [pointer, ctypes.c_int64, number, number, pointer, pointer, pointer]
+    size = _sizes(store, data)
+    box = np.concatenate([np.zeros_like(size), size], 1)
+    if part:
+        index = np.arange(len(data))
+        boxes = draw_views(AugmentConfig(), seed=0, epoch=0, index=index, size=size).box
+        first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
+        box = np.concatenate([first.min(0), last.max(0)], 1)
+    box = np.ascontiguousarray(box, np.int32)
+    rooms = [np.empty(3 * int(size.prod(1).max()) + _BEHIND, np.uint8) for _ in range(workers)]
+    made = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]  # where the part lies
+
+    def one(worker: int, index: int) -> None:
+        height, width = size[index].tolist()
+        where = box.ctypes.data + box.strides[0] * index
+        into = library.at(rooms[worker]), library.at(made[worker])
+        if decode(data[index], len(data[index]), height, width, where, *into):
+            raise RuntimeError(f"our decoder refuses image {index}")
+
+    return one
 
 
 def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:

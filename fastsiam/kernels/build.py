@@ -18,26 +18,14 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("source")
-KINDS = {
-    "x86-64-v4": [
-        "-march=x86-64-v4",
-        "-mavx512vbmi",
-        "-mavx512vnni",
-        "-mprefer-vector-width=512",
-    ],
-    "x86-64-v3": ["-march=x86-64-v3"],
-    "x86-64-v2": ["-march=x86-64-v2"],
-}
-"""Kinds of x86 processors, the newest first, and the compiler's options for each."""
+KINDS = {"x86-64-v4": ("avx512vbmi", "avx512vnni"), "x86-64-v3": (), "x86-64-v2": ()}
+"""Kinds of x86 processors, the newest first, and what each is to have beyond its level."""
 OTHER = "generic"
 """What is compiled for other processors."""
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti"]
-_FLAGS += [
-    "-Wno-psabi",
-    "-Wno-maybe-uninitialized",
-    "-Wno-uninitialized",
-]  # the last two: of GCC 12's own headers
+# The last two are for GCC 12's own headers.
+_FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
 
 
 def library(kind: str) -> str:
@@ -59,7 +47,7 @@ def cache_folder() -> Path:
 def stamp() -> str:
     """Return a text that changes with the sources."""
     whole = hashlib.sha256()
-    for path in sorted([Path(__file__), *SOURCE.iterdir()]):
+    for path in sorted([Path(__file__), *SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")]):
         whole.update(path.read_bytes())
     return whole.hexdigest()
 
@@ -105,14 +93,24 @@ def build(folder: Path) -> list[Path]:
     sources = sorted(str(path) for path in SOURCE.glob("*.cpp"))
     kernels = [path for path in sources if not Path(path).name.startswith("jpeg")]
     made = []
-    for kind, flags in KINDS.items() if x86 else [(OTHER, [])]:
-        made.append(_compile([*command, *_FLAGS, *flags, *kernels], folder / library(kind)))
+    for kind in KINDS if x86 else [OTHER]:
+        flags = [*_FLAGS, *_processor(kind, zig="ziglang" in command)]
+        made.append(_compile([*command, *flags, *kernels], folder / library(kind)))
     (folder / JPEG).unlink(missing_ok=True)
     if _has_libjpeg(command):
         jpeg = [path for path in sources if path not in kernels]
         made.append(_compile([*command, *_FLAGS, *jpeg, "-ljpeg"], folder / JPEG))
     (folder / _STAMP).write_text(stamp())
     return made
+
+
+def _processor(kind: str, *, zig: bool) -> list[str]:
+    """Return the compiler's options for a kind of processor; Zig has names of its own for them."""
+    if kind == OTHER:
+        return []
+    if zig:
+        return ["-mcpu=" + "+".join([kind.replace("-", "_"), *KINDS[kind]])]
+    return [f"-march={kind}", *(f"-m{own}" for own in KINDS[kind]), "-mprefer-vector-width=512"]
 
 
 def _compile(command: list[str], target: Path) -> Path:

@@ -29,7 +29,7 @@ NO_LEVEL = 256
 _ORDERS = np.array(list(permutations(range(4))), dtype=np.int8)
 _TRIES = 10  # as RandomResizedCrop.get_params
 _FIRST_AFTER_CROP = 4 * _TRIES
-_DRAWS = _FIRST_AFTER_CROP + 11
+_AFTER_CROP = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,11 @@ def draw_views(
     index, size = np.asarray(index, np.int64), np.asarray(size, np.int64).reshape(-1, 2)
     ranges, views = _ranges(config), len(config.views)
     key = rng.keys(seed, epoch, index[None, :], np.arange(views)[:, None])
-    u = rng.uniform(key, _DRAWS)
-    after = u[..., _FIRST_AFTER_CROP:]
+    after = rng.uniform(key, _AFTER_CROP, skip=_FIRST_AFTER_CROP)
     sigma = ranges.sigma + after[..., 9] * ranges.sigma_width
     inverts = after[..., 10] < ranges.solarise_p
     return ViewParams(
-        box=_crop_boxes(ranges, u[..., :_FIRST_AFTER_CROP].reshape(views, -1, _TRIES, 4), size),
+        box=_crop_boxes(ranges, key, size),
         flip=after[..., 0] < ranges.flip_p,
         jitter=after[..., 1] < ranges.jitter_p,
         order=_ORDERS[(after[..., 2] * len(_ORDERS)).astype(np.int64)],
@@ -159,10 +158,37 @@ def _ranges(config: AugmentConfig) -> _Ranges:
 
 
 def _crop_boxes(
-    ranges: _Ranges, u: NDArray[np.float64], size: NDArray[np.int64]
+    ranges: _Ranges, key: NDArray[np.uint64], size: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Boxes (V, N, 4) from uniforms (V, N, tries, 4): the first to fit, else a central crop."""
-    height, width = size[None, :, None, 0], size[None, :, None, 1]
+    """Boxes (V, N, 4) from keys (V, N): the first to fit, else a central crop.
+
+    Most views' first try fits: the others are drawn for the rest alone.
+    """
+    tries, fit = _tries(ranges, rng.uniform(key, 4), size)
+    box = tries[:, :, 0]
+    view, image = np.nonzero(~fit[:, :, 0])
+    if len(view):
+        own, sizes = _Ranges._make(values[view] for values in ranges), size[image, None]
+        u = rng.uniform(key[view, image, None], 4 * _TRIES - 4, skip=4)
+        tries, fit = _tries(own, u, sizes)
+        chosen = tries[np.arange(len(view)), 0, np.argmax(fit[:, 0], axis=-1)]
+        fits = fit.any(axis=-1)
+        box[view, image] = np.where(fits, chosen, _central_boxes(own, sizes)[:, 0])
+    return box.astype(np.int32)
+
+
+def _tries(
+    ranges: _Ranges, u: NDArray[np.float64], size: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Boxes (V, N, tries, 4) from uniforms (V, N, tries * 4), and whether each fits.
+
+    Args:
+        ranges: of V views.
+        u: in [0, 1).
+        size: (N, 2) or (V, N, 2) height and width of the images.
+    """
+    u = u.reshape(*u.shape[:-1], u.shape[-1] // 4, 4)
+    height, width = size[..., :1], size[..., 1:]
     area = height * width * (ranges.scale[..., None] + u[..., 0] * ranges.scale_width[..., None])
     log_ratio = ranges.log_ratio[..., None] + u[..., 1] * ranges.log_ratio_width[..., None]
     ratio = np.exp(log_ratio)
@@ -171,16 +197,12 @@ def _crop_boxes(
     fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
     top = (u[..., 2] * (height - h + 1)).astype(np.int64)
     left = (u[..., 3] * (width - w + 1)).astype(np.int64)
-    tries = np.stack([top, left, h, w], axis=-1)
-    first = np.argmax(fits, axis=-1)[..., None, None]
-    chosen = np.take_along_axis(tries, first, axis=2)[:, :, 0]
-    fitted = fits.any(axis=-1, keepdims=True)
-    return np.where(fitted, chosen, _central_boxes(ranges, size)).astype(np.int32)
+    return np.stack([top, left, h, w], axis=-1), fits
 
 
 def _central_boxes(ranges: _Ranges, size: NDArray[np.int64]) -> NDArray[np.int64]:
     """``RandomResizedCrop``'s fallback: the largest central boxes (V, N, 4) of allowed ratios."""
-    height, width = size[None, :, 0], size[None, :, 1]
+    height, width = size[..., 0], size[..., 1]
     ratio, least, most = width / height, ranges.ratio, ranges.ratio_max
     w = np.where(ratio > most, np.rint(height * most), width).astype(np.int64)
     h = np.where(ratio < least, np.rint(width / least), height).astype(np.int64)

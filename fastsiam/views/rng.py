@@ -63,7 +63,16 @@ def keys(*parts: int | NDArray[np.integer]) -> NDArray[np.uint64]:
     return key
 
 
-def uniform(key: NDArray[np.uint64], count: int) -> NDArray[np.float64]:
-    """Draw ``count`` numbers in [0, 1) for each key: ``key.shape + (count,)``, 53 random bits."""
-    steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
+def uniform(key: NDArray[np.uint64], count: int, *, skip: int = 0) -> NDArray[np.float64]:
+    """Draw ``count`` numbers in [0, 1) for each key, 53 random bits each.
+
+    Args:
+        key: any shape.
+        count: numbers for each.
+        skip: how many of a key's numbers come before them.
+
+    Returns:
+        ``key.shape + (count,)``.
+    """
+    steps = np.arange(skip + 1, skip + count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     return (mix(key[..., None] + steps) >> np.uint64(11)).astype(np.float64) * 2.0**-53

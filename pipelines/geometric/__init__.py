@@ -6,7 +6,7 @@ to PIL, and the DALI pipeline to DALI.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,18 @@ class Cuts:
     def rows(self, which: slice) -> Cuts:
         """Return the cuts of some of the images."""
         return Cuts(*(getattr(self, name)[:, which] for name in self.__slots__))
+
+    def moved(self, rows: NDArray[np.integer], columns: NDArray[np.integer]) -> Cuts:
+        """Return the cuts in parts of the images.
+
+        Args:
+            rows: (N,) of each image above its part.
+            columns: (N,) on its left.
+        """
+        box = self.box.copy()
+        box[..., 0] -= rows
+        box[..., 1] -= columns
+        return replace(self, box=box)
 
 
 def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:

@@ -231,6 +231,19 @@ def test_refused(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("marker", [0xDB, 0xC4], ids=["quantisers", "codes"])
+def test_tables_of_the_image_before_are_forgotten(
+    marker: int, part: Decoder, whole: Decoder
+) -> None:
+    at = GOOD.index(bytes([0xFF, marker]))
+    length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
+    lacking = GOOD[:at] + GOOD[at + 2 + length :]
+    for decoder in (part, whole):
+        check(decoder, GOOD, 1)
+        assert decoder(lacking, (0, 0, 20, 20)) is None
+        check(decoder, GOOD, 1)
+
+
 def test_another_size_is_refused(part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
     for decoder in (part, whole, turbojpeg):
         for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:

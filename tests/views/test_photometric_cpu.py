@@ -170,14 +170,19 @@ def test_bfloat16_is_rounded_to_the_nearest(photographs: Tensor) -> None:
     assert all(torch.equal(a.bfloat16(), b) for a, b in zip(full, half, strict=True))
 
 
-def test_ties_go_to_the_even_bfloat16() -> None:
-    high = np.arange(0x3F00, 0x4200, dtype=np.uint32) << 16
-    bits = np.concatenate([high + low for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
-    bits = bits.astype(np.uint32)
-    out = np.empty(len(bits), np.uint16)
-    cpu._round_to_bfloat16(bits, out)
-    expected = torch.from_numpy(bits.view(np.float32)).bfloat16().view(torch.int16).numpy()
-    assert np.array_equal(out, expected.view(np.uint16))
+def test_ties_go_to_the_even_half() -> None:
+    """Normalised levels that lie in the middle between two numbers of a type, on either side."""
+    crops = torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8)
+    crops[0] += 255
+    params = parameters(crops)
+    for dtype, digits in ((torch.bfloat16, 8), (torch.float16, 11)):
+        step = 2.0**-digits  # of numbers between 1 and 2, half of the last place
+        for units in range(1, 8):
+            # A black pixel becomes -mean / std, which is exact for these.
+            config = AugmentConfig(mean=(-1 - units * step,) * 3, std=(1.0, 1.0, 1.0))
+            _, black = cpu.photometric((crops,), only(params), config, dtype=dtype)
+            expected = torch.tensor(1 + units * step).to(dtype)
+            assert (black == expected).all(), (dtype, units)
 
 
 def test_other_types_layout_and_the_source(photographs: Tensor) -> None:

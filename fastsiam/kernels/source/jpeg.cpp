@@ -2,11 +2,13 @@
 // that every pixel inside the box is what a decoding of the whole image gives.
 //
 // Of rows above the box only the entropy code is read, rows below it are left alone, and so are
-// columns beside it, in whole iMCUs. What is refused is left to PIL.
+// columns beside it, in whole iMCUs. Damage below the box may go unseen: PIL goes on after it, and
+// the box's pixels are the same. What is refused is left to PIL.
 
 #include "jpeg_huffman.h"
 
 #include <string.h>
+#include <initializer_list>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -61,6 +63,8 @@ class Decompressor {
     }
 
   private:
+    void forget_tables();
+    bool has_tables() const;
     bool begin(const uint8_t *data, int64_t bytes, int32_t height, int32_t width);
     bool rows(const int32_t *box, uint8_t *room, Image *made);
     bool ends_well();
@@ -71,14 +75,42 @@ class Decompressor {
     bool quick_;  // whether huffman_ may decode, and then whether it does
 };
 
+// What tells a table that the image at hand does not have: no file can state these numbers.
+constexpr int NO_STEP = 0, NO_CODES = 255;
+
+// libjpeg keeps the tables of the image before, and would decode one that lacks its own with them.
+void Decompressor::forget_tables() {
+    for (JQUANT_TBL *table : info_.quant_tbl_ptrs)
+        if (table) table->quantval[0] = NO_STEP;
+    for (JHUFF_TBL **tables : {info_.dc_huff_tbl_ptrs, info_.ac_huff_tbl_ptrs})
+        for (int i = 0; i < NUM_HUFF_TBLS; i++)
+            if (tables[i]) {
+                memset(tables[i]->bits, 0, sizeof tables[i]->bits);  // whatever is read is damage
+                tables[i]->bits[0] = NO_CODES;
+            }
+}
+
+bool Decompressor::has_tables() const {
+    for (int i = 0; i < info_.num_components; i++) {
+        const jpeg_component_info &own = info_.comp_info[i];
+        if (own.quant_table->quantval[0] == NO_STEP) return false;
+        if (info_.progressive_mode || info_.arith_code) continue;  // noticed by its decoder
+        if (info_.dc_huff_tbl_ptrs[own.dc_tbl_no]->bits[0] == NO_CODES) return false;
+        if (info_.ac_huff_tbl_ptrs[own.ac_tbl_no]->bits[0] == NO_CODES) return false;
+    }
+    return true;
+}
+
 // Reads the header; false if pixels could differ from PIL's or from what the caller expects.
 bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int32_t width) {
+    forget_tables();
     jpeg_mem_src(&info_, data, bytes);
     jpeg_read_header(&info_, TRUE);
     const J_COLOR_SPACE space = info_.jpeg_color_space;
     if (space != JCS_GRAYSCALE && space != JCS_YCbCr && space != JCS_RGB) return false;
     if ((int32_t)info_.image_height != height || (int32_t)info_.image_width != width) return false;
     if (info_.data_precision != 8) return false;
+    if (!info_.progressive_mode && info_.Se != DCTSIZE2 - 1) return false;  // lossless
     for (int i = 0; i < info_.num_components && !PILS_440; i++)
         if (2 * info_.comp_info[i].v_samp_factor == info_.comp_info[0].v_samp_factor &&
             info_.comp_info[i].h_samp_factor == info_.comp_info[0].h_samp_factor)
@@ -86,6 +118,7 @@ bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int
     info_.out_color_space = JCS_RGB;
     jpeg_start_decompress(&info_);
     quick_ = quick_ && huffman_.replace(&info_, &handler_.refuse);
+    if (!has_tables()) return false;
     // A progressive file that lacks coefficients is smoothed, by each version in its own way.
     for (int i = 0; i < info_.num_components && info_.coef_bits; i++)
         for (int k = 0; k < DCTSIZE2; k++)

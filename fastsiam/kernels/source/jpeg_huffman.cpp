@@ -15,6 +15,9 @@ struct EntropyDecoder {
 
 constexpr int END = 128;  // a run that ends the block
 constexpr int WRONG = 64;  // one that stands for a code that there is not
+// Of a code and a level (16 and 11): images of 8 bits can have no more; twice as many are filled in
+// at once.
+constexpr int MOST_BITS = 28;
 // The most bytes that an MCU can take, which is how far what is damaged may be read too far.
 constexpr int64_t BEHIND = D_MAX_BLOCKS_IN_MCU * DCTSIZE2 * 4 + 8;
 
@@ -48,10 +51,14 @@ uint64_t eight_bytes(const uint8_t *at) {
     return value;
 }
 
-// The level that the bits up to the last one of `entry` stand for.
+int bits_of(Codes::Entry entry) { return entry & 63; }
+int run_of(Codes::Entry entry) { return entry >> 8 & 255; }
+
+// The level at the end of an entry's bits, which are the highest ones.
 int level(Codes::Entry entry, uint64_t bits) {
-    const int value = (bits >> (64 - entry.bits)) & entry.mask;
-    return value - (value < (entry.mask + 1) / 2 ? entry.mask : 0);
+    const int mask = entry >> 16, count = bits_of(entry);
+    const int value = (bits << count | bits >> (64 - count)) & mask;
+    return value - ((value - mask / 2 - 1) >> 31 & mask);  // no branch: signs are not foreseen
 }
 
 }  // namespace
@@ -60,12 +67,14 @@ Codes::Entry Codes::entry(int symbol, int length, bool ac) {
     const int size = ac ? symbol % 16 : symbol;
     int run = ac ? symbol / 16 : 0;
     if (ac && size == 0 && run != 15) run = END;
-    return {(uint8_t)(length + size), (uint8_t)run, (uint16_t)((1 << size) - 1)};
+    if (length + size > MOST_BITS) run = WRONG;
+    return (length + size) | run << 8 | ((1u << size) - 1) << 16;
 }
 
 // Files mostly have the same tables as the file before.
 void Codes::prepare(const JHUFF_TBL &table, bool ac) {
-    if (prepared_ && !memcmp(counts_, table.bits, 17) && !memcmp(symbol_, table.huffval, 256)) return;
+    if (prepared_ && !memcmp(counts_, table.bits, 17) && !memcmp(symbol_, table.huffval, 256))
+        return;
     prepared_ = true;
     ac_ = ac;
     memcpy(counts_, table.bits, 17);
@@ -91,7 +100,7 @@ Codes::Entry Codes::longer(uint64_t bits) const {
     for (int length = LOOK + 1; length <= 16; length++)
         if (code < limit_[length])
             return entry(symbol_[(code >> (16 - length)) + offset_[length]], length, ac_);
-    return {1, WRONG, 0};
+    return 1 | WRONG << 8;
 }
 
 bool Huffman::replace(jpeg_decompress_struct *info, jmp_buf *doubt) {
@@ -186,8 +195,7 @@ template <bool WANTED> void Huffman::mcu(JBLOCKROW *blocks) {
     uint64_t bits = bits_;
     int count = count_;
     const uint8_t *at = at_;
-    const auto fill = [&] {
-        if (count >= 32) return;  // enough for a code and its level
+    const auto fill = [&] {  // to 56 or more
         bits |= eight_bytes(at) >> count;
         at += (63 - count) >> 3;
         count |= 56;
@@ -196,21 +204,26 @@ template <bool WANTED> void Huffman::mcu(JBLOCKROW *blocks) {
         fill();
         const Codes::Entry dc = dc_[i]->next(bits);
         const int now = level_[component_[i]] += level(dc, bits);
-        if (dc.run) longjmp(*doubt_, DOUBT);
-        bits <<= dc.bits;
-        count -= dc.bits;
+        if (run_of(dc)) longjmp(*doubt_, DOUBT);
+        bits <<= bits_of(dc);
+        count -= bits_of(dc);
         JCOEF *block = WANTED ? *blocks[i] : nullptr;
         if (WANTED) block[0] = now;
         const Codes &codes = *ac_[i];
         int k = 1;
+        const auto next = [&] {
+            const Codes::Entry ac = codes.next(bits);
+            k += run_of(ac);
+            if (WANTED) block[ORDER.at[k]] = level(ac, bits);
+            bits <<= bits_of(ac);
+            count -= bits_of(ac);
+            k++;
+        };
         do {
             fill();
-            const Codes::Entry ac = codes.next(bits);
-            k += ac.run;
-            if (WANTED) block[ORDER.at[k]] = level(ac, bits);
-            bits <<= ac.bits;
-            count -= ac.bits;
-            k++;
+            next();
+            if (k >= DCTSIZE2) break;
+            next();
         } while (k < DCTSIZE2);
         if (k > DCTSIZE2 && k <= END) longjmp(*doubt_, DOUBT);
     }

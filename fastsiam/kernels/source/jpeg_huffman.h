@@ -14,17 +14,14 @@ namespace fastsiam {
 class Codes {
   public:
     static constexpr int LOOK = 10;
-    // A code's length with that of the level behind it, how many levels 0 come first, and 2^size - 1.
-    struct Entry {
-        uint8_t bits;  // 0: the code is longer than LOOK
-        uint8_t run;
-        uint16_t mask;
-    };
+    // A code's length with that of the level behind it in the lowest byte, how many levels 0 come
+    // first in the next one, and 2^size - 1 of the level's size. 0: the code is longer than LOOK.
+    using Entry = uint32_t;
 
     void prepare(const JHUFF_TBL &table, bool ac);
     Entry next(uint64_t bits) const {
         const Entry entry = entry_[bits >> (64 - LOOK)];
-        return __builtin_expect(entry.bits != 0, 1) ? entry : longer(bits);
+        return __builtin_expect(entry != 0, 1) ? entry : longer(bits);
     }
 
   private:
@@ -39,8 +36,8 @@ class Codes {
     bool ac_, prepared_ = false;
 };
 
-// Takes the place of libjpeg-turbo's Huffman decoder. That one waits for each bit of a code and looks
-// for markers on its way; here the markers are taken out before, and the bits come by eight bytes.
+// Takes the place of libjpeg-turbo's Huffman decoder, which looks for markers at each byte. Here
+// they are taken out before, the bits come by eight bytes, and one look gives a code and its level.
 class Huffman {
   public:
     // Tells whether it can decode this image, and will do so; after jpeg_start_decompress. It jumps

@@ -34,14 +34,20 @@ struct Lanes {
     static Vector load(const void *from) { return _mm512_loadu_si512(from); }
     static void store(void *to, Vector vector) { _mm512_storeu_si512(to, vector); }
     static Vector all(int32_t value) { return _mm512_set1_epi32(value); }
-    // A lane of the index says where each of its taps is in the window, or in the second of two.
+    // A lane of the index says where each of its taps is in the window.
     static uint32_t index(int32_t first) { return first * 0x01010101u + 0x09060300u; }
-    template <bool TWO>
-    static Vector pick(const uint8_t *row, const int32_t *window, const void *index) {
-        if (!TWO) return _mm512_permutexvar_epi8(load(index), load(row + window[0]));
-        return _mm512_permutex2var_epi8(load(row + window[0]), load(index), load(row + window[1]));
+    static Vector pick(const uint8_t *row, const int32_t *window, Vector index) {
+        return _mm512_permutexvar_epi8(index, load(row + *window));
     }
     static Vector add(Vector a, Vector b) { return _mm512_add_epi32(a, b); }
+    // Adds up the groups of four lanes, and stores four sums.
+    static void store_added(int32_t *to, Vector sums) {
+        const __m256i two = _mm256_add_epi32(_mm512_castsi512_si256(sums),
+                                             _mm512_extracti64x4_epi64(sums, 1));
+        const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(two),
+                                          _mm256_extracti128_si256(two, 1));
+        _mm_storeu_si128((__m128i *)to, one);
+    }
     static Vector add_products(Vector sum, Vector levels, Vector weights) {
         return _mm512_dpbusd_epi32(sum, levels, weights);
     }
@@ -88,20 +94,18 @@ struct Lanes {
     static void store(void *to, Vector vector) { _mm256_storeu_si256((Vector *)to, vector); }
     static Vector all(int32_t value) { return _mm256_set1_epi32(value); }
     static uint32_t index(int32_t first) { return first * 0x00010001u + 0x80038000u; }
-    static Vector join(const uint8_t *low, const uint8_t *high) {
-        const Vector first = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)low));
-        return _mm256_inserti128_si256(first, _mm_loadu_si128((const __m128i *)high), 1);
-    }
-    template <bool TWO>
-    static Vector pick(const uint8_t *row, const int32_t *window, const void *index) {
-        const Vector from = load(index);
-        const int step = 1 + TWO;
-        const Vector a = _mm256_shuffle_epi8(join(row + window[0], row + window[step]), from);
-        if (!TWO) return a;
-        const Vector b = _mm256_shuffle_epi8(join(row + window[1], row + window[3]), from);
-        return _mm256_blendv_epi8(a, b, _mm256_slli_epi32(from, 3));  // by the bit of WINDOW
+    static Vector pick(const uint8_t *row, const int32_t *window, Vector index) {
+        const __m128i low = _mm_loadu_si128((const __m128i *)(row + window[0]));
+        const __m128i high = _mm_loadu_si128((const __m128i *)(row + window[1]));
+        const Vector both = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+        return _mm256_shuffle_epi8(both, index);
     }
     static Vector add(Vector a, Vector b) { return _mm256_add_epi32(a, b); }
+    static void store_added(int32_t *to, Vector sums) {
+        const __m128i one = _mm_add_epi32(_mm256_castsi256_si128(sums),
+                                          _mm256_extracti128_si256(sums, 1));
+        _mm_storeu_si128((__m128i *)to, one);
+    }
     static Vector add_products(Vector sum, Vector levels, Vector weights) {
         return add(sum, _mm256_madd_epi16(levels, weights));
     }
@@ -138,14 +142,11 @@ struct Lanes {
     static void store(void *to, Vector vector) { _mm_storeu_si128((Vector *)to, vector); }
     static Vector all(int32_t value) { return _mm_set1_epi32(value); }
     static uint32_t index(int32_t first) { return first * 0x00010001u + 0x80038000u; }
-    template <bool TWO>
-    static Vector pick(const uint8_t *row, const int32_t *window, const void *index) {
-        const Vector from = load(index), a = _mm_shuffle_epi8(load(row + window[0]), from);
-        if (!TWO) return a;
-        const Vector b = _mm_shuffle_epi8(load(row + window[1]), from);
-        return _mm_blendv_epi8(a, b, _mm_slli_epi32(from, 3));
+    static Vector pick(const uint8_t *row, const int32_t *window, Vector index) {
+        return _mm_shuffle_epi8(load(row + *window), index);
     }
     static Vector add(Vector a, Vector b) { return _mm_add_epi32(a, b); }
+    static void store_added(int32_t *to, Vector sums) { store(to, sums); }
     static Vector add_products(Vector sum, Vector levels, Vector weights) {
         return add(sum, _mm_madd_epi16(levels, weights));
     }

@@ -1,5 +1,4 @@
-// Crops by vectors of lanes: for all but those that shrink so much that a lane's pixels lie too far
-// apart. See lanes.h.
+// Crops by vectors of lanes; see lanes.h.
 #pragma once
 
 #include "lanes.h"
@@ -16,6 +15,7 @@ constexpr int COUNT = Lanes::COUNT, TAPS = Lanes::TAPS, PIECES = Lanes::PIECES;
 constexpr int BYTES = sizeof(Vector);  // of a vector; also what four vectors are packed into
 constexpr int MOST = 32;               // chunks of TAPS taps; more are left to other code
 constexpr int ENTRY = 1 + PIECES;      // vectors of a table for each chunk
+constexpr int FETCHED = 4;             // rows of the source that are fetched ahead
 
 // An axis' weights in pieces: (chunks, PIECES, side). `blank` taps of no weight stand before them.
 struct Pieces {
@@ -46,69 +46,91 @@ Pieces cut(const Axis &axis, bool blanks_first, Room &room) {
     return {chunks, side, pieces};
 }
 
-// Where lanes are picked: all chunks in one window, each in its own, or each in one of its two.
-enum Windows { SHARED, OWN, TWO };
+// How rows of the source become rows of the result.
+enum Way {
+    SHARED,  // a group of lanes picks all its taps in one window of the row
+    OWN,     // each chunk of taps has its own window
+    ADDED,   // the pixels of the groups lie too far apart: pixel by pixel, its taps over many lanes
+};
 
 // What makes a row of the result of a row of the source.
 struct Table {
+    Way way;
     int32_t vectors;        // of lanes in a row of the result
     int32_t chunks;         // of taps
-    Windows kind;
     int64_t reach;          // bytes of a row that are read
-    const int32_t *window;  // (vectors, chunks, windows) where each begins in the row
+    const int32_t *window;  // (vectors, chunks, GROUPS) where each begins; ADDED: (pixels,)
     const Vector *entries;  // (vectors, chunks, ENTRY) index, weights; vectors are padded to fours
+                            // ADDED: index, then weights (pixels, chunks, PIECES)
 };
 
-constexpr int GROUPS = COUNT / Lanes::SHARERS;  // of a vector's lanes: each has its own windows
+constexpr int GROUPS = COUNT / Lanes::SHARERS;  // of a vector's lanes that share a window
+constexpr int QUADS = COUNT / 4;                // of a vector's lanes: ADDED: three channels, a blank
 
 // Lays out a table; returns false if a window is too small for what has to be picked in it.
-bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Windows kind,
-             Table *table) {
-    static thread_local Room window_room, entries_room;
-    const int32_t side = axis.side, length = 3 * side, chunks = pieces.chunks, halves = 1 + (kind == TWO);
+bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Way way, Room &window_room,
+             Room &entries_room, Table *table) {
+    const int32_t side = axis.side, length = 3 * side, chunks = pieces.chunks;
     const int32_t vectors = (length + COUNT - 1) / COUNT, padded = (vectors + 3) / 4 * 4;
-    const int32_t taps = kind == SHARED || axis.taps < TAPS ? axis.taps : TAPS;
-    const int32_t step = kind == SHARED ? 0 : 3 * TAPS, pitch = chunks * ENTRY * COUNT;
-    const int64_t windows = (int64_t)padded * chunks * GROUPS * halves;
+    const int32_t taps = way == SHARED || axis.taps < TAPS ? axis.taps : TAPS;
+    const int32_t step = way == SHARED ? 0 : 3 * TAPS, pitch = chunks * ENTRY * COUNT;
+    const int64_t windows = (int64_t)padded * chunks * GROUPS;
     int32_t *window = window_room.of<int32_t>(windows), reach = 0;
     uint32_t *entries = entries_room.of<uint32_t>((int64_t)padded * pitch);
     memset(window, 0, windows * sizeof *window);
     memset(entries + (vectors - 1LL) * pitch, 0, (padded - vectors + 1LL) * pitch * 4);
     for (int32_t from = 0; from < length; from += Lanes::SHARERS) {
         const int32_t to = from + Lanes::SHARERS < length ? from + Lanes::SHARERS : length;
-        const int32_t group = from % COUNT / Lanes::SHARERS, vector = from / COUNT;
-        const int32_t first = from / 3, pixels = (to - 1) / 3 + 1 - first;
-        for (int32_t half = 0; half < halves; half++) {
-            const int32_t low = first + pixels * half / halves;
-            const int32_t high = first + pixels * (half + 1) / halves;
-            if (low == high) continue;
-            const int32_t begin = axis.begin[flip ? side - high : low];
-            if (3 * (axis.begin[flip ? side - 1 - low : high - 1] - begin + taps) > Lanes::WINDOW)
-                return false;
-            int32_t *place = window + (vector * chunks * GROUPS + group) * halves + half;
-            for (int c = 0; c < chunks; c++) place[c * GROUPS * halves] = 3 * begin + step * c;
-            const int32_t end = 3 * begin + step * (chunks - 1) + Lanes::WINDOW;
-            reach = end > reach ? end : reach;
-            const int32_t o_end = 3 * high < to ? 3 * high : to;
-            for (int32_t o = 3 * low > from ? 3 * low : from; o < o_end; o++) {
-                const int32_t x = flip ? side - 1 - o / 3 : o / 3;
-                const int32_t at = 3 * (axis.begin[x] - begin) + o % 3 + half * Lanes::WINDOW;
-                uint32_t *target = entries + (int64_t)vector * pitch + o % COUNT;
-                for (int c = 0; c < chunks; c++, target += ENTRY * COUNT) {
-                    *target = Lanes::index(at + (3 * TAPS - step) * c);
-                    for (int p = 0; p < PIECES; p++) target[(1 + p) * COUNT] = pieces.of(c, p)[x];
-                }
+        const int32_t low = from / 3, high = (to - 1) / 3, vector = from / COUNT;
+        const int32_t begin = axis.begin[flip ? side - 1 - high : low];
+        if (3 * (axis.begin[flip ? side - 1 - low : high] - begin + taps) > Lanes::WINDOW)
+            return false;
+        int32_t *place = window + vector * chunks * GROUPS + from % COUNT / Lanes::SHARERS;
+        for (int c = 0; c < chunks; c++) place[c * GROUPS] = 3 * begin + step * c;
+        const int32_t end = 3 * begin + step * (chunks - 1) + Lanes::WINDOW;
+        reach = end > reach ? end : reach;
+        for (int32_t o = from; o < to; o++) {
+            const int32_t x = flip ? side - 1 - o / 3 : o / 3;
+            const int32_t at = 3 * (axis.begin[x] - begin) + o % 3;
+            uint32_t *target = entries + (int64_t)vector * pitch + o % COUNT;
+            for (int c = 0; c < chunks; c++, target += ENTRY * COUNT) {
+                *target = Lanes::index(at + (3 * TAPS - step) * c);
+                for (int p = 0; p < PIECES; p++) target[(1 + p) * COUNT] = pieces.of(c, p)[x];
             }
         }
     }
-    *table = {vectors, chunks, kind, reach, window, (const Vector *)entries};
+    *table = {way, vectors, chunks, reach, window, (const Vector *)entries};
     return true;
+}
+
+// The same for taps of a pixel that are spread over all lanes.
+void lay_out_added(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
+                   Room &entries_room, Table *table) {
+    const int32_t side = axis.side, vectors = (3 * side + COUNT - 1) / COUNT;
+    const int32_t chunks = (pieces.chunks + QUADS - 1) / QUADS;
+    int32_t *window = window_room.of<int32_t>(side);
+    uint32_t *entries = entries_room.of<uint32_t>(((int64_t)side * chunks * PIECES + 1) * COUNT);
+    for (int lane = 0; lane < COUNT; lane++)
+        entries[lane] = Lanes::index(lane / 4 * 3 * TAPS + lane % 4);
+    uint32_t *target = entries + COUNT;
+    for (int32_t o = 0; o < side; o++) {
+        const int32_t x = flip ? side - 1 - o : o;
+        window[o] = 3 * axis.begin[x];
+        for (int c = 0; c < chunks; c++)
+            for (int p = 0; p < PIECES; p++)
+                for (int lane = 0; lane < COUNT; lane++) {
+                    const int32_t own = c * QUADS + lane / 4;
+                    *target++ = own < pieces.chunks ? pieces.of(own, p)[x] : 0;
+                }
+    }
+    const int64_t reach = 3LL * (axis.begin[side - 1] + (chunks - 1) * QUADS * TAPS);
+    *table = {ADDED, vectors, chunks, reach + Lanes::WINDOW, window, (const Vector *)entries};
 }
 
 // Sums the pieces' products, each of which is worth 2**-BITS of the one before; still to be shifted.
 template <int CHUNKS, typename Levels, typename Weight>
-inline Vector sum(int32_t chunks, Levels levels, Weight weight) {
-    const Vector half = Lanes::all(HALF >> ((PIECES - 1) * Lanes::BITS));
+inline Vector sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
+    const Vector half = Lanes::all((HALF >> ((PIECES - 1) * Lanes::BITS)) / share);
     if (CHUNKS) {
         Vector own[CHUNKS + 1], total = half;
         for (int c = 0; c < CHUNKS; c++) own[c] = levels(c);
@@ -129,26 +151,43 @@ inline Vector sum(int32_t chunks, Levels levels, Weight weight) {
     return sums[PIECES - 1];
 }
 
+// Makes the sums of all pixels of a row, by a table whose way is ADDED.
+void add(const uint8_t *row, const Table table, int32_t side, int32_t *sums) {
+    constexpr int32_t same[GROUPS] = {};
+    const Vector index = Lanes::load(table.entries), *weights = table.entries + 1;
+    for (int32_t x = 0; x < side; x++, weights += table.chunks * PIECES) {
+        const uint8_t *pixels = row + table.window[x];
+        const Vector all = sum<0>(
+            table.chunks,
+            [=](int c) { return Lanes::pick(pixels + c * 3 * QUADS * TAPS, same, index); },
+            [=](int c, int p) { return Lanes::load(weights + c * PIECES + p); }, QUADS);
+        Lanes::store_added(sums + 3 * x, all);  // the next pixel overwrites the blank
+    }
+}
+
 // Makes one vector of a row of the result, as sums. CHUNKS is 0 if only the table knows how many.
-template <int CHUNKS, Windows KIND>
+// For a way of ADDED the row is one of sums.
+template <int CHUNKS, Way WAY>
 inline Vector across(const uint8_t *row, const Table &table, int32_t vector) {
-    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks, windows = GROUPS * (1 + (KIND == TWO));
+    if (WAY == ADDED) return Lanes::load(row + (int64_t)vector * BYTES);
+    const int32_t chunks = CHUNKS ? CHUNKS : table.chunks, step = WAY == SHARED ? 0 : GROUPS;
     const Vector *entry = table.entries + (int64_t)vector * chunks * ENTRY;
-    const int32_t *window = table.window + (int64_t)vector * chunks * windows;
-    const int32_t step = KIND == SHARED ? 0 : windows;
+    const int32_t *window = table.window + (int64_t)vector * chunks * GROUPS;
     return sum<CHUNKS>(
         chunks,
-        [=](int c) { return Lanes::pick<KIND == TWO>(row, window + c * step, entry + c * ENTRY); },
+        [=](int c) {
+            return Lanes::pick(row, window + c * step, Lanes::load(entry + c * ENTRY));
+        },
         [=](int c, int p) { return Lanes::load(entry + c * ENTRY + 1 + p); });
 }
 
 // Makes two rows of the result, and appends them to the taps that were made of the rows before.
-template <int CHUNKS, Windows KIND>
+template <int CHUNKS, Way WAY>
 void append_rows(const uint8_t *row, const uint8_t *next, const Table table, const Vector *before,
                  Vector *first, Vector *second) {
     for (int32_t v = 0; v < table.vectors; v++) {
-        const Vector a = across<CHUNKS, KIND>(row, table, v);
-        const Vector b = across<CHUNKS, KIND>(next, table, v);
+        const Vector a = across<CHUNKS, WAY>(row, table, v);
+        const Vector b = across<CHUNKS, WAY>(next, table, v);
         const Vector taps = Lanes::append(Lanes::load(before + v), a);
         Lanes::store(first + v, taps);
         Lanes::store(second + v, Lanes::append(taps, b));
@@ -156,11 +195,11 @@ void append_rows(const uint8_t *row, const uint8_t *next, const Table table, con
 }
 
 // Makes a row of the result as bytes, whole vectors of them.
-template <int CHUNKS, Windows KIND>
+template <int CHUNKS, Way WAY>
 void make_row(const uint8_t *row, const Table table, uint8_t *out) {
     for (int32_t v = 0; v < table.vectors; v += 4, out += BYTES) {
         Vector four[4];
-        for (int j = 0; j < 4; j++) four[j] = Lanes::level(across<CHUNKS, KIND>(row, table, v + j));
+        for (int j = 0; j < 4; j++) four[j] = Lanes::level(across<CHUNKS, WAY>(row, table, v + j));
         Lanes::store(out, Lanes::straighten(Lanes::pack(four)));
     }
 }
@@ -212,11 +251,11 @@ void blend_bytes(const uint8_t *const *rows, const Pieces &pieces, int32_t y, in
 constexpr decltype(&append_rows<0, OWN>) APPEND_ROWS[3][3] = {
     {append_rows<0, SHARED>, append_rows<1, SHARED>, append_rows<2, SHARED>},
     {append_rows<0, OWN>, append_rows<1, OWN>, append_rows<2, OWN>},
-    {append_rows<0, TWO>, append_rows<1, TWO>, append_rows<2, TWO>}};
+    {append_rows<0, ADDED>, append_rows<0, ADDED>, append_rows<0, ADDED>}};
 constexpr decltype(&make_row<0, OWN>) MAKE_ROW[3][3] = {
     {make_row<0, SHARED>, make_row<1, SHARED>, make_row<2, SHARED>},
     {make_row<0, OWN>, make_row<1, OWN>, make_row<2, OWN>},
-    {make_row<0, TWO>, make_row<1, TWO>, make_row<2, TWO>}};
+    {make_row<0, ADDED>, make_row<0, ADDED>, make_row<0, ADDED>}};
 constexpr decltype(&blend_lanes<0>) BLEND_LANES[] = {blend_lanes<0>, blend_lanes<1>,
                                                      blend_lanes<2>};
 constexpr decltype(&blend_bytes<0>) BLEND_BYTES[] = {blend_bytes<0>, blend_bytes<1>,
@@ -242,23 +281,27 @@ struct Target {
 // Resizes along y, then along x.
 void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
                        const Table &table, const Target &target) {
-    static thread_local Room line_room, copies_room;
+    static thread_local Room line_room, copies_room, sums_room;
     const int64_t from = 3LL * x.begin[0], until = 3LL * x.end();
     const int64_t reach = from + (until - from + BYTES - 1) / BYTES * BYTES;
     uint8_t *line = line_room.bytes(reach > table.reach ? reach : table.reach);
     uint8_t *copies = copies_room.bytes(reach * pieces.chunks * TAPS);
+    int32_t *sums = sums_room.of<int32_t>((table.vectors + 4LL) * COUNT);
     const int32_t blank = pieces.chunks * TAPS - y.taps;
+    int32_t fetched = y.begin[0];
     const auto blend = BLEND_BYTES[known(pieces.chunks)];
-    const auto make = MAKE_ROW[table.kind][known(table.chunks)];
+    const auto make = MAKE_ROW[table.way][known(table.chunks)];
     for (int32_t i = 0; i < y.side; i++) {
         const uint8_t *rows[MOST * TAPS];
+        source.fetch(&fetched, y.begin[i] + y.taps + FETCHED, from, until);
         for (int32_t k = 0; k < pieces.chunks * TAPS; k++) {
             const int32_t row = y.begin[i] + (k > blank ? k - blank : 0);
             rows[k] = source.row(row, until, reach, copies + k * reach) + from;
         }
         blend(rows, pieces, i, until - from, line + from);
         uint8_t *out = target.row(i);
-        make(line, table, out);
+        if (table.way == ADDED) add(line, table, x.side, sums);
+        make(table.way == ADDED ? (const uint8_t *)sums : line, table, out);
         target.written(i, out);
     }
 }
@@ -266,21 +309,27 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
 // Resizes along x, then along y, each row as soon as the rows of the source that it needs are there.
 void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
                        const Table &table, const Target &target) {
-    static thread_local Room ring_room, copies_room;
+    static thread_local Room ring_room, copies_room, sums_room;
     const int32_t depth = TAPS * (pieces.chunks - 1) + 2, pitch = (table.vectors + 3) / 4 * 4;
     Vector *ring = ring_room.of<Vector>((int64_t)depth * pitch);
     const auto taps_until = [=](int32_t row) { return ring + row % depth * pitch; };
     uint8_t *copies = copies_room.bytes(2 * table.reach);
-    const auto append = APPEND_ROWS[table.kind][known(table.chunks)];
+    const int64_t length = (table.vectors + 1LL) * COUNT;
+    int32_t *sums = sums_room.of<int32_t>(2 * length);
+    const auto append = APPEND_ROWS[table.way][known(table.chunks)];
     const auto blend = BLEND_LANES[known(pieces.chunks)];
-    int32_t made = y.begin[0];
+    int32_t made = y.begin[0], fetched = made;
     for (int32_t i = 0; i < y.side; i++) {
         const int32_t last = y.begin[i] + y.taps - 1;
         for (; made <= last; made += 2) {  // two at once, because both need the same table
             const uint8_t *rows[2];
+            source.fetch(&fetched, made + 2 + FETCHED, 3LL * x.begin[0], 3LL * x.end());
             for (int32_t k = 0; k < 2; k++) {
                 const int32_t row = made + k < y.end() ? made + k : made;
                 rows[k] = source.row(row, 3LL * x.end(), table.reach, copies + k * table.reach);
+                if (table.way != ADDED) continue;
+                add(rows[k], table, x.side, sums + k * length);
+                rows[k] = (const uint8_t *)(sums + k * length);
             }
             append(rows[0], rows[1], table, taps_until(made + depth - 1), taps_until(made),
                    taps_until(made + 1));
@@ -297,13 +346,13 @@ void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const
 // Makes a crop; returns false, with nothing written, if that takes other code.
 bool crop_by_lanes(const Source &source, const Axis &x, const Axis &y, bool flip,
                    bool columns_first, uint8_t *out) {
-    static thread_local Room x_room, y_room, spare_room;
+    static thread_local Room x_room, y_room, window_room, entries_room, spare_room;
     const Pieces along = cut(x, false, x_room), pieces = cut(y, true, y_room);
-    Table table;
     if (pieces.chunks > MOST) return false;
-    if (!lay_out(x, along, flip, SHARED, &table) && !lay_out(x, along, flip, OWN, &table) &&
-        !lay_out(x, along, flip, TWO, &table))
-        return false;
+    Table table;
+    if (!lay_out(x, along, flip, SHARED, window_room, entries_room, &table) &&
+        !lay_out(x, along, flip, OWN, window_room, entries_room, &table))
+        lay_out_added(x, along, flip, window_room, entries_room, &table);
     const int64_t length = 3LL * x.side;
     const Target target = {out, length, length * y.side, spare_room.bytes(length + BYTES)};
     const auto resize = columns_first ? columns_then_rows : rows_then_columns;

@@ -21,6 +21,13 @@ struct Source {
         memcpy(copy, own, count);
         return copy;
     }
+
+    // Fetches bytes of the rows from *next until `end` into the cache, and sets *next to `end`.
+    void fetch(int32_t *next, int32_t end, int64_t from, int64_t until) const {
+        for (; *next < end; ++*next)
+            for (int64_t at = from; at < until; at += 64)
+                __builtin_prefetch(first + *next * pitch + at);
+    }
 };
 
 }  // namespace fastsiam

@@ -103,8 +103,11 @@ PEERS = [slow(name) if name == "ffcv-plain" else name for name in peers.PEERS]
 def test_two_views_of_every_image_drawn_anew(
     peer: str, device: str, folders: dict[str, str]
 ) -> None:
-    if reason := peers.PEERS[peer].missing:
-        skip(f"needs {peers.PEERS[peer].title}: {reason}")
+    about = peers.PEERS[peer]
+    if reason := about.missing:
+        (skip if about.packaged else pytest.skip)(f"needs {about.title}: {reason}")
+    if device not in about.devices:
+        pytest.skip(f"{about.title} does not work on {device}")
     contender = Contender(look, {"device": device, "folders": folders, "peer": peer})
     try:
         stripes, plain = contender.facts("stripes"), contender.facts("black and white")
