@@ -1,11 +1,11 @@
 // JPEGs to their own planes, for `fastsiam convert --yuv`.
 
-#include "planes.h"
-
 #include <setjmp.h>
 #include <stdio.h>
-
+// What follows needs what is above.
 #include <jpeglib.h>
+
+#include "planes.h"
 
 namespace fastsiam {
 
@@ -38,8 +38,11 @@ int64_t describe(const jpeg_decompress_struct &info, PlanesHeader *header, Plane
     const bool gray = info.jpeg_color_space == JCS_GRAYSCALE && info.num_components == 1;
     const bool colour = info.jpeg_color_space == JCS_YCbCr && info.num_components == 3;
     if (!(gray || colour) || info.data_precision != 8) return 0;
-    *header = {{}, (int32_t)info.image_height, (int32_t)info.image_width,
-               (uint8_t)info.num_components, {}};
+    *header = {{},
+               (int32_t)info.image_height,
+               (int32_t)info.image_width,
+               (uint8_t)info.num_components,
+               {}};
     memcpy(header->magic, PLANES_MAGIC, sizeof header->magic);
     for (int i = 0; i < info.num_components; i++) {
         const jpeg_component_info &own = info.comp_info[i];
@@ -56,8 +59,7 @@ void read_planes(jpeg_decompress_struct *info, const Plane *plane, uint8_t *out)
         const jpeg_component_info &own = info->comp_info[i];
         const JDIMENSION width = own.width_in_blocks * DCTSIZE;
         const JDIMENSION height = own.v_samp_factor * DCTSIZE;
-        JSAMPARRAY memory =
-            info->mem->alloc_sarray((j_common_ptr)info, JPOOL_IMAGE, width, height);
+        JSAMPARRAY memory = info->mem->alloc_sarray((j_common_ptr)info, JPOOL_IMAGE, width, height);
         memcpy(rows[i], memory, height * sizeof *memory);
     }
     const JDIMENSION lines = info->max_v_samp_factor * DCTSIZE;

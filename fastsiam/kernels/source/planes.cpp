@@ -44,8 +44,8 @@ void Rows::begin(const uint8_t *data, const Plane &own, int32_t left, int32_t wa
     first = from == 0;
     last = to == own.width;
     // libjpeg smooths factors of two alone, and to the right only what is three samples wide.
-    smooth = (own.across == 1 && own.down == 2) ||
-             (own.across == 2 && own.down <= 2 && own.width > 2);
+    smooth =
+        (own.across == 1 && own.down == 2) || (own.across == 2 && own.down <= 2 && own.width > 2);
     made = room.bytes((int64_t)own.across * rounded(count) + AT_ONCE);
 }
 

@@ -23,7 +23,8 @@ inline void between(const uint8_t *row, const uint8_t *beside, int32_t half, int
         out[i] = (uint16_t)(3 * row[i] + beside[i] + half) >> 2;
 }
 
-template <bool down> inline uint16_t sum(const uint8_t *row, const uint8_t *beside, int32_t i) {
+template <bool down>
+inline uint16_t sum(const uint8_t *row, const uint8_t *beside, int32_t i) {
     return down ? 3 * row[i] + beside[i] : row[i];
 }
 
@@ -49,10 +50,9 @@ void double_across(const uint8_t *row, const uint8_t *beside, int32_t count, boo
             const Vector own = weighed(i, thrice);
             const Vector left = VECTOR(add_epi16)(own, weighed(i - 1, once));
             const Vector right = VECTOR(add_epi16)(own, weighed(i + 1, once));
-            pairs[upper] =
-                VECTOR(srli_epi16)(VECTOR(add_epi16)(left, half_left), shift) |
-                VECTOR(slli_epi16)(
-                    VECTOR(srli_epi16)(VECTOR(add_epi16)(right, half_right), shift), 8);
+            pairs[upper] = VECTOR(srli_epi16)(VECTOR(add_epi16)(left, half_left), shift) |
+                           VECTOR(slli_epi16)(
+                               VECTOR(srli_epi16)(VECTOR(add_epi16)(right, half_right), shift), 8);
         }
         put_together(out + 2 * i, pairs[0], pairs[1]);
     }

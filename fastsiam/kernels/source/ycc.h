@@ -1,4 +1,4 @@
-// YCbCr to RGB, many pixels at once, to the last bit as libjpeg does (jdcolor.c, 16-bit fixed point).
+// YCbCr to RGB, many pixels at once, to the last bit as libjpeg's fixed point (jdcolor.c) does.
 //
 // With b and r the distances of Cb and Cr from 128:
 //     red = y + (91881 * r + 2^15) >> 16              = y + (22971 * 2r + 2^14) >> 15
@@ -20,12 +20,12 @@ constexpr int32_t AT_ONCE = sizeof(Vector);
 // of one colour in a lane all go to different places 3 * i modulo 16, so that one shuffle serves
 // the three vectors that are made of it.
 inline void interleave(Vector red, Vector green, Vector blue, uint8_t *rgb) {
-    const Vector first = vector_of(
-        _mm_setr_epi8(-1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1));
-    const Vector second = vector_of(
-        _mm_setr_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0));
-    const Vector third = vector_of(
-        _mm_setr_epi8(0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0));
+    const Vector first =
+        vector_of(_mm_setr_epi8(-1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1));
+    const Vector second =
+        vector_of(_mm_setr_epi8(0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0));
+    const Vector third =
+        vector_of(_mm_setr_epi8(0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0, 0, -1, 0));
     const __m128i spread = _mm_setr_epi8(0, 11, 6, 1, 12, 7, 2, 13, 8, 3, 14, 9, 4, 15, 10, 5);
     red = VECTOR(shuffle_epi8)(red, vector_of(spread));
     green = VECTOR(shuffle_epi8)(green, vector_of(_mm_alignr_epi8(spread, spread, 15)));
@@ -52,23 +52,22 @@ inline void ycc_to_rgb(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, u
     Vector red[2], green[2], blue[2];
     for (int upper = 0; upper < 2; upper++) {
         const auto wide = [&](Vector bytes) {
-            return upper ? VECTOR(unpackhi_epi8)(bytes, zero)
-                         : VECTOR(unpacklo_epi8)(bytes, zero);
+            return upper ? VECTOR(unpackhi_epi8)(bytes, zero) : VECTOR(unpacklo_epi8)(bytes, zero);
         };
         const Vector light = wide(luma);
         const Vector b = VECTOR(sub_epi16)(wide(both[0]), middle);
         const Vector r = VECTOR(sub_epi16)(wide(both[1]), middle);
         const auto fourth = [&](Vector pairs) {
-            return VECTOR(srai_epi32)(
-                VECTOR(add_epi32)(VECTOR(madd_epi16)(pairs, of_green), half), 16);
+            return VECTOR(srai_epi32)(VECTOR(add_epi32)(VECTOR(madd_epi16)(pairs, of_green), half),
+                                      16);
         };
         const Vector sum = VECTOR(packs_epi32)(fourth(VECTOR(unpacklo_epi16)(b, r)),
                                                fourth(VECTOR(unpackhi_epi16)(b, r)));
-        red[upper] = VECTOR(add_epi16)(
-            light, VECTOR(mulhrs_epi16)(VECTOR(add_epi16)(r, r), of_red));
+        red[upper] =
+            VECTOR(add_epi16)(light, VECTOR(mulhrs_epi16)(VECTOR(add_epi16)(r, r), of_red));
         green[upper] = VECTOR(add_epi16)(VECTOR(sub_epi16)(light, r), sum);
-        blue[upper] = VECTOR(add_epi16)(
-            light, VECTOR(mulhrs_epi16)(VECTOR(add_epi16)(b, b), of_blue));
+        blue[upper] =
+            VECTOR(add_epi16)(light, VECTOR(mulhrs_epi16)(VECTOR(add_epi16)(b, b), of_blue));
     }
     interleave(VECTOR(packus_epi16)(red[0], red[1]), VECTOR(packus_epi16)(green[0], green[1]),
                VECTOR(packus_epi16)(blue[0], blue[1]), rgb);

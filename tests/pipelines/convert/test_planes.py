@@ -16,13 +16,13 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import BackendError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.kernels import planes
-from fastsiam.pipelines.convert import plan
+from fastsiam.pipelines.convert import convert, layout, plan
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.base import decode
 from fastsiam.pipelines.store.beton import JPEG, PLANES, RAW
 from tests.conftest import skip, write_images
-from tests.conversions import checked, go_on, run, same_images
+from tests.conversions import Quiet, checked, go_on, run, same_images
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
 YUV = ConvertConfig(yuv=True)
@@ -142,6 +142,23 @@ def test_the_same_bytes_however_many_workers(tmp_path: Path) -> None:
     (one,) = run("folder", source, tmp_path / "one", yuv=True, workers=1)
     (two,) = run("folder", source, tmp_path / "two", yuv=True, workers=3)
     assert one.path.read_bytes() == two.path.read_bytes()
+
+
+def test_stopped_it_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Quiet):
+        def progress(self, images: int, size: int) -> None:
+            if images > 4:
+                raise KeyboardInterrupt
+
+    source, out = mixed(tmp_path / "images"), tmp_path / "out"
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 2_000)
+    with pytest.raises(KeyboardInterrupt):
+        convert("folder", ConvertConfig(source=str(source), out=str(out), yuv=True), Stop())
+    assert any("going on with train.beton" in line for line in go_on(source, out, yuv=True))
+    (straight,) = run("folder", source, tmp_path / "straight", yuv=True)
+    assert (out / "train.beton").read_bytes() == straight.path.read_bytes()
 
 
 def test_parts_and_a_file_of_them(tmp_path: Path) -> None:
