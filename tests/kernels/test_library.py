@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "is_current", lambda folder: False)
     monkeypatch.setattr(build, "build", compiled)
-    monkeypatch.setattr(library.os, "access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     assert library.jpeg() is None
     assert folders == [build.cache_folder()]
     assert folders[0].is_relative_to(tmp_path)
