@@ -145,7 +145,7 @@ def any_cut(random: np.random.Generator, height: int, width: int, side: int) -> 
     """Return a cut of any kind: boxes of one pixel and more, at every border."""
 
     def one_of(*values: int | np.integer[Any]) -> int:
-        return int(random.choice(np.array(values)))
+        return int(values[random.integers(len(values))])
 
     high, broad = (one_of(1, n, random.integers(1, n + 1)) for n in (height, width))
     top = one_of(0, height - high, random.integers(0, height - high + 1))

@@ -68,7 +68,8 @@ void crop_plainly(const Source &source, const Axis &x, const Axis &y, bool flip,
 void crop(const Image &image, const int32_t *box, bool flip, const int32_t *resized,
           const int32_t *corner, int32_t side, uint8_t *out) {
     static thread_local Room x_room, y_room;
-    const int64_t top = box[0] - image.top, left = box[1] - image.left, tall = box[2], wide = box[3];
+    const int64_t top = box[0] - image.top, left = box[1] - image.left;
+    const int64_t tall = box[2], wide = box[3];
     const Axis x = weigh(box[3], resized[1], corner[1], side, x_room);
     const Axis y = weigh(box[2], resized[0], corner[0], side, y_room);
     const Source source = {image.pixels + top * image.pitch + 3 * left, image.pitch, image.end};

@@ -1,5 +1,5 @@
 // Vectors of 32-bit lanes, each of which sums levels times weights: what the resampling needs of a
-// processor. `Lanes` is the widest kind this library is compiled for; HAS_LANES tells if there is one.
+// processor. `Lanes` is the widest kind this library is compiled for, if HAS_LANES is defined.
 //
 // A lane holds the levels of TAPS pixels side by side, and weights in as many PIECES as it takes to
 // write 23 bits in the processor's products: sum = (piece 0 << BITS) + piece 1 and so on.

@@ -17,7 +17,8 @@ constexpr int MOST = 32;               // chunks of TAPS taps; more are left to 
 constexpr int ENTRY = 1 + PIECES;      // vectors of a table for each chunk
 constexpr int FETCHED = 4;             // rows of the source that are fetched ahead
 
-// An axis' weights in pieces: (chunks, PIECES, side). `blank` taps of no weight stand before them.
+// An axis' weights in pieces: (chunks, PIECES, side). Taps beyond those of the axis have no
+// weight; they stand before the others if `blanks_first`, else behind.
 struct Pieces {
     int32_t chunks, side;
     const uint32_t *at;
@@ -65,7 +66,7 @@ struct Table {
 };
 
 constexpr int GROUPS = COUNT / Lanes::SHARERS;  // of a vector's lanes that share a window
-constexpr int QUADS = COUNT / 4;                // of a vector's lanes: ADDED: three channels, a blank
+constexpr int QUADS = COUNT / 4;                // of a vector's lanes; ADDED: RGB and a blank
 
 // Lays out a table; returns false if a window is too small for what has to be picked in it.
 bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Way way, Room &window_room,
@@ -103,7 +104,7 @@ bool lay_out(const Axis &axis, const Pieces &pieces, bool flip, Way way, Room &w
     return true;
 }
 
-// The same for taps of a pixel that are spread over all lanes.
+// The same where the taps of a pixel are spread over all lanes; it always succeeds.
 void lay_out_added(const Axis &axis, const Pieces &pieces, bool flip, Room &window_room,
                    Room &entries_room, Table *table) {
     const int32_t side = axis.side, vectors = (3 * side + COUNT - 1) / COUNT;
@@ -127,7 +128,8 @@ void lay_out_added(const Axis &axis, const Pieces &pieces, bool flip, Room &wind
     *table = {ADDED, vectors, chunks, reach + Lanes::WINDOW, window, (const Vector *)entries};
 }
 
-// Sums the pieces' products, each of which is worth 2**-BITS of the one before; still to be shifted.
+// Sums the pieces' products, each of which is worth 2**-BITS of the one before. CHUNKS is 0
+// if their number is no constant.
 template <int CHUNKS, typename Levels, typename Weight>
 inline Vector sum(int32_t chunks, Levels levels, Weight weight, int32_t share = 1) {
     const Vector half = Lanes::all((HALF >> ((PIECES - 1) * Lanes::BITS)) / share);
@@ -306,7 +308,7 @@ void columns_then_rows(const Source &source, const Axis &x, const Axis &y, const
     }
 }
 
-// Resizes along x, then along y, each row as soon as the rows of the source that it needs are there.
+// Resizes along x, then along y: each row is made as soon as the rows that it needs are there.
 void rows_then_columns(const Source &source, const Axis &x, const Axis &y, const Pieces &pieces,
                        const Table &table, const Target &target) {
     static thread_local Room ring_room, copies_room, sums_room;
