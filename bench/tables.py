@@ -121,6 +121,8 @@ def _megabytes(count: int) -> str:
 
 
 _SPEEDS: list[Column] = [
+    ("ns a pixel", lambda one: f"{one.facts['ns']:.2f}" if "ns" in one.facts else ""),
+    ("cycles a pixel", lambda one: f"{one.facts['cycles']:.2f}" if "cycles" in one.facts else ""),
     ("images/s", lambda one: number(one.images_per_second) if one.images else ""),
     ("spread", _spread),
 ]

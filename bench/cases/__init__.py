@@ -73,6 +73,12 @@ _ROWS = (
         options=("recipe", "crop", "batch", *_COMMON),
     ),
     Case(
+        name="cycles",
+        help="What each stage of the CPU's kernels costs: ns and cycles a pixel, in one thread.",
+        title="The CPU's kernels, stage by stage",
+        options=("data", "images", "recipe", "crop", *_COMMON),
+    ),
+    Case(
         name="step",
         help="The training step on ready tensors, in several ways, and in the authors' setting.",
         title="A training step",

@@ -68,8 +68,8 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         "torchvision.io": lambda: in_threads(by_torchvision),
         "libjpeg-turbo": lambda: in_threads(_by_turbo(store, data, workers)),
         "SPDL": by_spdl,
-        OURS: lambda: in_threads(_by_our_own(store, data, workers, part=False)),
-        OUR_PART: lambda: in_threads(_by_our_own(store, data, workers, part=True)),
+        OURS: lambda: in_threads(by_our_own(store, data, workers, part=False)[0]),
+        OUR_PART: lambda: in_threads(by_our_own(store, data, workers, part=True)[0]),
     }
     if device == "cuda":
         makers |= {"nvJPEG": lambda: _by_nvjpeg(tensors, batch)}
@@ -113,9 +113,9 @@ def _sizes(store: Store, data: Sequence[bytes]) -> NDArray[np.int64]:
     return np.array([(head.height, head.width) for head in heads])
 
 
-def _by_our_own(
+def by_our_own(
     store: Store, data: Sequence[bytes], workers: int, *, part: bool
-) -> Callable[[int, int], object]:
+) -> tuple[Callable[[int, int], object], NDArray[np.int32]]:
     """Return what decodes an image as a thread of our pipelines does, by the number of the thread.
 
     Args:
@@ -123,6 +123,12 @@ def _by_our_own(
         data: their bytes.
         workers: threads.
         part: decode what the boxes of two views need, drawn with the default settings; else all.
+
+    Returns:
+        It, and (N, 4) top, left, bottom, right of what it decodes.
+
+    Raises:
+        RuntimeError: fastsiam was compiled without libjpeg-turbo.
     """
     decode: Any = getattr(library.jpeg(), "fastsiam_decode", None)
     if decode is None:
@@ -147,7 +153,7 @@ def _by_our_own(
         if decode(data[index], len(data[index]), height, width, where, *into):
             raise RuntimeError(f"our decoder refuses image {index}")
 
-    return one
+    return one, box
 
 
 def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:

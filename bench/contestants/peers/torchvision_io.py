@@ -12,18 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.bench.contestants.peers.job import Job, Opened, Views
-from fastsiam.pipelines.geometric import cut_views
-from fastsiam.views.batch import crop_shapes
+from fastsiam.pipelines.geometric.cpu import Images, make_views
 from fastsiam.views.draws import draw_views
-from fastsiam.views.photometric import photometric
 
 
 def start(job: Job) -> Opened:
     """Open threads that decode the next batch while our kernels are at this one."""
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image, read_file
-
-    from fastsiam.pipelines.geometric.cpu import crop_images
 
     files = [path for path, _ in ImageFolder(job.folder).samples]
     pool, epochs = ThreadPoolExecutor(job.workers), count()
@@ -45,11 +41,8 @@ def start(job: Job) -> Opened:
                 decoding = pool.map(decode, batches[step + 1].tolist())
             size = np.array([image.shape[:2] for image in images])
             params = draw_views(job.augment, seed=0, epoch=number, index=index, size=size)
-            shapes = crop_shapes(job.augment, len(index))
-            crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
-            for cuts, own in zip(cut_views(params, job.augment), crops, strict=True):
-                crop_images(images, cuts, own)
-            view1, view2, *_ = photometric(crops, params, job.augment)
+            pixels = Images.of_arrays(images)
+            view1, view2, *_ = make_views(pixels, params, job.augment, torch.float32)
             yield view1, view2
 
     return Opened(metadata.version("torchvision"), epoch)
