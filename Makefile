@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
-# What FFCV, which has no wheel, is compiled with.
-FFCV_PACKAGES := g++ pkg-config python3-dev libopencv-dev libturbojpeg0-dev
+# What FFCV, which has no wheel, is compiled with, and our own reading of JPEGs.
+FFCV_PACKAGES := g++ pkg-config python3-dev libopencv-dev libturbojpeg0-dev libjpeg-dev
+LIBRARIES     := opencv4 libturbojpeg libjpeg
 
 # A GPU is often lent without a network: what is there has to do.
 GPU_PY  := $(if $(wildcard $(VENV)/installed),$(PY),$(PYTHON))
@@ -59,11 +60,11 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --without-pip $(VENV)
 	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[convert,dali,peers,timm,dev]"
-	@if ! pkg-config --exists opencv4 libturbojpeg 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	@if ! pkg-config --exists $(LIBRARIES) 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing what FFCV is compiled with: $(FFCV_PACKAGES)"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(FFCV_PACKAGES) >/dev/null; \
 	fi
-	@if pkg-config --exists opencv4 libturbojpeg 2>/dev/null; then \
+	@if pkg-config --exists $(LIBRARIES) 2>/dev/null; then \
 	    echo "compiling FFCV"; \
 	    $(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[ffcv]" \
 	        || echo "FFCV did not compile; going on without it"; \
