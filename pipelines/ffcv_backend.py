@@ -78,7 +78,8 @@ class FfcvLoader:
             prefetch=prefetch,
             os_cache=os_cache,
         )
-        self._slots = self._make_slots(batch, prefetch + 2)
+        # Those that wait, the one that the caller has, and two in the making.
+        self._slots = self._make_slots(batch, prefetch + 3)
         self._epoch: Epoch | None = None
         self._closed = False
         closes_at_exit(self)
@@ -160,8 +161,8 @@ class DecodeAndCrop(SimpleRGBImageDecoder):  # type: ignore[misc]
 
     FFCV takes an operation for an image field's decoder if it descends from the simple one.
 
-    Its output is a pair of arrays: the crops as bytes, laid out as ``Layout`` says, and the rows of
-    the images whose crops are left to PIL.
+    Its output is a pair: the crops as bytes, laid out as ``Layout`` says, and the ``Making`` by
+    which one waits for them.
     """
 
     def __init__(
@@ -180,8 +181,7 @@ class DecodeAndCrop(SimpleRGBImageDecoder):  # type: ignore[misc]
 
         def decode_and_crop(indices: Any, memory: Any, metadata: Any, work: Work) -> Any:
             crops = None if work.stages else self._layout.crops(torch.from_numpy(memory))
-            refused = self._cutter.cut(work, crops)
-            return memory, refused
+            return memory, self._cutter.begin(work, crops)
 
         return decode_and_crop
 
@@ -219,7 +219,7 @@ def central_crops(
         shape, pinned = (1, len(indices), side, side, 3), device.type == "cuda"
         crops = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         work = Work(store.memory, store.start[indices], indices, [cuts])
-        for row in cutter.cut(work, (crops,)).tolist():
+        for row in cutter.begin(work, (crops,)).refused().tolist():
             own = slice(row, row + 1)
             crop_by_pil(store, int(indices[row]), [cuts.rows(own)], (crops[:, own],))
         return crops[0]

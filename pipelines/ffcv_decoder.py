@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,7 +25,7 @@ from .geometric import Cuts
 from .geometric.cpu import Images, Job, crop_images
 from .store.beton import BetonStore
 
-__all__ = ["Cutter", "Work", "crop_by_pil", "decoder", "turbojpeg"]
+__all__ = ["Cutter", "Making", "Work", "crop_by_pil", "decoder", "turbojpeg"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,32 @@ class Work:
     """Of each side, where the views go, if they shall be made too."""
 
 
+class Making:
+    """A batch in the making.
+
+    Args:
+        job: what is made.
+        threads: that make it.
+    """
+
+    def __init__(self, job: Job, threads: Sequence[Future[object]]) -> None:
+        self._job, self._threads = job, threads
+
+    def refused(self) -> NDArray[np.int64]:
+        """Wait until it is made.
+
+        Returns:
+            Rows of the images that libjpeg-turbo refused or had doubts about, of which nothing is
+            made.
+        """
+        run_all(self._threads)
+        return self._job.refused()
+
+    def end(self) -> None:
+        """Wait until nobody works on it any more, whatever became of it."""
+        wait(self._threads)
+
+
 class Cutter:
     """Threads that decode a file's images and cut crops out of them.
 
@@ -57,17 +83,13 @@ class Cutter:
         self._store, self._sides, self._workers = store, tuple(sides), workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="fastsiam-ffcv")
 
-    def cut(self, work: Work, crops: Crops | None) -> NDArray[np.int64]:
-        """Make a batch's crops.
+    def begin(self, work: Work, crops: Crops | None) -> Making:
+        """Begin with a batch's crops; threads go on with it when they are done with the one before.
 
         Args:
             work: the batch.
             crops: of each side (V, N, side, side, 3), contiguous, filled in; None where views are
                 made and nothing else is wanted.
-
-        Returns:
-            Rows of the images that libjpeg-turbo refused or had doubts about, of which nothing is
-            made.
         """
         store, indices = self._store, work.indices
         images = Images(
@@ -86,8 +108,7 @@ class Cutter:
             decode=decoder(),
             longest_first=True,
         )
-        run_all([self._pool.submit(job.run) for _ in range(self._workers)])
-        return job.refused()
+        return Making(job, [self._pool.submit(job.run) for _ in range(self._workers)])
 
     def close(self) -> None:
         """End the threads."""

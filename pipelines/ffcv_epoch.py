@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, Full
 from typing import Any
@@ -23,7 +23,7 @@ from fastsiam.views.photometric import photometric
 from fastsiam.views.photometric.operations import in_views_order
 
 from .copies import take_over
-from .ffcv_decoder import Work, crop_by_pil
+from .ffcv_decoder import Making, Work, crop_by_pil
 from .ffcv_library import EpochIterator, Loader
 from .geometric import cut_views
 from .geometric.cpu import stages_of
@@ -63,6 +63,19 @@ class Made:
     """Where the thread took them through the photometric stage too."""
     copied: torch.cuda.Event | None
     """When the crops are on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A batch that threads work on."""
+
+    work: Work
+    params: ViewParams
+    memory: Tensor
+    """Of its crops."""
+    making: Making
+    stream: torch.cuda.Stream | None
+    """That copies them to the device."""
 
 
 class Epoch(EpochIterator):  # type: ignore[misc]
@@ -108,13 +121,30 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # a thread begins with the first GPU
         try:
-            for number, indices in enumerate(self.iter_ixes):
-                slot = number % len(self._slots)
-                if not self._put(self._make(number, indices, slot)):
-                    return
+            with contextlib.closing(self._made()) as batches:
+                for made in batches:
+                    if not self._put(made):
+                        return
             self._put(None)
         except BaseException as error:
             self._put(error)
+
+    def _made(self) -> Generator[Made]:
+        """Make the batches, each while threads that are done with it begin with the next."""
+        begun: _Begun | None = None
+        try:
+            for number, index in enumerate(self.iter_ixes):
+                if begun is not None and self._pages:
+                    begun.making.end()  # FFCV reads the next batch's pages into this one's memory
+                following = self._begin(number, index, number % len(self._slots))
+                begun, finished = following, begun
+                if finished is not None:
+                    yield self._finish(finished)
+            if begun is not None:
+                yield self._finish(begun)
+        finally:
+            if begun is not None:
+                begun.making.end()  # the memory that it reads and writes may go away
 
     def __iter__(self) -> Iterator[Made]:
         """Wait for the batches."""
@@ -163,7 +193,13 @@ class Epoch(EpochIterator):  # type: ignore[misc]
                 return True
         return False
 
-    def _make(self, number: int, index: NDArray[np.int64], slot: int) -> Made:
+    @property
+    def _pages(self) -> bool:
+        """Whether FFCV reads the file's pages into memory of its own."""
+        return bool(self.memory_context.state[0].ndim > 1)
+
+    def _begin(self, number: int, index: NDArray[np.int64], slot: int) -> _Begun:
+        """Let threads begin with a batch."""
         store, augment = self._store, self._augment
         stream = self._slots[slot]
         if stream is not None:
@@ -173,17 +209,23 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         stages = [] if self._dtype is None else stages_of(params, augment, self._dtype)
         cuts = cut_views(params, augment)
         work = self.storage_state = Work(*self._memory(index), index, cuts, stages)
-        ((memory, refused),) = self.run_pipeline(number, index, slot, None)
-        memory = torch.from_numpy(memory)
-        crops = self._layout.crops(memory)
-        views = in_views_order([stage.views() for stage in stages], augment) if stages else None
+        ((memory, making),) = self.run_pipeline(number, index, slot, None)
+        return _Begun(work, params, torch.from_numpy(memory), making, stream)
+
+    def _finish(self, begun: _Begun) -> Made:
+        """Wait for a batch's threads, make what they could not, and send it on its way."""
+        work, params, stream = begun.work, begun.params, begun.stream
+        crops, stages = self._layout.crops(begun.memory), work.stages
+        refused = begun.making.refused()
+        made = [stage.views() for stage in stages]
+        views = in_views_order(made, self._augment) if stages else None
         for row in refused.tolist():
             self._make_by_pil(work, slice(row, row + 1), params, crops, views)
         if stream is None:
-            return Made(index, params, crops, views, None)
+            return Made(work.indices, params, crops, views, None)
         with span("copy"), torch.cuda.stream(stream):
-            crops = self._layout.crops(memory.to(self._device, non_blocking=True))
-        return Made(index, params, crops, None, stream.record_event())
+            crops = self._layout.crops(begun.memory.to(self._device, non_blocking=True))
+        return Made(work.indices, params, crops, None, stream.record_event())
 
     def _make_by_pil(
         self,
@@ -206,7 +248,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         """Return FFCV's memory and where the records lie in it: the file, or pages of it."""
         memory, *rest = self.memory_context.state
         start = self._store.start[indices]
-        if memory.ndim == 1:
+        if not self._pages:
             return memory, start
         page_size = memory.shape[1]
         slot = rest[-1][start // page_size].astype(np.int64)
