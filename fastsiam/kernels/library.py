@@ -137,7 +137,14 @@ def kernels() -> Any:
 
 @cache
 def _load(kind: str) -> Any:
-    library = ctypes.CDLL(str(_folder() / build.library(kind)))
+    path = _folder() / build.library(kind)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackendError(
+            f"the kernels cannot be loaded ({error}): they are damaged, or another system's; "
+            f"remove {path.parent / build.STAMP} to have them compiled again"
+        ) from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
     library.fastsiam_make.restype = None
     library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
@@ -151,16 +158,27 @@ def _load(kind: str) -> Any:
 
 @cache
 def jpeg() -> Any:
-    """Return the library that decodes JPEGs, None where it was compiled without libjpeg-turbo."""
+    """Return the library that decodes JPEGs, None where there is no libjpeg-turbo for it."""
     path = _folder() / build.JPEG
-    return ctypes.CDLL(str(path)) if path.exists() else None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # compiled without its header, or installed where the library itself is not
+        return None
 
 
 def decoder_name() -> str:
-    """Return what decodes JPEGs for the kernels."""
+    """Return what decodes JPEGs for the kernels; says so if these are not compiled yet."""
+    if _compiled() is None:
+        return "not compiled yet: the first run does, or fastsiam info --warm"
     if jpeg() is None:
-        return "TurboJPEG, if FFCV is installed (compiled without libjpeg's header)"
+        return "TurboJPEG, if FFCV is installed (no libjpeg-turbo of the system's)"
     return "libjpeg-turbo, no more of each than its crops need"
+
+
+def _compiled() -> Path | None:
+    """Return where the libraries are, None if they are not there or older than their sources."""
+    folders = Path(__file__).parent, build.cache_folder()
+    return next((folder for folder in folders if build.is_current(folder)), None)
 
 
 @cache
@@ -170,12 +188,11 @@ def _folder() -> Path:
     Raises:
         BackendError: they are not there and cannot be compiled.
     """
+    found = _compiled()
+    if found:
+        return found
     own = Path(__file__).parent
-    for folder in (own, build.cache_folder()):
-        if build.is_current(folder):
-            return folder
     folder = own if os.access(own, os.W_OK) else build.cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
     # In a folder of the system's, because a lock does not work on every file system.
     with open(Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
