@@ -64,36 +64,81 @@ inline Float divided(Float a, float b, float reciprocal) {
 #endif
 }
 
-// How far a channel is from its full value: 0 to 85, by its distance on the circle, in 510ths of a
-// turn, from where it is the least of the three (red) or the greatest (green, blue).
-inline Float within(Float x) { return least(most(x, all(0)), all(85)); }
+// A block of colours on their way to PIL's HSV and back.
+struct Turned {
+    alignas(64) uint8_t value[RUN], chroma[RUN], hue[RUN], saturation[RUN];
+    alignas(64) int8_t sextant[RUN];  // 1, 3 or 5, or 2 less
+    alignas(64) int16_t beside[RUN];
+    alignas(64) uint8_t lost[3][RUN];
+};
 
-// Turns the hue. The roundings are those of PIL's way to HSV, a mixture of float and double, and
-// back: equal for every colour.
-inline void turn(Float &r, Float &g, Float &b, Int shift) {
-    const Float value = most(r, most(g, b)), chroma = value - least(r, least(g, b));
-    const Int of_red = r == value, of_green = (g == value) & ~of_red,
-              of_blue = ~(of_red | of_green);
-    // PIL weighs, of the two other channels, how far each is from the greatest: of one of them that
-    // is the chroma, and for the other one a rounded quotient is left.
-    const Float ahead = where(of_red, g - b) + where(of_green, b - r) + where(of_blue, r - g);
-    const Float quotient = (chroma - size(ahead)) / most(chroma, all(1));
-    const Int sign = (Int)ahead & INT32_MIN;
-    const Float base = where(of_green, all(2)) + where(of_blue, all(4));
-    const Float sextant = base + (Float)((Int)all(1) | sign) - (Float)((Int)quotient ^ sign);
-    // Below 0 it is red on blue's side: a turn, 255, is added there to what is rounded down.
-    const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
-    const Int below = turns < 0;
-    const Int hue = to_int(turns + where(below, all(256))) + below + shift;
-    const Float place = to_float((hue & 255) << 1);  // a sextant has 85
-    const Float saturation = truncated(chroma / most(value, all(1)) * 255.f);
-    const Float full = value * (85.f * 255.f), lost = value * saturation;  // whole, below 2**24
-    r = full - lost * within(170.f - size(place - 255.f));
-    g = full - lost * within(size(place - 170.f) - 85.f);
-    b = full - lost * within(size(place - 340.f) - 85.f);
-    r = r * (1 / (85.f * 255.f)) + 0.5f;  // storing truncates
-    g = g * (1 / (85.f * 255.f)) + 0.5f;
-    b = b * (1 / (85.f * 255.f)) + 0.5f;
+inline uint8_t greater(uint8_t a, uint8_t b) { return a > b ? a : b; }
+inline uint8_t lesser(uint8_t a, uint8_t b) { return a < b ? a : b; }
+
+// Tells the greatest level, the range and the sextant. The hue's place in the sextant is what the
+// middle level lacks of the greatest as a part of the range: `beside`, below 0 where it counts
+// backward.
+void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
+    for (int64_t i = 0; i < RUN; i++) {
+        const uint8_t value = greater(r[i], greater(g[i], b[i]));
+        const bool red = r[i] == value, green = g[i] == value;
+        const uint8_t ahead = red ? g[i] : green ? b[i] : r[i];
+        const uint8_t behind = red ? b[i] : green ? r[i] : g[i];
+        const bool back = ahead >= behind;
+        const int16_t lacking = value - greater(ahead, behind);
+        x.value[i] = value;
+        x.chroma[i] = value - lesser(r[i], lesser(g[i], b[i]));
+        x.sextant[i] = (red ? -1 : green ? 1 : 3) + (back ? 2 : 0);
+        x.beside[i] = back ? -lacking : lacking;
+    }
+}
+
+// Rounds as PIL does, in float and double by turns: equal for every colour.
+void measure(Turned &x) {
+    for (int64_t i = 0; i < RUN; i += PIXELS_AT_ONCE) {
+        Four hue, saturation;
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + k * LANES;
+            const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
+            const Float place = load_signed(x.beside + at) / most(chroma, all(1));
+            const Float sextant = load_signed(x.sextant + at) + place;
+            // Below 0 it is red on blue's side: a turn, 255, is added.
+            const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
+            hue.part[k] = turns + where(turns < 0, all(255));
+            saturation.part[k] = (chroma * 255.f + 0.5f) * reciprocal(most(value, all(1)));
+        }
+        store(x.hue + i, hue);
+        store(x.saturation + i, saturation);
+    }
+}
+
+// Tells how much of its saturation each channel loses: in 85ths, by the hue's distance, in 510ths of
+// a turn, from where the channel is the least (red) or the greatest (green, blue).
+void lose(Turned &x, uint8_t shift) {
+    for (int64_t i = 0; i < RUN; i++) {
+        const uint8_t hue = x.hue[i] + shift;
+        const uint8_t red = hue > 127 ? 2 * hue - 255 : 255 - 2 * hue;
+        const uint8_t green = hue > 85 ? hue - 85 : 85 - hue;
+        const uint8_t blue = hue > 170 ? hue - 170 : 170 - hue;
+        x.lost[0][i] = lesser(170 - lesser(red, 170), 85);
+        x.lost[1][i] = lesser(greater(2 * lesser(green, 85), 85) - 85, 85);
+        x.lost[2][i] = lesser(greater(2 * lesser(blue, 85), 85) - 85, 85);
+    }
+}
+
+void compose(const Turned &x, uint8_t *r, uint8_t *g, uint8_t *b) {
+    uint8_t *const planes[] = {r, g, b};
+    for (int64_t i = 0; i < RUN; i += PIXELS_AT_ONCE) {
+        Four level[3];
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + k * LANES;
+            const Float value = load_levels(x.value + at);
+            const Float part = value * load_levels(x.saturation + at) * (1 / (85.f * 255.f));
+            for (int c = 0; c < 3; c++)
+                level[c].part[k] = (value + 0.5f) - part * load_levels(x.lost[c] + at);
+        }
+        for (int c = 0; c < 3; c++) store(planes[c] + i, level[c]);
+    }
 }
 
 }  // namespace
@@ -119,13 +164,13 @@ void saturation(const Planes &x, float factor) {
 }
 
 void hue(const Planes &x, float factor) {
-    const Int shift = Int{} + (int32_t)(factor * 255.0);
-    for (int64_t i = 0; i < x.count; i += PIXELS_AT_ONCE) {
-        Four r = load(x.r + i), g = load(x.g + i), b = load(x.b + i);
-        for (int k = 0; k < 4; k++) turn(r.part[k], g.part[k], b.part[k], shift);
-        store(x.r + i, r);
-        store(x.g + i, g);
-        store(x.b + i, b);
+    const uint8_t shift = (int32_t)(factor * 255.0);  // modulo 256
+    Turned turned;
+    for (int64_t i = 0; i < x.count; i += RUN) {
+        compare(x.r + i, x.g + i, x.b + i, turned);
+        measure(turned);
+        lose(turned, shift);
+        compose(turned, x.r + i, x.g + i, x.b + i);
     }
 }
 
