@@ -81,15 +81,16 @@ inline uint8_t lesser(uint8_t a, uint8_t b) { return a < b ? a : b; }
 void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
     for (int64_t i = 0; i < RUN; i++) {
         const uint8_t value = greater(r[i], greater(g[i], b[i]));
-        const bool red = r[i] == value, green = g[i] == value;
-        const uint8_t ahead = red ? g[i] : green ? b[i] : r[i];
-        const uint8_t behind = red ? b[i] : green ? r[i] : g[i];
-        const bool back = ahead >= behind;
-        const int16_t lacking = value - greater(ahead, behind);
+        const uint8_t red = r[i] == value ? 255 : 0, green = (g[i] == value ? 255 : 0) & ~red;
+        const uint8_t blue = ~(red | green);
+        const uint8_t ahead = (g[i] & red) | (b[i] & green) | (r[i] & blue);
+        const uint8_t behind = r[i] ^ g[i] ^ b[i] ^ value ^ ahead;  // the one that is left
+        const uint8_t middle = greater(ahead, behind), back = ahead == middle ? 255 : 0;
         x.value[i] = value;
         x.chroma[i] = value - lesser(r[i], lesser(g[i], b[i]));
-        x.sextant[i] = (red ? -1 : green ? 1 : 3) + (back ? 2 : 0);
-        x.beside[i] = back ? -lacking : lacking;
+        x.sextant[i] = (int8_t)((red | (green & 1) | (blue & 3)) + (back & 2));
+        const int16_t sign = (int8_t)back;
+        x.beside[i] = (int16_t)(((value - middle) ^ sign) - sign);
     }
 }
 
@@ -100,12 +101,12 @@ void measure(Turned &x) {
         for (int k = 0; k < 4; k++) {
             const int64_t at = i + k * LANES;
             const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
-            const Float place = load_signed(x.beside + at) / most(chroma, all(1));
+            const Float place = load_signed(x.beside + at) / chroma;
             const Float sextant = load_signed(x.sextant + at) + place;
             // Below 0 it is red on blue's side: a turn, 255, is added.
             const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
             hue.part[k] = turns + where(turns < 0, all(255));
-            saturation.part[k] = (chroma * 255.f + 0.5f) * reciprocal(most(value, all(1)));
+            saturation.part[k] = (chroma * 255.f + 0.5f) * reciprocal(value);
         }
         store(x.hue + i, hue);
         store(x.saturation + i, saturation);
@@ -117,12 +118,12 @@ void measure(Turned &x) {
 void lose(Turned &x, uint8_t shift) {
     for (int64_t i = 0; i < RUN; i++) {
         const uint8_t hue = x.hue[i] + shift;
-        const uint8_t red = hue > 127 ? 2 * hue - 255 : 255 - 2 * hue;
-        const uint8_t green = hue > 85 ? hue - 85 : 85 - hue;
-        const uint8_t blue = hue > 170 ? hue - 170 : 170 - hue;
+        const uint8_t red = 2 * greater(hue, 255 - hue) - 255;
+        const uint8_t green = lesser(greater(hue, 85) - lesser(hue, 85), 85);
+        const uint8_t blue = lesser(greater(hue, 170) - lesser(hue, 170), 85);
         x.lost[0][i] = lesser(170 - lesser(red, 170), 85);
-        x.lost[1][i] = lesser(greater(2 * lesser(green, 85), 85) - 85, 85);
-        x.lost[2][i] = lesser(greater(2 * lesser(blue, 85), 85) - 85, 85);
+        x.lost[1][i] = greater(2 * green, 85) - 85;
+        x.lost[2][i] = greater(2 * blue, 85) - 85;
     }
 }
 
@@ -133,9 +134,9 @@ void compose(const Turned &x, uint8_t *r, uint8_t *g, uint8_t *b) {
         for (int k = 0; k < 4; k++) {
             const int64_t at = i + k * LANES;
             const Float value = load_levels(x.value + at);
-            const Float part = value * load_levels(x.saturation + at) * (1 / (85.f * 255.f));
+            const Float part = value * load_levels(x.saturation + at) * (-1 / (85.f * 255.f));
             for (int c = 0; c < 3; c++)
-                level[c].part[k] = (value + 0.5f) - part * load_levels(x.lost[c] + at);
+                level[c].part[k] = fused(part, load_levels(x.lost[c] + at), value + 0.5f);
         }
         for (int c = 0; c < 3; c++) store(planes[c] + i, level[c]);
     }

@@ -42,11 +42,13 @@ static inline Float to_float(Int x) { return __builtin_convertvector(x, Float); 
 static inline Int to_int(Float x) { return __builtin_convertvector(x, Int); }
 static inline Float truncated(Float x) { return to_float(to_int(x)); }
 
-// a * b + c, rounded once.
+// a * b + c, rounded once where the processor can.
 #if defined(__AVX512F__)
 static inline Float fused(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__FMA__)
 static inline Float fused(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+static inline Float fused(Float a, Float b, Float c) { return a * b + c; }
 #endif
 
 // 1 / x, to 22 bits at least, for x of 1 and above.
