@@ -68,7 +68,7 @@ class Box {
         large = outer >= 1 << 21;
         const int nearest = (int)((outer + 32) >> 6) - large * 65536;
         for (int aside = 0; aside < 3 && !exact; aside++) {
-            const int candidate = nearest + aside % 2 - aside / 2;  // or one of its neighbours
+            const int candidate = nearest + (aside % 2 ? aside / 2 + 1 : -aside / 2);
             int smallest = 0, largest = 65535;
             for (int bend = -510; bend <= 510; bend++) {
                 const int64_t exactly = bend * (int64_t)outer + (1 << 23);

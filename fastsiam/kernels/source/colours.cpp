@@ -10,47 +10,94 @@ inline Float blend(Float degenerate, Float x, Float factor) {
     return degenerate + factor * (x - degenerate);
 }
 
-// PIL's luma: sums are below 2**24, so float32 is exact.
+// PIL's luma: sums are below 2**24 in 2**-16ths, so float32 is exact.
 inline Float luma(Float r, Float g, Float b) {
-    const Float sum = r * (19595 / 65536.f) + g * (38470 / 65536.f) + b * (7471 / 65536.f);
-    return truncated(sum + 0.5f);
+    const Float sum = fused(b, all(7471 / 65536.f), all(0.5f));
+    return truncated(fused(r, all(19595 / 65536.f), fused(g, all(38470 / 65536.f), sum)));
 }
 
+// Puts for every level of a plane another, as `table` has it.
 #if defined(__AVX512VBMI__)
-// Looks 64 levels at a time up in a table of 256: per-channel operations are one each.
-void look_up(uint8_t *plane, int64_t count, const uint8_t *table) {
-    const __m512i t0 = _mm512_loadu_si512(table), t1 = _mm512_loadu_si512(table + 64);
-    const __m512i t2 = _mm512_loadu_si512(table + 128), t3 = _mm512_loadu_si512(table + 192);
-    for (int64_t i = 0; i < count; i += 64) {
-        const __m512i x = _mm512_loadu_si512(plane + i);
-        const __m512i low = _mm512_permutex2var_epi8(t0, x, t1);
-        const __m512i high = _mm512_permutex2var_epi8(t2, x, t3);
-        _mm512_storeu_si512(plane + i, _mm512_mask_blend_epi8(_mm512_movepi8_mask(x), low, high));
+struct Exchange {
+    const uint8_t *table;
+    static constexpr bool exact = true;
+
+    Exchange(const uint8_t *table, float) : table(table) {}
+
+    void run(uint8_t *plane, int64_t count) const {
+        const __m512i t0 = _mm512_loadu_si512(table), t1 = _mm512_loadu_si512(table + 64);
+        const __m512i t2 = _mm512_loadu_si512(table + 128), t3 = _mm512_loadu_si512(table + 192);
+        for (int64_t i = 0; i < count; i += 64) {
+            const __m512i x = _mm512_loadu_si512(plane + i);
+            const __m512i low = _mm512_permutex2var_epi8(t0, x, t1);
+            const __m512i high = _mm512_permutex2var_epi8(t2, x, t3);
+            const __mmask64 upper = _mm512_movepi8_mask(x);
+            _mm512_storeu_si512(plane + i, _mm512_mask_blend_epi8(upper, low, high));
+        }
     }
-}
+};
+#elif defined(__AVX2__)
+// A line through the levels, in 128ths and 16 bits, if there is one: sums stop at 0 and 65,535.
+struct Exchange {
+    int slope = 0, offset = 0;
+    bool exact = false;
+
+    Exchange(const uint8_t *table, float factor) {
+        if (!(factor >= 0 && factor < 2)) return;  // the slope is to fit as well
+        for (int aside = 0; aside < 7 && !exact; aside++) {  // the nearest slope, or one beside it
+            slope = (int)(factor * 32768 + 0.5f) + (aside % 2 ? aside / 2 + 1 : -aside / 2);
+            int smallest = -65535, largest = 65535;
+            for (int x = 0; x < 256; x++) {
+                const int level = table[x], least = 128 * level - (x * slope >> 8);
+                const int above = level > 0 ? least : -65535;  // clipped ones may lie beyond
+                const int below = level < 255 ? least + 127 : 65535;
+                smallest = above > smallest ? above : smallest;
+                largest = below < largest ? below : largest;
+            }
+            offset = smallest;
+            exact = 0 <= slope && slope < 65536 && smallest <= largest;
+        }
+    }
+
+    void run(uint8_t *plane, int64_t count) const {
+        const __m256i by = _mm256_set1_epi16((int16_t)slope), none = _mm256_setzero_si256();
+        const __m256i more = _mm256_set1_epi16((int16_t)(offset > 0 ? offset : 0));
+        const __m256i less = _mm256_set1_epi16((int16_t)(offset < 0 ? -offset : 0));
+        const auto changed = [&](__m256i x) {
+            const __m256i sum = _mm256_adds_epu16(_mm256_mulhi_epu16(x, by), more);
+            return _mm256_srli_epi16(_mm256_subs_epu16(sum, less), 7);
+        };
+        for (int64_t i = 0; i < count; i += 32) {
+            const __m256i x = _mm256_loadu_si256((const __m256i *)(plane + i));
+            const __m256i low = changed(_mm256_unpacklo_epi8(none, x));
+            const __m256i high = changed(_mm256_unpackhi_epi8(none, x));
+            _mm256_storeu_si256((__m256i *)(plane + i), _mm256_packus_epi16(low, high));
+        }
+    }
+};
 #endif
 
 void blend_with(const Planes &x, float level, float factor) {
     const Float degenerate = all(level), f = all(factor);
-    uint8_t *const planes[] = {x.r, x.g, x.b};
-#if defined(__AVX512VBMI__)
-    uint8_t table[256];
-    for (int i = 0; i < 256; i++) table[i] = (uint8_t)i;
-    for (int i = 0; i < 256; i += PIXELS_AT_ONCE) {
-        Four levels = load(table + i);
-        for (Float &part : levels.part) part = blend(degenerate, part, f);
-        store(table + i, levels);
-    }
-    for (uint8_t *plane : planes) look_up(plane, x.count, table);
-#else
-    for (uint8_t *plane : planes) {
-        for (int64_t i = 0; i < x.count; i += PIXELS_AT_ONCE) {
+    const auto blend_all = [=](uint8_t *plane, int64_t count) {
+        for (int64_t i = 0; i < count; i += PIXELS_AT_ONCE) {
             Four levels = load(plane + i);
             for (Float &part : levels.part) part = blend(degenerate, part, f);
             store(plane + i, levels);
         }
+    };
+    uint8_t *const planes[] = {x.r, x.g, x.b};
+#if defined(__AVX2__)
+    uint8_t table[256];
+    for (int i = 0; i < 256; i++) table[i] = (uint8_t)i;
+    blend_all(table, 256);
+    const Exchange exchange(table, factor);
+    if (exchange.exact) {
+        for (uint8_t *plane : planes) exchange.run(plane, x.count);
+        return;
     }
 #endif
+    for (uint8_t *plane : planes) blend_all(plane, x.count);
 }
 
 // a / b, correctly rounded, for a constant b whose reciprocal is given.
