@@ -141,7 +141,8 @@ void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
     }
 }
 
-// Rounds as PIL does, in float and double by turns: equal for every colour.
+// Rounds as PIL does, in float and double by turns: equal for every colour. The quotients of gray
+// and of black are no numbers; whatever is stored for them meets a saturation or a value of 0.
 void measure(Turned &x) {
     for (int64_t i = 0; i < RUN; i += PIXELS_AT_ONCE) {
         Four hue, saturation;
