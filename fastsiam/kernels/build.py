@@ -136,14 +136,14 @@ def _processor(kind: str, *, zig: bool = False) -> list[str]:
 
 
 def _compile(command: list[str], target: Path) -> Path:
-    """Compile into a file of another name first: who uses the old one keeps it."""
-    new = target.with_suffix(f".{os.getpid()}.so")
-    done = _run([*command, "-o", str(new)])
-    if done.returncode:
-        new.unlink(missing_ok=True)
-        raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
-    sys.stderr.write(done.stderr)
-    return new.replace(target)
+    """Compile into a file of another folder first: who uses the old one keeps it."""
+    with tempfile.TemporaryDirectory(prefix="new-", dir=target.parent) as folder:
+        new = Path(folder) / target.name
+        done = _run([*command, "-o", str(new)])
+        if done.returncode:
+            raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+        sys.stderr.write(done.stderr)
+        return new.replace(target)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 CHOICE = "FASTSIAM_CPU"
 """The variable that names another kind of library than the newest one that can run here."""
+_BUILD = "python -m fastsiam.kernels.build"
 _NEEDS = {
     "x86-64-v4": "avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512_vnni",
-    "x86-64-v3": "avx avx2 bmi1 bmi2 f16c fma movbe",
+    "x86-64-v3": "abm avx avx2 bmi1 bmi2 f16c fma movbe",
     "x86-64-v2": "",
 }
 """What each kind needs beyond those below it, as Linux names it."""
@@ -141,10 +142,7 @@ def _load(kind: str) -> Any:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise BackendError(
-            f"the kernels cannot be loaded ({error}): they are damaged, or another system's; "
-            f"remove {path.parent / build.STAMP} to have them compiled again"
-        ) from error
+        raise BackendError(f"{error}; to compile it anew: {_BUILD}") from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
     library.fastsiam_make.restype = None
     library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
@@ -158,27 +156,47 @@ def _load(kind: str) -> Any:
 
 @cache
 def jpeg() -> Any:
-    """Return the library that decodes JPEGs, None where there is no libjpeg-turbo for it."""
+    """Return the library that decodes JPEGs, None where libjpeg-turbo was or is not there.
+
+    A wheel can meet another one than it was compiled with, or none.
+    """
     path = _folder() / build.JPEG
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:  # compiled without its header, or installed where the library itself is not
+    if not path.exists():
         return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        log.warning(f"{error}; to compile it anew: {_BUILD}")
+        return None
+    if not library.fastsiam_jpeg_fits():
+        log.warning(f"libjpeg-turbo is older than the one that {path} is for; {_BUILD}")
+        return None
+    return library
 
 
 def decoder_name() -> str:
     """Return what decodes JPEGs for the kernels; says so if these are not compiled yet."""
-    if _compiled() is None:
-        return "not compiled yet: the first run does, or fastsiam info --warm"
+    try:
+        if _compiled() is None:
+            return "not compiled yet: the first run does, or fastsiam info --warm"
+    except RuntimeError as error:
+        return f"not compiled: {error}"
     if jpeg() is None:
-        return "TurboJPEG, if FFCV is installed (no libjpeg-turbo of the system's)"
+        return "TurboJPEG, if FFCV is installed (compiled without libjpeg-turbo, or for another)"
     return "libjpeg-turbo, no more of each than its crops need"
 
 
 def _compiled() -> Path | None:
-    """Return where the libraries are, None if they are not there or older than their sources."""
-    folders = Path(__file__).parent, build.cache_folder()
-    return next((folder for folder in folders if build.is_current(folder)), None)
+    """Return where the libraries of these sources are, None if they are not there.
+
+    Raises:
+        RuntimeError: nobody has a home to look in.
+    """
+    own = Path(__file__).parent
+    if _is_ready(own):
+        return own
+    kept = build.cache_folder()
+    return kept if _is_ready(kept) else None
 
 
 @cache
@@ -188,18 +206,24 @@ def _folder() -> Path:
     Raises:
         BackendError: they are not there and cannot be compiled.
     """
-    found = _compiled()
-    if found:
-        return found
-    own = Path(__file__).parent
-    folder = own if os.access(own, os.W_OK) else build.cache_folder()
-    # In a folder of the system's, because a lock does not work on every file system.
-    with open(Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not build.is_current(folder):  # another process may have compiled them meanwhile
-            log.warning("compiling fastsiam's kernels, once (half a minute)")
-            try:
+    try:
+        found = _compiled()
+        if found:
+            return found
+        own = Path(__file__).parent
+        folder = own if os.access(own, os.W_OK) else build.cache_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        # In a folder of the system's, because a lock does not work on every file system.
+        with open(Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_ready(folder):  # another process may have compiled them meanwhile
+                log.warning("compiling fastsiam's kernels, once (half a minute)")
                 build.build(folder)
-            except (RuntimeError, OSError) as error:
-                raise BackendError(f"fastsiam's kernels are not compiled: {error}") from error
+    except (RuntimeError, OSError) as error:  # the first also where nobody has a home
+        raise BackendError(f"fastsiam's kernels are not compiled: {error}") from error
     return folder
+
+
+def _is_ready(folder: Path) -> bool:
+    """Tell whether a folder has the libraries of these sources, and for such a processor."""
+    return build.is_current(folder) and (folder / build.library(kinds()[0])).exists()

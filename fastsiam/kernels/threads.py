@@ -34,10 +34,14 @@ def run_all(futures: Sequence[Future[object]]) -> None:
     Raises:
         Exception: whatever the first that failed raised.
     """
-    try:
-        wait(futures)
-    finally:
-        wait(futures)  # after Ctrl-C
+    stopped: BaseException | None = None
+    while not all(future.done() for future in futures):
+        try:
+            wait(futures)
+        except BaseException as error:  # Ctrl-C, however often
+            stopped = error
+    if stopped is not None:
+        raise stopped
     for future in futures:
         future.result()
 

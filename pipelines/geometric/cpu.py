@@ -103,6 +103,7 @@ class Job:
         made = (library.SideOf * len(cuts))()
         for number, (own, side) in enumerate(zip(cuts, sides, strict=True)):
             box, flip, resized, corner = arrays = _contiguous(own)
+            assert _are_inside(box, images) and (resized > 0).all()  # compiled code reads there
             target = None if crops is None else crops[number]
             assert target is None or target.is_contiguous()
             made[number] = library.SideOf(
@@ -153,6 +154,14 @@ def _contiguous(cuts: Cuts) -> tuple[NDArray[Any], ...]:
         np.ascontiguousarray(cuts.resized, np.int32),
         np.ascontiguousarray(cuts.corner, np.int32),
     )
+
+
+def _are_inside(box: NDArray[np.int32], images: Images) -> bool:
+    """Tell whether boxes (V, N, 4) hold pixels of their images and nothing else."""
+    top, left, height, width = np.moveaxis(box.astype(np.int64), -1, 0)
+    rows = (top >= 0) & (height > 0) & (top + height <= images.height)
+    columns = (left >= 0) & (width > 0) & (left + width <= images.width)
+    return bool((rows & columns).all())
 
 
 def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> list[Stage]:

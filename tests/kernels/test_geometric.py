@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,3 +223,54 @@ def test_the_definition_is_pils() -> None:
         side, (height, width) = int(random.integers(1, 40)), random.integers(1, 150, 2).tolist()
         cut, image = any_cut(random, height, width, side), noise(height, width, seed=seed)
         np.testing.assert_array_equal(definition(image, cut, side), by_pil(image, cut, side))
+
+
+def job_of_jpeg(height: int, width: int, decode: Any) -> Job:
+    """Return the job of one pixel of a JPEG, which a function of Python's decodes."""
+    tall, wide = np.array([height], np.int32), np.array([width], np.int32)
+    nothing, form = np.zeros(1, np.int64), np.array([JPEG], np.uint8)
+    images = Images(nothing, nothing, tall, wide, form)
+    corner = np.zeros((1, 1, 2), np.int32)
+    cuts = Cuts(np.array([[[0, 0, 1, 1]]], "i4"), np.zeros((1, 1), "?"), corner + 1, corner)
+    crops = (torch.zeros(1, 1, 1, 1, 3, dtype=torch.uint8),)
+    return Job(images, [cuts], [1], crops, decode=library.address(decode))
+
+
+def test_memory_of_a_huge_image_is_not_kept() -> None:
+    done = Forked(decode_a_huge_image).wait()
+    assert done.returncode == 0, done.stderr
+
+
+def decode_a_huge_image() -> None:
+    used = []
+
+    def decode(data: Any, count: int, height: int, width: int, box: Any, room: Any, to: Any) -> int:
+        size = 3 * height * width
+        ctypes.memset(room, 1, size)
+        used.append(int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE)
+        to[0] = Made(room, 3 * width, 0, 0, room + size)
+        return 0
+
+    compiled = DECODE(decode)
+    for side in (100, 9000, 100):
+        job = job_of_jpeg(side, side, compiled)
+        job.run()
+        assert len(job.refused()) == 0
+    assert used[1] - used[0] > 200e6 and used[2] - used[0] < 70e6
+
+
+def test_what_pil_takes_for_a_bomb_is_left_to_pil() -> None:
+    calls: list[Any] = []
+    decode = DECODE(lambda *given: calls.append(given) or 1)  # type: ignore[func-returns-value]
+    assert 2 * (Image.MAX_IMAGE_PIXELS or 0) < 13500**2
+    job = job_of_jpeg(13500, 13500, decode)
+    job.run()
+    assert job.refused().tolist() == [0] and not calls
+
+
+@pytest.mark.parametrize(
+    "box", [(-1, 0, 2, 2), (0, -1, 2, 2), (4, 0, 2, 5), (0, 4, 5, 2), (0, 0, 0, 1), (0, 0, 1, 0)]
+)
+def test_boxes_that_are_not_inside(box: tuple[int, int, int, int]) -> None:
+    with pytest.raises(AssertionError):
+        crop(noise(5, 5, seed=0), Cut(box, False, (2, 2), (0, 0)), 2)

@@ -140,19 +140,6 @@ def test_the_libraries_need_no_other_of_cpp() -> None:
         assert "libstdc++" not in needs and "libgcc" not in needs
 
 
-def test_libraries_that_cannot_be_loaded(
-    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The kernels' is an error; without the system's libjpeg another decoder is left."""
-    for name in (build.library(library.kind()), build.JPEG):
-        (tmp_path / name).write_text("no library")
-    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    assert library.jpeg() is None
-    assert library.decoder_name().startswith("TurboJPEG")
-    with pytest.raises(BackendError, match=rf"cannot be loaded .* remove {tmp_path}/kernels.stamp"):
-        library.kernels()
-
-
 def test_info_says_what_is_not_compiled_and_leaves_it(
     nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,3 +188,48 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     assert library.jpeg() is None
     assert folders == [build.cache_folder()]
     assert folders[0].is_relative_to(tmp_path)
+
+
+def test_libraries_that_cannot_be_loaded(
+    nothing_loaded: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As those of a wheel for another system; crops are made without the one for JPEGs too."""
+    for name in (build.JPEG, *map(build.library, library.kinds())):
+        (tmp_path / name).write_bytes(b"no library")
+    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
+    monkeypatch.setattr(library._folder, "cache_clear", lambda: None, raising=False)
+    assert library.jpeg() is None
+    assert "python -m fastsiam.kernels.build" in caplog.text
+    with pytest.raises(BackendError, match=r"to compile it anew: python -m fastsiam\.kernels"):
+        library.kernels()
+
+
+def test_libraries_of_another_kind_of_processor(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a folder that two machines share: this one's are compiled too."""
+    made: list[Path] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "is_current", lambda folder: True)
+    monkeypatch.setattr(build, "library", lambda kind: f"kernels-of-another-than-{kind}.so")
+    monkeypatch.setattr(build, "build", made.append)
+    assert library._folder() == made[0]
+
+
+def test_where_nothing_can_be_written(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(build, "is_current", lambda folder: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(BackendError, match="are not compiled"):
+        library._folder()
+
+
+def test_the_libjpeg_at_hand_is_one_that_this_was_compiled_for() -> None:
+    jpeg = library.jpeg()
+    assert jpeg is None or jpeg.fastsiam_jpeg_fits() == 1

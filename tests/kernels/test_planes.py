@@ -33,6 +33,7 @@ RARE = [
     [(2, 4), (1, 1), (1, 1)],
     [(2, 1), (2, 1), (2, 1)],
 ]
+M_PERTURB = -6  # of malloc.h
 SIZES = [(1, 1), (2, 3), (3, 2), (5, 4), (4, 5), (6, 7), (17, 1), (1, 70), (33, 63), (64, 130)]
 SIZES += [(50, 97), (31, 32), (40, 200)]
 
@@ -99,6 +100,17 @@ def test_all_colours_at_their_extremes() -> None:
 @pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_rows": 1}])
 def test_other_codings(options: dict[str, Any]) -> None:
     compare(encoded(picture(0, width=90, height=70), **options))
+
+
+def test_nothing_is_read_that_was_freed() -> None:
+    """What a progressive JPEG's decoder knows of its scans ends with the decoding."""
+    done = Forked(read_while_freed_memory_changes).wait()
+    assert done.returncode == 0, done.stderr
+
+
+def read_while_freed_memory_changes() -> None:
+    ctypes.CDLL(None).mallopt(M_PERTURB, 0x55)  # glibc writes over what is freed
+    planes_of(encoded(picture(0, width=90, height=70), progressive=True))
 
 
 @pytest.mark.slow

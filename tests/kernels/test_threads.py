@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
 import torch
 
 from fastsiam.kernels import library
-from fastsiam.kernels.threads import in_threads
+from fastsiam.kernels import threads as kernel_threads
+from fastsiam.kernels.threads import in_threads, run_all
 
 
 @pytest.fixture(params=[1, 3])
@@ -48,3 +50,25 @@ def test_errors_come_out(threads: int) -> None:
 
     with pytest.raises(KeyError):
         in_threads(work, 10)
+
+
+def test_nobody_is_left_at_work_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is pressed: what threads work on may go away after that."""
+    end, pressed = threading.Event(), 0
+
+    def interrupted(futures: object) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed < 4:
+            raise KeyboardInterrupt
+        end.set()
+        wait(futures)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kernel_threads, "wait", interrupted)
+    with ThreadPoolExecutor(1) as pool:
+        future: Future[object] = pool.submit(end.wait, 60)
+        with pytest.raises(KeyboardInterrupt):
+            run_all([future])
+        left_at_work = not future.done()
+        end.set()
+    assert not left_at_work

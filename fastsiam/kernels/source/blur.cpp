@@ -6,173 +6,228 @@
 namespace fastsiam {
 namespace {
 
+// Levels are words between the passes: they are widened and packed once.
+typedef uint16_t Word;
+constexpr int64_t WORDS_AT_ONCE = 32;  // rows have room for so many behind their last
 constexpr int ROWS = 8;  // that go through a pass together: none waits for its own last store
 
 // Averages `count` pixels: `tap[0]` to `tap[2 * whole + 2]` are the pixels from one end of the box
 // to the other, each of them for the first of the result.
-struct Box {
-    int64_t whole;
-    uint32_t inner, outer;
+class Box {
+  public:
+    const int64_t whole;
 
-    uint8_t level(const uint8_t *const *tap, int64_t i) const {
+    explicit Box(const uint32_t *weights)
+        : whole(weights[2]), inner(weights[0]), outer(weights[1]) {
+        if (whole == 0) find_weight();
+    }
+
+    // Fills `out`, which has room for WORDS_AT_ONCE levels more, as all taps have.
+    void run(const Word *const *tap, int64_t count, Word *out) const {
+        if (exact && large) return three<true>(tap[0], tap[1], tap[2], count, out);
+        if (exact) return three<false>(tap[0], tap[1], tap[2], count, out);
+#if defined(__AVX2__)
+        if (inner >> 12 < 4096 && whole <= 60) {  // sums fit 15 bits, the upper weight 12
+            if (whole == 0) return levels<0>(tap, count, out);
+            if (whole == 1) return levels<1>(tap, count, out);
+            return levels<ANY>(tap, count, out);
+        }
+#endif
+        for (int64_t i = 0; i < count; i++) out[i] = level(tap, i);
+    }
+
+  private:
+    const uint32_t inner, outer;
+    // Of three pixels, in 16 bits: see `find_weight`.
+    bool exact = false, large = false;
+    int16_t weight = 0;
+    uint16_t offset = 0;
+
+    Word level(const Word *const *tap, int64_t i) const {
         uint32_t sum = 0, ends = tap[0][i] + tap[2 * whole + 2][i];
         for (int64_t k = 1; k < 2 * whole + 2; k++) sum += tap[k][i];
         return (sum * inner + ends * outer + (1u << 23)) >> 24;  // below 2**32
     }
 
+    // 256 times what the ends change the middle by, `bend` being their sum less twice the middle.
+    template <bool LARGE>
+    static int change(int bend, int weight) {
+        return (bend * 64 * weight >> 16) + LARGE * bend * 64;
+    }
+
+    // Looks for 16-bit numbers that give the same levels as the weights do: of sigmas between .1
+    // and 2, 99% of those with a box of three pixels have them.
+    //
+    // A level is the middle and the whole part of `bend * outer + 2**23 - middle * rest`, in
+    // 2**-24ths, `rest` being what the weights lack of 1. With a weight of 16 bits it is to be the
+    // whole part of a 256th of the change and an offset. Each of the 1,021 bends has its smallest
+    // and its largest offset that gives its level, and one is wanted that suits all of them. A
+    // weight of more than an eighth is less by a quarter here, or it would take 17 bits.
+    void find_weight() {
+        const int64_t rest = (1 << 24) - inner - 2 * (int64_t)outer;
+        large = outer >= 1 << 21;
+        const int nearest = (int)((outer + 32) >> 6) - large * 65536;
+        for (int aside = 0; aside < 3 && !exact; aside++) {
+            const int candidate = nearest + (aside % 2 ? aside / 2 + 1 : -aside / 2);
+            int smallest = 0, largest = 65535;
+            for (int bend = -510; bend <= 510; bend++) {
+                const int64_t exactly = bend * (int64_t)outer + (1 << 23);
+                const int rough = large ? change<true>(bend, candidate)
+                                        : change<false>(bend, candidate);
+                const int at_least = 256 * (int)(exactly >> 24) - rough;
+                const int at_most = 256 * (int)((exactly - 255 * rest) >> 24) + 255 - rough;
+                smallest = at_least > smallest ? at_least : smallest;
+                largest = at_most < largest ? at_most : largest;
+            }
+            weight = (int16_t)candidate;
+            offset = (uint16_t)smallest;
+            exact = weight == candidate && smallest <= largest;
+        }
+    }
+
+    // Sums are right modulo 2**16, which is above 256 times the greatest level.
+    template <bool LARGE>
+    void three(const Word *a, const Word *b, const Word *c, int64_t count,
+               Word *__restrict out) const {
+        const int16_t weight = this->weight;
+        const Word offset = this->offset;
+        for (int64_t first = 0; first < count; first += WORDS_AT_ONCE)
+            for (int64_t i = first; i < first + WORDS_AT_ONCE; i++) {
+                const int16_t bend = (int16_t)((a[i] + c[i] - 2 * b[i]) * 64);
+                const Word rough = (Word)((bend * weight) >> 16) + (LARGE ? (Word)bend : 0);
+                out[i] = (Word)(b[i] * 256 + rough + offset) >> 8;
+            }
+    }
+
 #if defined(__AVX2__)
 #if defined(__AVX512VNNI__)
     using Register = __m512i;
-    static Register loaded(const uint8_t *from) { return _mm512_loadu_si512(from); }
-    static Register low8(Register a, Register b) { return _mm512_unpacklo_epi8(a, b); }
-    static Register high8(Register a, Register b) { return _mm512_unpackhi_epi8(a, b); }
-    static Register low16(Register a, Register b) { return _mm512_unpacklo_epi16(a, b); }
-    static Register high16(Register a, Register b) { return _mm512_unpackhi_epi16(a, b); }
-    static Register add16(Register a, Register b) { return _mm512_add_epi16(a, b); }
-    static Register weigh(Register x, Register high, Register low) {
-        const Register b = _mm512_dpwssd_epi32(_mm512_set1_epi32(1 << 23), x, low);
-        return _mm512_srli_epi32(_mm512_dpwssd_epi32(_mm512_srli_epi32(b, 12), x, high), 12);
+    static Register loaded(const Word *from) { return _mm512_loadu_si512(from); }
+    static Register low(Register a, Register b) { return _mm512_unpacklo_epi16(a, b); }
+    static Register high(Register a, Register b) { return _mm512_unpackhi_epi16(a, b); }
+    static Register add(Register a, Register b) { return _mm512_add_epi16(a, b); }
+    static Register weigh(Register x, Register upper, Register lower) {
+        const Register b = _mm512_dpwssd_epi32(_mm512_set1_epi32(1 << 23), x, lower);
+        return _mm512_srli_epi32(_mm512_dpwssd_epi32(_mm512_srli_epi32(b, 12), x, upper), 12);
     }
-    static Register pack32(Register a, Register b) { return _mm512_packs_epi32(a, b); }
-    static Register pack16(Register a, Register b) { return _mm512_packus_epi16(a, b); }
+    static Register pack(Register a, Register b) { return _mm512_packs_epi32(a, b); }
     static Register pairs(uint32_t a, uint32_t b) { return _mm512_set1_epi32(a | b << 16); }
-    static Register zero() { return _mm512_setzero_si512(); }
-    static void stored(uint8_t *to, Register x) { _mm512_storeu_si512(to, x); }
+    static void stored(Word *to, Register x) { _mm512_storeu_si512(to, x); }
 #else
     using Register = __m256i;
-    static Register loaded(const uint8_t *from) {
-        return _mm256_loadu_si256((const Register *)from);
-    }
-    static Register low8(Register a, Register b) { return _mm256_unpacklo_epi8(a, b); }
-    static Register high8(Register a, Register b) { return _mm256_unpackhi_epi8(a, b); }
-    static Register low16(Register a, Register b) { return _mm256_unpacklo_epi16(a, b); }
-    static Register high16(Register a, Register b) { return _mm256_unpackhi_epi16(a, b); }
-    static Register add16(Register a, Register b) { return _mm256_add_epi16(a, b); }
-    static Register weigh(Register x, Register high, Register low) {
-        const Register a = _mm256_madd_epi16(x, high), b = _mm256_madd_epi16(x, low);
+    static Register loaded(const Word *from) { return _mm256_loadu_si256((const Register *)from); }
+    static Register low(Register a, Register b) { return _mm256_unpacklo_epi16(a, b); }
+    static Register high(Register a, Register b) { return _mm256_unpackhi_epi16(a, b); }
+    static Register add(Register a, Register b) { return _mm256_add_epi16(a, b); }
+    static Register weigh(Register x, Register upper, Register lower) {
+        const Register a = _mm256_madd_epi16(x, upper), b = _mm256_madd_epi16(x, lower);
         const Register half = _mm256_set1_epi32(1 << 11);
         return _mm256_srli_epi32(
             _mm256_add_epi32(_mm256_add_epi32(a, half), _mm256_srli_epi32(b, 12)), 12);
     }
-    static Register pack32(Register a, Register b) { return _mm256_packs_epi32(a, b); }
-    static Register pack16(Register a, Register b) { return _mm256_packus_epi16(a, b); }
+    static Register pack(Register a, Register b) { return _mm256_packs_epi32(a, b); }
     static Register pairs(uint32_t a, uint32_t b) { return _mm256_set1_epi32(a | b << 16); }
-    static Register zero() { return _mm256_setzero_si256(); }
-    static void stored(uint8_t *to, Register x) { _mm256_storeu_si256((Register *)to, x); }
+    static void stored(Word *to, Register x) { _mm256_storeu_si256((Register *)to, x); }
 #endif
-    static constexpr int64_t AT_ONCE = sizeof(Register);
 
     // Weights are in two parts of 12 bits, so that 16-bit products of the sum and of the ends can
-    // be added in pairs; a floor of the floor is the floor of the whole. What a store of bytes
-    // could change is in variables of its own here: nothing is read again for each register.
+    // be added in pairs; a floor of the floor is the floor of the whole. What a register's store
+    // could change is in variables of its own here: nothing is read again for each of them.
+    static constexpr int64_t ANY = -2;
     template <int64_t WHOLE>
-    void levels(const uint8_t *const *tap, int64_t count, uint8_t *out) const {
-        const int64_t whole = WHOLE < 0 ? this->whole : WHOLE;
-        const uint8_t *own[WHOLE < 0 ? 1 : 2 * WHOLE + 3];
-        if (WHOLE >= 0)
-            for (int64_t k = 0; k < 2 * WHOLE + 3; k++) own[k] = tap[k];
-        else
-            own[0] = nullptr;
-        const uint8_t *const *const from = WHOLE < 0 ? tap : own;
-        const Register high = pairs(inner >> 12, outer >> 12);
-        const Register low = pairs(inner & 4095, outer & 4095), none = zero();
-        for (int64_t i = 0; i < count; i += AT_ONCE) {
-            const Register first = loaded(from[0] + i), last = loaded(from[2 * whole + 2] + i);
-            const Register ends_low = add16(low8(first, none), low8(last, none));
-            const Register ends_high = add16(high8(first, none), high8(last, none));
-            Register x = loaded(from[1] + i), sum_low = low8(x, none), sum_high = high8(x, none);
-            for (int64_t k = 2; k < 2 * whole + 2; k++) {
-                x = loaded(from[k] + i);
-                sum_low = add16(sum_low, low8(x, none));
-                sum_high = add16(sum_high, high8(x, none));
-            }
-            const Register a = pack32(weigh(low16(sum_low, ends_low), high, low),
-                                      weigh(high16(sum_low, ends_low), high, low));
-            const Register b = pack32(weigh(low16(sum_high, ends_high), high, low),
-                                      weigh(high16(sum_high, ends_high), high, low));
-            stored(out + i, pack16(a, b));
+    void levels(const Word *const *tap, int64_t count, Word *out) const {
+        const int64_t whole = WHOLE == ANY ? this->whole : WHOLE;
+        const Word *own[WHOLE == ANY ? 1 : 2 * WHOLE + 3];
+        for (int64_t k = 0; k < 2 * WHOLE + 3; k++) own[k] = tap[k];
+        const Word *const *const from = WHOLE == ANY ? tap : own;
+        const Register upper = pairs(inner >> 12, outer >> 12);
+        const Register lower = pairs(inner & 4095, outer & 4095);
+        for (int64_t i = 0; i < count; i += sizeof(Register) / sizeof(Word)) {
+            const Register ends = add(loaded(from[0] + i), loaded(from[2 * whole + 2] + i));
+            Register sum = loaded(from[1] + i);
+            for (int64_t k = 2; k < 2 * whole + 2; k++) sum = add(sum, loaded(from[k] + i));
+            stored(out + i, pack(weigh(low(sum, ends), upper, lower),
+                                 weigh(high(sum, ends), upper, lower)));
         }
     }
 #endif
-
-    // Fills `out`, which has room for PIXELS_AT_ONCE bytes more, as all taps have.
-    void run(const uint8_t *const *tap, int64_t count, uint8_t *out) const {
-#if defined(__AVX2__)
-        if (inner >> 12 < 4096 && whole <= 60) {  // sums fit 15 bits, the upper weight 12
-            if (whole == 0) return levels<0>(tap, count, out);
-            if (whole == 1) return levels<1>(tap, count, out);
-            return levels<-1>(tap, count, out);
-        }
-#endif
-        if (whole == 0) {
-            const uint8_t *a = tap[0], *b = tap[1], *c = tap[2];
-            for (int64_t i = 0; i < count; i++)
-                out[i] =
-                    ((uint32_t)b[i] * inner + (uint32_t)(a[i] + c[i]) * outer + (1u << 23)) >> 24;
-        } else {
-            for (int64_t i = 0; i < count; i++) out[i] = level(tap, i);
-        }
-    }
 };
 
-// Repeats the pixels at both ends of a row of `count` by `border` more.
-void extend(uint8_t *row, int64_t count, int64_t border) {
-    memset(row - border, row[0], border);
-    memset(row + count, row[count - 1], border);
-}
-
-void along_rows(uint8_t *plane, int32_t width, int32_t height, const Box &box, uint8_t *room,
-                const uint8_t **tap) {
-    const int64_t border = box.whole + 1, pitch = width + 2 * border + PIXELS_AT_ONCE;
-    const auto row = [=](int turn, int y) { return room + (turn % 2 * ROWS + y) * pitch + border; };
-    for (int32_t first = 0; first < height; first += ROWS) {
-        const int rows = height - first < ROWS ? height - first : ROWS;
-        uint8_t *own = plane + (int64_t)first * width;
-        for (int y = 0; y < rows; y++) memcpy(row(0, y), own + (int64_t)y * width, width);
-        for (int turn = 0; turn < 3; turn++) {
-            for (int y = 0; y < rows; y++) {
-                extend(row(turn, y), width, border);
-                for (int64_t k = 0; k < 2 * border + 1; k++) tap[k] = row(turn, y) + k - border;
-                box.run(tap, width, row(turn + 1, y));
-            }
-        }
-        for (int y = 0; y < rows; y++) memcpy(own + (int64_t)y * width, row(3, y), width);
+// Repeats the levels at both ends of a row of `count` by `border` more.
+void extend(Word *row, int64_t count, int64_t border) {
+    for (int64_t i = 1; i <= border; i++) {
+        row[-i] = row[0];
+        row[count - 1 + i] = row[count - 1];
     }
 }
 
-// All three passes go down the plane together, one behind the other: of what the first two make, no
-// more rows are kept than the next needs.
-void along_columns(uint8_t *plane, int32_t width, int32_t height, const Box &box, uint8_t *room,
-                   const uint8_t **tap) {
-    const int64_t border = box.whole + 1, kept = 2 * border + 1, pitch = width + PIXELS_AT_ONCE;
-    const auto row = [=](int turn, int64_t y) {
-        return turn ? room + ((turn - 1) * kept + y % kept) * pitch : plane + y * width;
-    };
-    for (int64_t step = 0; step < height + 2 * border; step++) {
-        for (int turn = 0; turn < 3; turn++) {
-            const int64_t y = step - turn * border;
-            if (y < 0 || y >= height) continue;
-            for (int64_t k = 0; k < kept; k++) {
-                const int64_t at = y + k - border;
-                tap[k] = row(turn, at < 0 ? 0 : at < height ? at : height - 1);
-            }
-            box.run(tap, width, row(turn + 1, y));
-            if (turn == 2) memcpy(plane + y * width, row(3, y), width);
+// Rows of levels: a ring of the latest, whose number is a power of two.
+struct Rows {
+    Word *memory;
+    int64_t pitch, ring;
+
+    Word *operator[](int64_t y) const { return memory + (y & (ring - 1)) * pitch; }
+};
+
+// Takes some rows of a plane through the passes along them.
+void along_rows(const uint8_t *plane, int32_t width, int rows, const Box &box, const Rows *between,
+                const Word **tap, const Rows &out, int64_t first) {
+    const int64_t border = box.whole + 1;
+    for (int y = 0; y < rows; y++) {
+        Word *__restrict to = between[0][y] + border;
+        for (int32_t x = 0; x < width; x++) to[x] = plane[(int64_t)y * width + x];
+    }
+    for (int turn = 0; turn < 3; turn++) {
+        for (int y = 0; y < rows; y++) extend(between[turn % 2][y] + border, width, border);
+        for (int y = 0; y < rows; y++) {
+            const Word *from = between[turn % 2][y] + border;
+            for (int64_t k = 0; k < 2 * border + 1; k++) tap[k] = from + k - border;
+            box.run(tap, width, turn == 2 ? out[first + y] : between[(turn + 1) % 2][y] + border);
         }
     }
 }
 
 }  // namespace
 
+// All six passes go down the plane together, one behind the other: of what each of them makes, no
+// more rows are kept than the next needs.
 void blur(uint8_t *plane, int32_t width, int32_t height, const uint32_t *weights) {
     static thread_local Room room, taps;
-    const Box box = {weights[2], weights[0], weights[1]};
-    const uint8_t **tap = taps.of<const uint8_t *>(2 * box.whole + 3);
-    const int64_t border = box.whole + 1, pitch = width + 2 * border + PIXELS_AT_ONCE;
-    const int64_t rows = 2 * ROWS, columns = 3 * (2 * border + 1);
-    uint8_t *memory = room.bytes((rows > columns ? rows : columns) * pitch + PIXELS_AT_ONCE);
-    along_rows(plane, width, height, box, memory, tap);
-    along_columns(plane, width, height, box, memory, tap);
+    const Box box(weights);
+    const int64_t border = box.whole + 1, kept = 2 * border + 1;
+    const Word **tap = taps.of<const Word *>(kept);
+    const int64_t pitch = (width + 2 * border + WORDS_AT_ONCE + 31) / 32 * 32;
+    int64_t ring = ROWS;
+    while (ring < kept + ROWS) ring *= 2;
+    Word *memory = room.of<Word>((4 * ring + 2 * ROWS) * pitch);
+    Rows made[4];  // by the passes along the rows, and by each of those along the columns
+    for (Rows &rows : made) {
+        rows = {memory, pitch, ring};
+        memory += ring * pitch;
+    }
+    const Rows between[2] = {{memory, pitch, ROWS}, {memory + ROWS * pitch, pitch, ROWS}};
+    int32_t done = 0;  // rows that have gone through the passes along them
+    for (int64_t step = 0; step < height + 2 * border; step++) {
+        while (done < height && done <= step + border) {
+            const int rows = height - done < ROWS ? height - done : ROWS;
+            along_rows(plane + (int64_t)done * width, width, rows, box, between, tap, made[0], done);
+            done += rows;
+        }
+        for (int turn = 0; turn < 3; turn++) {
+            const int64_t y = step - turn * border;
+            if (y < 0 || y >= height) continue;
+            for (int64_t k = 0; k < kept; k++) {
+                const int64_t at = y + k - border;
+                tap[k] = made[turn][at < 0 ? 0 : at < height ? at : height - 1];
+            }
+            box.run(tap, width, made[turn + 1][y]);
+        }
+        const int64_t y = step - 2 * border;
+        if (y < 0) continue;
+        const Word *from = made[3][y];
+        uint8_t *__restrict to = plane + y * width;
+        for (int32_t x = 0; x < width; x++) to[x] = (uint8_t)from[x];
+    }
 }
 
 }  // namespace fastsiam

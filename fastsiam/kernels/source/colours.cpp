@@ -10,47 +10,94 @@ inline Float blend(Float degenerate, Float x, Float factor) {
     return degenerate + factor * (x - degenerate);
 }
 
-// PIL's luma: sums are below 2**24, so float32 is exact.
+// PIL's luma: sums are below 2**24 in 2**-16ths, so float32 is exact.
 inline Float luma(Float r, Float g, Float b) {
-    const Float sum = r * (19595 / 65536.f) + g * (38470 / 65536.f) + b * (7471 / 65536.f);
-    return truncated(sum + 0.5f);
+    const Float sum = fused(b, all(7471 / 65536.f), all(0.5f));
+    return truncated(fused(r, all(19595 / 65536.f), fused(g, all(38470 / 65536.f), sum)));
 }
 
+// Puts for every level of a plane another, as `table` has it.
 #if defined(__AVX512VBMI__)
-// Looks 64 levels at a time up in a table of 256: per-channel operations are one each.
-void look_up(uint8_t *plane, int64_t count, const uint8_t *table) {
-    const __m512i t0 = _mm512_loadu_si512(table), t1 = _mm512_loadu_si512(table + 64);
-    const __m512i t2 = _mm512_loadu_si512(table + 128), t3 = _mm512_loadu_si512(table + 192);
-    for (int64_t i = 0; i < count; i += 64) {
-        const __m512i x = _mm512_loadu_si512(plane + i);
-        const __m512i low = _mm512_permutex2var_epi8(t0, x, t1);
-        const __m512i high = _mm512_permutex2var_epi8(t2, x, t3);
-        _mm512_storeu_si512(plane + i, _mm512_mask_blend_epi8(_mm512_movepi8_mask(x), low, high));
+struct Exchange {
+    const uint8_t *table;
+    static constexpr bool exact = true;
+
+    Exchange(const uint8_t *table, float) : table(table) {}
+
+    void run(uint8_t *plane, int64_t count) const {
+        const __m512i t0 = _mm512_loadu_si512(table), t1 = _mm512_loadu_si512(table + 64);
+        const __m512i t2 = _mm512_loadu_si512(table + 128), t3 = _mm512_loadu_si512(table + 192);
+        for (int64_t i = 0; i < count; i += 64) {
+            const __m512i x = _mm512_loadu_si512(plane + i);
+            const __m512i low = _mm512_permutex2var_epi8(t0, x, t1);
+            const __m512i high = _mm512_permutex2var_epi8(t2, x, t3);
+            const __mmask64 upper = _mm512_movepi8_mask(x);
+            _mm512_storeu_si512(plane + i, _mm512_mask_blend_epi8(upper, low, high));
+        }
     }
-}
+};
+#elif defined(__AVX2__)
+// A line through the levels, in 128ths and 16 bits, if there is one: sums stop at 0 and 65,535.
+struct Exchange {
+    int slope = 0, offset = 0;
+    bool exact = false;
+
+    Exchange(const uint8_t *table, float factor) {
+        if (!(factor >= 0 && factor < 2)) return;  // the slope is to fit as well
+        for (int aside = 0; aside < 7 && !exact; aside++) {  // the nearest slope, or one beside it
+            slope = (int)(factor * 32768 + 0.5f) + (aside % 2 ? aside / 2 + 1 : -aside / 2);
+            int smallest = -65535, largest = 65535;
+            for (int x = 0; x < 256; x++) {
+                const int level = table[x], least = 128 * level - (x * slope >> 8);
+                const int above = level > 0 ? least : -65535;  // clipped ones may lie beyond
+                const int below = level < 255 ? least + 127 : 65535;
+                smallest = above > smallest ? above : smallest;
+                largest = below < largest ? below : largest;
+            }
+            offset = smallest;
+            exact = 0 <= slope && slope < 65536 && smallest <= largest;
+        }
+    }
+
+    void run(uint8_t *plane, int64_t count) const {
+        const __m256i by = _mm256_set1_epi16((int16_t)slope), none = _mm256_setzero_si256();
+        const __m256i more = _mm256_set1_epi16((int16_t)(offset > 0 ? offset : 0));
+        const __m256i less = _mm256_set1_epi16((int16_t)(offset < 0 ? -offset : 0));
+        const auto changed = [&](__m256i x) {
+            const __m256i sum = _mm256_adds_epu16(_mm256_mulhi_epu16(x, by), more);
+            return _mm256_srli_epi16(_mm256_subs_epu16(sum, less), 7);
+        };
+        for (int64_t i = 0; i < count; i += 32) {
+            const __m256i x = _mm256_loadu_si256((const __m256i *)(plane + i));
+            const __m256i low = changed(_mm256_unpacklo_epi8(none, x));
+            const __m256i high = changed(_mm256_unpackhi_epi8(none, x));
+            _mm256_storeu_si256((__m256i *)(plane + i), _mm256_packus_epi16(low, high));
+        }
+    }
+};
 #endif
 
 void blend_with(const Planes &x, float level, float factor) {
     const Float degenerate = all(level), f = all(factor);
-    uint8_t *const planes[] = {x.r, x.g, x.b};
-#if defined(__AVX512VBMI__)
-    uint8_t table[256];
-    for (int i = 0; i < 256; i++) table[i] = (uint8_t)i;
-    for (int i = 0; i < 256; i += PIXELS_AT_ONCE) {
-        Four levels = load(table + i);
-        for (Float &part : levels.part) part = blend(degenerate, part, f);
-        store(table + i, levels);
-    }
-    for (uint8_t *plane : planes) look_up(plane, x.count, table);
-#else
-    for (uint8_t *plane : planes) {
-        for (int64_t i = 0; i < x.count; i += PIXELS_AT_ONCE) {
+    const auto blend_all = [=](uint8_t *plane, int64_t count) {
+        for (int64_t i = 0; i < count; i += PIXELS_AT_ONCE) {
             Four levels = load(plane + i);
             for (Float &part : levels.part) part = blend(degenerate, part, f);
             store(plane + i, levels);
         }
+    };
+    uint8_t *const planes[] = {x.r, x.g, x.b};
+#if defined(__AVX2__)
+    uint8_t table[256];
+    for (int i = 0; i < 256; i++) table[i] = (uint8_t)i;
+    blend_all(table, 256);
+    const Exchange exchange(table, factor);
+    if (exchange.exact) {
+        for (uint8_t *plane : planes) exchange.run(plane, x.count);
+        return;
     }
 #endif
+    for (uint8_t *plane : planes) blend_all(plane, x.count);
 }
 
 // a / b, correctly rounded, for a constant b whose reciprocal is given.
@@ -64,36 +111,83 @@ inline Float divided(Float a, float b, float reciprocal) {
 #endif
 }
 
-// How far a channel is from its full value: 0 to 85, by its distance on the circle, in 510ths of a
-// turn, from where it is the least of the three (red) or the greatest (green, blue).
-inline Float within(Float x) { return least(most(x, all(0)), all(85)); }
+// A block of colours on their way to PIL's HSV and back.
+struct Turned {
+    alignas(64) uint8_t value[RUN], chroma[RUN], hue[RUN], saturation[RUN];
+    alignas(64) int8_t sextant[RUN];  // 1, 3 or 5, or 2 less
+    alignas(64) int16_t beside[RUN];
+    alignas(64) uint8_t lost[3][RUN];
+};
 
-// Turns the hue. The roundings are those of PIL's way to HSV, a mixture of float and double, and
-// back: equal for every colour.
-inline void turn(Float &r, Float &g, Float &b, Int shift) {
-    const Float value = most(r, most(g, b)), chroma = value - least(r, least(g, b));
-    const Int of_red = r == value, of_green = (g == value) & ~of_red,
-              of_blue = ~(of_red | of_green);
-    // PIL weighs, of the two other channels, how far each is from the greatest: of one of them that
-    // is the chroma, and for the other one a rounded quotient is left.
-    const Float ahead = where(of_red, g - b) + where(of_green, b - r) + where(of_blue, r - g);
-    const Float quotient = (chroma - size(ahead)) / most(chroma, all(1));
-    const Int sign = (Int)ahead & INT32_MIN;
-    const Float base = where(of_green, all(2)) + where(of_blue, all(4));
-    const Float sextant = base + (Float)((Int)all(1) | sign) - (Float)((Int)quotient ^ sign);
-    // Below 0 it is red on blue's side: a turn, 255, is added there to what is rounded down.
-    const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
-    const Int below = turns < 0;
-    const Int hue = to_int(turns + where(below, all(256))) + below + shift;
-    const Float place = to_float((hue & 255) << 1);  // a sextant has 85
-    const Float saturation = truncated(chroma / most(value, all(1)) * 255.f);
-    const Float full = value * (85.f * 255.f), lost = value * saturation;  // whole, below 2**24
-    r = full - lost * within(170.f - size(place - 255.f));
-    g = full - lost * within(size(place - 170.f) - 85.f);
-    b = full - lost * within(size(place - 340.f) - 85.f);
-    r = r * (1 / (85.f * 255.f)) + 0.5f;  // storing truncates
-    g = g * (1 / (85.f * 255.f)) + 0.5f;
-    b = b * (1 / (85.f * 255.f)) + 0.5f;
+inline uint8_t greater(uint8_t a, uint8_t b) { return a > b ? a : b; }
+inline uint8_t lesser(uint8_t a, uint8_t b) { return a < b ? a : b; }
+
+// Tells the greatest level, the range and the sextant. The hue's place in the sextant is what the
+// middle level lacks of the greatest as a part of the range: `beside`, below 0 where it counts
+// backward.
+void compare(const uint8_t *r, const uint8_t *g, const uint8_t *b, Turned &x) {
+    for (int64_t i = 0; i < RUN; i++) {
+        const uint8_t value = greater(r[i], greater(g[i], b[i]));
+        const uint8_t red = r[i] == value ? 255 : 0, green = (g[i] == value ? 255 : 0) & ~red;
+        const uint8_t blue = ~(red | green);
+        const uint8_t ahead = (g[i] & red) | (b[i] & green) | (r[i] & blue);
+        const uint8_t behind = r[i] ^ g[i] ^ b[i] ^ value ^ ahead;  // the one that is left
+        const uint8_t middle = greater(ahead, behind), back = ahead == middle ? 255 : 0;
+        x.value[i] = value;
+        x.chroma[i] = value - lesser(r[i], lesser(g[i], b[i]));
+        x.sextant[i] = (int8_t)((red | (green & 1) | (blue & 3)) + (back & 2));
+        const int16_t sign = (int8_t)back;
+        x.beside[i] = (int16_t)(((value - middle) ^ sign) - sign);
+    }
+}
+
+// Rounds as PIL does, in float and double by turns: equal for every colour. The quotients of gray
+// and of black are no numbers; whatever is stored for them meets a saturation or a value of 0.
+void measure(Turned &x) {
+    for (int64_t i = 0; i < RUN; i += PIXELS_AT_ONCE) {
+        Four hue, saturation;
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + k * LANES;
+            const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
+            const Float place = load_signed(x.beside + at) / chroma;
+            const Float sextant = load_signed(x.sextant + at) + place;
+            // Below 0 it is red on blue's side: a turn, 255, is added.
+            const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
+            hue.part[k] = turns + where(turns < 0, all(255));
+            saturation.part[k] = (chroma * 255.f + 0.5f) * reciprocal(value);
+        }
+        store(x.hue + i, hue);
+        store(x.saturation + i, saturation);
+    }
+}
+
+// Tells how much of its saturation each channel loses: in 85ths, by the hue's distance, in 510ths of
+// a turn, from where the channel is the least (red) or the greatest (green, blue).
+void lose(Turned &x, uint8_t shift) {
+    for (int64_t i = 0; i < RUN; i++) {
+        const uint8_t hue = x.hue[i] + shift;
+        const uint8_t red = 2 * greater(hue, 255 - hue) - 255;
+        const uint8_t green = lesser(greater(hue, 85) - lesser(hue, 85), 85);
+        const uint8_t blue = lesser(greater(hue, 170) - lesser(hue, 170), 85);
+        x.lost[0][i] = lesser(170 - lesser(red, 170), 85);
+        x.lost[1][i] = greater(2 * green, 85) - 85;
+        x.lost[2][i] = greater(2 * blue, 85) - 85;
+    }
+}
+
+void compose(const Turned &x, uint8_t *r, uint8_t *g, uint8_t *b) {
+    uint8_t *const planes[] = {r, g, b};
+    for (int64_t i = 0; i < RUN; i += PIXELS_AT_ONCE) {
+        Four level[3];
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = i + k * LANES;
+            const Float value = load_levels(x.value + at);
+            const Float part = value * load_levels(x.saturation + at) * (-1 / (85.f * 255.f));
+            for (int c = 0; c < 3; c++)
+                level[c].part[k] = fused(part, load_levels(x.lost[c] + at), value + 0.5f);
+        }
+        for (int c = 0; c < 3; c++) store(planes[c] + i, level[c]);
+    }
 }
 
 }  // namespace
@@ -119,13 +213,13 @@ void saturation(const Planes &x, float factor) {
 }
 
 void hue(const Planes &x, float factor) {
-    const Int shift = Int{} + (int32_t)(factor * 255.0);
-    for (int64_t i = 0; i < x.count; i += PIXELS_AT_ONCE) {
-        Four r = load(x.r + i), g = load(x.g + i), b = load(x.b + i);
-        for (int k = 0; k < 4; k++) turn(r.part[k], g.part[k], b.part[k], shift);
-        store(x.r + i, r);
-        store(x.g + i, g);
-        store(x.b + i, b);
+    const uint8_t shift = (int32_t)(factor * 255.0);  // modulo 256
+    Turned turned;
+    for (int64_t i = 0; i < x.count; i += RUN) {
+        compare(x.r + i, x.g + i, x.b + i, turned);
+        measure(turned);
+        lose(turned, shift);
+        compose(turned, x.r + i, x.g + i, x.b + i);
     }
 }
 

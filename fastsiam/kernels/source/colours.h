@@ -1,11 +1,13 @@
 // The colour operations, in place on planes of uint8 levels.
 //
-// All work on whole registers: planes need PIXELS_AT_ONCE bytes of room behind their last pixel.
+// All work on whole runs: planes need RUN bytes of room behind their last pixel.
 #pragma once
 
 #include <stdint.h>
 
 namespace fastsiam {
+
+constexpr int64_t RUN = 256;
 
 struct Planes {
     uint8_t *r, *g, *b;

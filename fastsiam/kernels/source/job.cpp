@@ -51,6 +51,9 @@ void needed(const Job &job, int64_t row, int32_t *box) {
     }
 }
 
+// What PIL takes for a decompression bomb (twice Image.MAX_IMAGE_PIXELS) is left to PIL.
+constexpr int64_t MOST_PIXELS = 2 * 89478485LL;
+
 // Finds or makes the pixels of an image; false if it cannot be decoded.
 bool pixels_of(const Job &job, int64_t row, Image *image) {
     static thread_local Room room;
@@ -61,6 +64,7 @@ bool pixels_of(const Job &job, int64_t row, Image *image) {
         *image = {data, 3LL * width, 0, 0, data + size};
         return true;
     }
+    if (size > 3 * MOST_PIXELS) return false;
     int32_t box[4];
     needed(job, row, box);
     uint8_t *decoded = room.bytes(size + ROOM_BEHIND);

@@ -81,10 +81,14 @@ struct Job {
 // Memory of one thread that is kept from image to image.
 class Room {
   public:
+    // What is larger is kept until less is asked for: few images have more than 20 million pixels,
+    // and sooner or later each thread would meet one.
+    static constexpr int64_t KEPT = 64 << 20;
+
     ~Room() { free(memory); }
-    // Returns at least so many bytes, aligned to 64; what they held is lost when they grow.
+    // Returns at least so many bytes, aligned to 64; what they held before is lost.
     uint8_t *bytes(int64_t count) {
-        if (count > size) {
+        if (count > size || (size > KEPT && count <= KEPT)) {
             free(memory);
             size = (count + 4095) / 4096 * 4096;
             memory = (uint8_t *)aligned_alloc(64, size);

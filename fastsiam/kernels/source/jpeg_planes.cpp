@@ -104,8 +104,9 @@ extern "C" __attribute__((visibility("default"))) int64_t fastsiam_planes(
         memcpy(out, &header, sizeof header);
         read_planes(&info, plane, out);
         memset(out + length - PLANES_SLACK, 0, PLANES_SLACK);
+        const bool whole = complete(info);  // finishing takes away what it looks at
         jpeg_finish_decompress(&info);
-        if (info.err->num_warnings || !complete(info)) length = 0;
+        if (info.err->num_warnings || !whole) length = 0;
     }
     jpeg_destroy_decompress(&info);
     return length;

@@ -6,7 +6,6 @@
 #include "colours.h"
 #include "job.h"
 #include "layout.h"
-#include "simd.h"
 
 namespace fastsiam {
 namespace {
@@ -14,7 +13,7 @@ namespace {
 constexpr int SLOTS = 4;
 constexpr int64_t CHUNK = 8192;  // pixels whose planes stay in a first-level cache of 32 KiB
 constexpr int16_t NO_LEVEL = 256;
-static_assert(CHUNK % PIXELS_AT_ONCE == 0, "an operation goes on to the end of a register");
+static_assert(CHUNK % RUN == 0, "an operation goes on to the end of a run");
 
 Planes part(const Planes &x, int64_t first, int64_t end) {
     return {x.r + first, x.g + first, x.b + first, end - first};
@@ -58,7 +57,7 @@ Planes last_of_all(const Planes &x, const View &view) {
 void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &how, int64_t number) {
     static thread_local Room room;
     const int64_t count = (int64_t)height * width;
-    const int64_t plane = (count + PIXELS_AT_ONCE + 63) / 64 * 64;
+    const int64_t plane = (count + RUN + 63) / 64 * 64;
     uint8_t *memory = room.bytes(3 * plane);
     const Planes whole = {memory, memory + plane, memory + 2 * plane, count};
     const uint32_t *box = how.blur + 3 * number;

@@ -38,17 +38,32 @@ static inline Float least(Float a, Float b) { return a < b ? a : b; }
 static inline Float most(Float a, Float b) { return a > b ? a : b; }
 #endif
 static inline Float to_float(Int x) { return __builtin_convertvector(x, Float); }
-static inline Float size(Float x) { return (Float)((Int)x & 0x7FFFFFFF); }
 // Toward zero.
 static inline Int to_int(Float x) { return __builtin_convertvector(x, Int); }
 static inline Float truncated(Float x) { return to_float(to_int(x)); }
 
-// a * b + c, rounded once.
+// a * b + c, rounded once where the processor can.
 #if defined(__AVX512F__)
 static inline Float fused(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__FMA__)
 static inline Float fused(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+static inline Float fused(Float a, Float b, Float c) { return a * b + c; }
 #endif
+
+// 1 / x, to 22 bits at least, for x of 1 and above.
+static inline Float reciprocal(Float x) {
+#if defined(__AVX512F__)
+    const Float rough = _mm512_rcp14_ps(x);
+#elif defined(__AVX2__)
+    const Float rough = _mm256_rcp_ps(x);
+#else
+    return 1 / x;
+#endif
+#if defined(__AVX2__)
+    return rough * fused(-x, rough, all(2));
+#endif
+}
 
 // Four vectors: as many bytes as fit a register.
 struct Four {
@@ -68,6 +83,32 @@ static inline Float load_levels(const uint8_t *from) {
     Bytes bytes;
     memcpy(&bytes, from, LANES);
     return to_float(__builtin_convertvector(bytes, Int));
+#endif
+}
+
+static inline Float load_signed(const int8_t *from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    typedef int8_t Signed __attribute__((vector_size(LANES)));
+    Signed bytes;
+    memcpy(&bytes, from, sizeof bytes);
+    return to_float(__builtin_convertvector(bytes, Int));
+#endif
+}
+
+static inline Float load_signed(const int16_t *from) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from)));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    typedef int16_t Words __attribute__((vector_size(2 * LANES)));
+    Words words;
+    memcpy(&words, from, sizeof words);
+    return to_float(__builtin_convertvector(words, Int));
 #endif
 }
 
