@@ -78,6 +78,7 @@ def info(
 ) -> None:
     """Print versions, GPUs, and which pipelines can run here."""
     from fastsiam.environment import environment
+    from fastsiam.kernels import library
     from fastsiam.pipelines.backends import readiness
 
     if warm:
@@ -90,6 +91,7 @@ def info(
     packages = found.pop("packages")
     for name, value in {**found, "gpus": ", ".join(found["gpus"]) or "none"}.items():
         print(f"{name:12} {value}")
+    print(f"{'JPEGs by':12} {library.decoder_name()}")
     for name, version in packages.items():
         print(f"{name:20} {version}")
     for name, state in ready.items():

@@ -24,8 +24,9 @@ OTHER = "generic"
 """What is compiled for other processors."""
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off"]
 _FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-fno-exceptions", "-fno-rtti"]
-# The last two are for GCC 12's own headers.
+# Two are for GCC 12's own headers, and Clang does not know one of them.
 _FLAGS += ["-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+_FLAGS += ["-Wno-unknown-warning-option"]
 
 
 def library(kind: str) -> str:
@@ -34,7 +35,7 @@ def library(kind: str) -> str:
 
 
 JPEG = "kernels-jpeg.so"
-_STAMP = "kernels.stamp"
+STAMP = "kernels.stamp"
 """The file that says which sources the libraries beside it were made of."""
 
 
@@ -55,7 +56,7 @@ def stamp() -> str:
 def is_current(folder: Path) -> bool:
     """Tell whether a folder's libraries were made of these sources."""
     try:
-        return (folder / _STAMP).read_text() == stamp()
+        return (folder / STAMP).read_text() == stamp()
     except OSError:
         return False
 
@@ -66,11 +67,23 @@ def compiler() -> list[str] | None:
     if named:
         return shlex.split(named)
     for name in ("g++", "clang++", "c++"):
-        if shutil.which(name):
+        if shutil.which(name) and _is_new_enough([name]):
             return [name]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]
     return None
+
+
+def _is_new_enough(command: list[str]) -> bool:
+    """Tell whether a compiler knows the kinds of processors: GCC from 11 on, Clang from 12 on."""
+    kind = next(iter(KINDS)) if _is_x86() else OTHER
+    tried = [*command, "-std=c++17", *_processor(kind), "-fsyntax-only", "-x", "c++", "-"]
+    done = subprocess.run(tried, input="#include <string.h>\n", capture_output=True, text=True)
+    return done.returncode == 0
+
+
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "AMD64")
 
 
 def build(folder: Path) -> list[Path]:
@@ -87,27 +100,36 @@ def build(folder: Path) -> list[Path]:
     """
     command = compiler()
     if command is None:
-        raise RuntimeError("no C++ compiler found: install g++, or pip install ziglang")
+        raise RuntimeError("no C++ compiler found: install g++ 11 or newer, or pip install ziglang")
     folder.mkdir(parents=True, exist_ok=True)
-    x86 = platform.machine() in ("x86_64", "AMD64")
+    zig = "ziglang" in command
+    flags = [*command, *_FLAGS, *_linked(zig=zig)]
     sources = sorted(str(path) for path in SOURCE.glob("*.cpp"))
+    jpeg = [path for path in sources if Path(path).name.startswith(("jpeg", "thread_exit"))]
     kernels = [path for path in sources if not Path(path).name.startswith("jpeg")]
     made = []
-    for kind in KINDS if x86 else [OTHER]:
-        flags = [*_FLAGS, *_processor(kind, zig="ziglang" in command)]
-        made.append(_compile([*command, *flags, *kernels], folder / library(kind)))
+    for kind in KINDS if _is_x86() else [OTHER]:
+        own = [*flags, *_processor(kind, zig=zig)]
+        made.append(_compile([*own, *kernels], folder / library(kind)))
     (folder / JPEG).unlink(missing_ok=True)
-    if _has_libjpeg(command):
-        jpeg = [path for path in sources if path not in kernels]
-        made.append(_compile([*command, *_FLAGS, *jpeg, "-ljpeg"], folder / JPEG))
-    (folder / _STAMP).write_text(stamp())
+    any_processor = [*flags, *_processor(OTHER, zig=zig)]
+    if _has_libjpeg(any_processor):
+        made.append(_compile([*any_processor, *jpeg, "-ljpeg"], folder / JPEG))
+    (folder / STAMP).write_text(stamp())
     return made
 
 
-def _processor(kind: str, *, zig: bool) -> list[str]:
+def _linked(*, zig: bool) -> list[str]:
+    """Return options that leave out libraries of C++: see ``source/thread_exit.cpp``."""
+    if sys.platform != "linux":
+        return []
+    return ["-nostdlib++", "-s"] if zig else ["-Wl,--as-needed,-z,defs", "-static-libgcc"]
+
+
+def _processor(kind: str, *, zig: bool = False) -> list[str]:
     """Return the compiler's options for a kind of processor; Zig has names of its own for them."""
     if kind == OTHER:
-        return []
+        return ["-mcpu=baseline"] if zig else []  # else it takes this machine's
     if zig:
         return ["-mcpu=" + "+".join([kind.replace("-", "_"), *KINDS[kind]])]
     return [f"-march={kind}", *(f"-m{own}" for own in KINDS[kind]), "-mprefer-vector-width=512"]
@@ -117,11 +139,18 @@ def _compile(command: list[str], target: Path) -> Path:
     """Compile into a file of another folder first: who uses the old one keeps it."""
     with tempfile.TemporaryDirectory(prefix="new-", dir=target.parent) as folder:
         new = Path(folder) / target.name
-        done = subprocess.run([*command, "-o", str(new)], capture_output=True, text=True)
+        done = _run([*command, "-o", str(new)])
         if done.returncode:
             raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
         sys.stderr.write(done.stderr)
         return new.replace(target)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a compiler that leaves nothing behind: Zig would keep half a gigabyte at home."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
 
 
 def _has_libjpeg(command: list[str]) -> bool:
@@ -130,10 +159,10 @@ def _has_libjpeg(command: list[str]) -> bool:
         source = Path(folder, "has.cpp")
         source.write_text(
             "#include <stdio.h>\n#include <jpeglib.h>\n"
-            "int main() { return jpeg_skip_scanlines == 0 || LIBJPEG_TURBO_VERSION_NUMBER < 1; }\n"
+            "int fits() { return jpeg_skip_scanlines == 0 || LIBJPEG_TURBO_VERSION_NUMBER < 1; }\n"
         )
         tried = [*command, str(source), "-ljpeg", "-o", str(Path(folder, "has"))]
-        return subprocess.run(tried, capture_output=True).returncode == 0
+        return _run(tried).returncode == 0
 
 
 if __name__ == "__main__":

@@ -142,7 +142,10 @@ def _load(kind: str) -> Any:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise BackendError(f"{error}; to compile it anew: {_BUILD}") from error
+        raise BackendError(
+            f"the kernels cannot be loaded ({error}): they are damaged, or another system's; "
+            f"remove {path.parent / build.STAMP} to have them compiled again"
+        ) from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
     library.fastsiam_make.restype = None
     library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
@@ -175,10 +178,18 @@ def jpeg() -> Any:
 
 
 def decoder_name() -> str:
-    """Return what decodes JPEGs for the kernels."""
+    """Return what decodes JPEGs for the kernels; says so if these are not compiled yet."""
+    if _compiled() is None:
+        return "not compiled yet: the first run does, or fastsiam info --warm"
     if jpeg() is None:
-        return "TurboJPEG, if FFCV is installed (compiled without libjpeg-turbo, or for another)"
+        return "TurboJPEG, if FFCV is installed (no libjpeg-turbo that fits)"
     return "libjpeg-turbo, no more of each than its crops need"
+
+
+def _compiled() -> Path | None:
+    """Return where the libraries are, None if they are not there or older than their sources."""
+    folders = Path(__file__).parent, build.cache_folder()
+    return next((folder for folder in folders if _is_ready(folder)), None)
 
 
 @cache
@@ -189,10 +200,10 @@ def _folder() -> Path:
         BackendError: they are not there and cannot be compiled.
     """
     try:
+        found = _compiled()
+        if found:
+            return found
         own = Path(__file__).parent
-        for folder in (own, build.cache_folder()):
-            if _is_ready(folder):
-                return folder
         folder = own if os.access(own, os.W_OK) else build.cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         # In a folder of the system's, because a lock does not work on every file system.

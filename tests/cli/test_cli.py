@@ -22,6 +22,7 @@ from fastsiam.config import (
 )
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.jobs.train import train_here
+from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
@@ -328,6 +329,22 @@ def test_info_lists_versions_and_pipelines(
         info(tmp_path / "info.json", monkeypatch)
     assert not ended.value.code
     assert_info(capsys.readouterr().out, tmp_path / "info.json")
+
+
+@pytest.mark.usefixtures("untried")
+def test_info_says_which_kernels_and_what_decodes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oldest = library.kinds()[-1]
+    monkeypatch.setenv(library.CHOICE, oldest)
+    monkeypatch.setattr(sys, "argv", ["fastsiam", "info", "--warm"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    said = capsys.readouterr().out
+    assert said.startswith(f"CPU: kernels for {oldest}, JPEGs by ")
+    assert re.search(rf"^kernels +{oldest}$", said, re.MULTILINE)
+    assert re.search(rf"^JPEGs by +{re.escape(library.decoder_name())}$", said, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,7 +73,9 @@ def test_without_a_compiler(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "stamp", lambda: "other sources")
     monkeypatch.setattr(build, "compiler", lambda: None)
-    with pytest.raises(BackendError, match=r"no C\+\+ compiler found: install g\+\+, or pip"):
+    with pytest.raises(
+        BackendError, match=r"no C\+\+ compiler found: install g\+\+ 11 or newer, or pip"
+    ):
         library.jpeg()
 
 
@@ -84,6 +88,93 @@ def test_a_compiler_that_fails_is_quoted(
         build.build(tmp_path)
     assert not build.is_current(tmp_path)
     assert not list(tmp_path.glob("*.so"))
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, ["g++"]), (1, ["clang++"])])
+def test_a_compiler_that_is_too_old_is_passed_over(
+    code: int, found: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, own in (("g++", code), ("clang++", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {own}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.compiler() == found
+
+
+PRETENDS = """
+import os, sys
+log, *options = sys.argv[1:]
+with open(log, "a") as lines:
+    print(os.environ["ZIG_GLOBAL_CACHE_DIR"], *options, file=lines)
+open(options[options.index("-o") + 1], "w").close()
+"""
+
+
+def test_zig_compiles_for_named_processors_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without -mcpu it takes this machine's, and a wheel would fail on another."""
+    (tmp_path / "pretends.py").write_text(PRETENDS)
+    command = [sys.executable, str(tmp_path / "pretends.py"), str(tmp_path / "log"), "ziglang"]
+    monkeypatch.setenv("CXX", shlex.join(command))
+    made = build.build(tmp_path / "made")
+    lines = (tmp_path / "log").read_text().splitlines()
+    processors = [line.split(" -mcpu=")[1].split()[0] for line in lines]
+    wanted = [build.OTHER, build.JPEG]
+    if build.OTHER not in library.kinds():
+        wanted = ["x86_64_v4+avx512vbmi+avx512vnni", "x86_64_v3", "x86_64_v2", build.JPEG]
+        assert processors[:3] == wanted[:3]
+    assert processors[len(wanted) - 1 :] == ["baseline"] * 2  # has libjpeg?, and what decodes
+    assert len(made) == len(wanted)
+    assert not any(Path(line.split()[0]).exists() for line in lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
+def test_the_libraries_need_no_other_of_cpp() -> None:
+    """So they run beside any libstdc++, and where there is none."""
+    for kind in library.kinds():
+        path = library._folder() / build.library(kind)
+        needs = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+        assert "libc." in needs
+        assert "libstdc++" not in needs and "libgcc" not in needs
+
+
+def test_libraries_that_cannot_be_loaded(
+    nothing_loaded: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernels' is an error; without the system's libjpeg another decoder is left."""
+    for name in (build.library(library.kind()), build.JPEG):
+        (tmp_path / name).write_text("no library")
+    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
+    assert library.jpeg() is None
+    assert "python -m fastsiam.kernels.build" in caplog.text
+    assert library.decoder_name().startswith("TurboJPEG")
+    with pytest.raises(BackendError, match=rf"cannot be loaded .* remove {tmp_path}/kernels.stamp"):
+        library.kernels()
+
+
+def test_info_says_what_is_not_compiled_and_leaves_it(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "is_current", lambda folder: False)
+    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it is compiled"))
+    assert library.decoder_name() == "not compiled yet: the first run does, or fastsiam info --warm"
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CXX", "true")  # looked for, it would not be found: that asks os.access
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(build, "is_current", lambda folder: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(BackendError, match=r"kernels are not compiled: .*Not a directory"):
+        library.jpeg()
 
 
 @pytest.mark.slow
@@ -114,23 +205,6 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     assert library.jpeg() is None
     assert folders == [build.cache_folder()]
     assert folders[0].is_relative_to(tmp_path)
-
-
-def test_libraries_that_cannot_be_loaded(
-    nothing_loaded: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As those of a wheel for another system; crops are made without the one for JPEGs too."""
-    for name in (build.JPEG, *map(build.library, library.kinds())):
-        (tmp_path / name).write_bytes(b"no library")
-    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    monkeypatch.setattr(library._folder, "cache_clear", lambda: None, raising=False)
-    assert library.jpeg() is None
-    assert "python -m fastsiam.kernels.build" in caplog.text
-    with pytest.raises(BackendError, match=r"to compile it anew: python -m fastsiam\.kernels"):
-        library.kernels()
 
 
 def test_libraries_of_another_kind_of_processor(

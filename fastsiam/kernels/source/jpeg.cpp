@@ -9,7 +9,6 @@
 
 #include <jerror.h>
 #include <string.h>
-#include <initializer_list>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -85,7 +84,8 @@ constexpr int NO_STEP = 0, NO_CODES = 255;
 void Decompressor::forget_tables() {
     for (JQUANT_TBL *table : info_.quant_tbl_ptrs)
         if (table) table->quantval[0] = NO_STEP;
-    for (JHUFF_TBL **tables : {info_.dc_huff_tbl_ptrs, info_.ac_huff_tbl_ptrs})
+    JHUFF_TBL **const kinds[] = {info_.dc_huff_tbl_ptrs, info_.ac_huff_tbl_ptrs};
+    for (JHUFF_TBL **tables : kinds)
         for (int i = 0; i < NUM_HUFF_TBLS; i++)
             if (tables[i]) {
                 memset(tables[i]->bits, 0, sizeof tables[i]->bits);  // whatever is read is damage

@@ -72,11 +72,19 @@ inline void merge_block(const uint8_t *r, const uint8_t *g, const uint8_t *b, ui
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
 
 #if !defined(__AVX2__)
+// Rounds to float16, ties to even; in integers, because GCC has _Float16 in C++ from 13 on (on x86:
+// from 12 on).
 inline uint16_t to_half(float x) {
-    const _Float16 half = (_Float16)x;
-    uint16_t bits;
-    memcpy(&bits, &half, 2);
-    return bits;
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
+    if (size >= 0x47800000) return sign | 0x7C00;  // 65536 and more: infinite
+    if (size >= 0x38800000) return sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13;
+    float subnormal;
+    memcpy(&subnormal, &size, 4);
+    subnormal += 0.5f;  // whose last bit is worth as much as float16's: this rounds
+    memcpy(&bits, &subnormal, 4);
+    return sign | (bits - 0x3F000000);
 }
 #endif
 
