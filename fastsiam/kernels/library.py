@@ -142,7 +142,10 @@ def _load(kind: str) -> Any:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise BackendError(f"{error}; to compile it anew: {_BUILD}") from error
+        raise BackendError(
+            f"the kernels cannot be loaded ({error}): they are damaged, or another system's; "
+            f"remove {path.parent / build.STAMP} to have them compiled again"
+        ) from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
     library.fastsiam_make.restype = None
     library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
@@ -182,15 +185,15 @@ def decoder_name() -> str:
     except RuntimeError as error:
         return f"not compiled: {error}"
     if jpeg() is None:
-        return "TurboJPEG, if FFCV is installed (compiled without libjpeg-turbo, or for another)"
+        return "TurboJPEG, if FFCV is installed (no libjpeg-turbo that fits)"
     return "libjpeg-turbo, no more of each than its crops need"
 
 
 def _compiled() -> Path | None:
-    """Return where the libraries of these sources are, None if they are not there.
+    """Return where the libraries are, None if they are not there or older than their sources.
 
     Raises:
-        RuntimeError: nobody has a home to look in.
+        RuntimeError: they are not in the package, and nobody has a home to look in.
     """
     own = Path(__file__).parent
     if _is_ready(own):

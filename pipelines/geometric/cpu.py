@@ -65,6 +65,7 @@ class Images:
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]]) -> Images:
         """Return images that are contiguous arrays H x W x 3."""
+        assert all(array.flags.c_contiguous for array in arrays)
         address = np.array([array.ctypes.data for array in arrays], np.int64)
         return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]))
 

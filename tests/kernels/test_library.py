@@ -140,12 +140,42 @@ def test_the_libraries_need_no_other_of_cpp() -> None:
         assert "libstdc++" not in needs and "libgcc" not in needs
 
 
+def test_libraries_that_cannot_be_loaded(
+    nothing_loaded: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernels' is an error; without the system's libjpeg another decoder is left."""
+    for name in (build.library(library.kind()), build.JPEG):
+        (tmp_path / name).write_text("no library")
+    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
+    assert library.jpeg() is None
+    assert "python -m fastsiam.kernels.build" in caplog.text
+    assert library.decoder_name().startswith("TurboJPEG")
+    with pytest.raises(BackendError, match=rf"cannot be loaded .* remove {tmp_path}/kernels.stamp"):
+        library.kernels()
+
+
 def test_info_says_what_is_not_compiled_and_leaves_it(
     nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "is_current", lambda folder: False)
     monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it is compiled"))
     assert library.decoder_name() == "not compiled yet: the first run does, or fastsiam info --warm"
+
+
+def test_who_has_no_home_needs_none_for_what_is_in_the_package(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "cache_folder", no_home)
+    monkeypatch.setattr(library, "_is_ready", lambda folder: True)
+    assert library._folder() == Path(library.__file__).parent
+    monkeypatch.setattr(library, "_is_ready", lambda folder: False)
+    assert library.decoder_name() == "not compiled: Could not determine home directory."
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(
@@ -188,23 +218,6 @@ def test_a_folder_that_cannot_be_written_has_the_cache_in_its_place(
     assert library.jpeg() is None
     assert folders == [build.cache_folder()]
     assert folders[0].is_relative_to(tmp_path)
-
-
-def test_libraries_that_cannot_be_loaded(
-    nothing_loaded: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As those of a wheel for another system; crops are made without the one for JPEGs too."""
-    for name in (build.JPEG, *map(build.library, library.kinds())):
-        (tmp_path / name).write_bytes(b"no library")
-    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
-    monkeypatch.setattr(library._folder, "cache_clear", lambda: None, raising=False)
-    assert library.jpeg() is None
-    assert "python -m fastsiam.kernels.build" in caplog.text
-    with pytest.raises(BackendError, match=r"to compile it anew: python -m fastsiam\.kernels"):
-        library.kernels()
 
 
 def test_libraries_of_another_kind_of_processor(
