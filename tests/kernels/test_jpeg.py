@@ -73,11 +73,6 @@ def part(library: ctypes.CDLL) -> Decoder:
 
 
 @pytest.fixture(scope="session")
-def whole(library: ctypes.CDLL) -> Decoder:
-    return Decoder(library.fastsiam_decode_whole)
-
-
-@pytest.fixture(scope="session")
 def turbojpeg(library: ctypes.CDLL) -> Decoder:
     found = find_library("turbojpeg")
     if found is None:
@@ -170,14 +165,13 @@ WRITTEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_pil_writes(name: str, part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
+def test_what_pil_writes(name: str, part: Decoder, turbojpeg: Decoder) -> None:
     data = written(**WRITTEN[name])
     check(part, data, 40)
     check(part, data + b"\0" * 3, 3)
-    for decoder in (whole, turbojpeg):
-        done = decoder(data, (50, 60, 70, 80))
-        assert done is not None and (done[1].top, done[1].left) == (0, 0)
-        check(decoder, data, 1)
+    done = turbojpeg(data, (50, 60, 70, 80))
+    assert done is not None and (done[1].top, done[1].left) == (0, 0)  # it decodes the whole
+    check(turbojpeg, data, 1)
 
 
 def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
@@ -219,12 +213,11 @@ REFUSED = {
 def test_refused(
     name: str,
     part: Decoder,
-    whole: Decoder,
     turbojpeg: Decoder,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Whatever the box; the decompressor goes on, and nothing is printed."""
-    for decoder in (part, whole, turbojpeg):
+    for decoder in (part, turbojpeg):
         for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
             assert decoder(REFUSED[name], box, (150, 200)) is None
         check(decoder, GOOD, 1)
@@ -232,33 +225,30 @@ def test_refused(
 
 
 @pytest.mark.parametrize("marker", [0xDB, 0xC4], ids=["quantisers", "codes"])
-def test_tables_of_the_image_before_are_forgotten(
-    marker: int, part: Decoder, whole: Decoder
-) -> None:
+def test_tables_of_the_image_before_are_forgotten(marker: int, part: Decoder) -> None:
     at = GOOD.index(bytes([0xFF, marker]))
     length = int.from_bytes(GOOD[at + 2 : at + 4], "big")
     lacking = GOOD[:at] + GOOD[at + 2 + length :]
-    for decoder in (part, whole):
-        check(decoder, GOOD, 1)
-        assert decoder(lacking, (0, 0, 20, 20)) is None
-        check(decoder, GOOD, 1)
+    check(part, GOOD, 1)
+    assert part(lacking, (0, 0, 20, 20)) is None
+    check(part, GOOD, 1)
 
 
-def test_another_size_is_refused(part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
-    for decoder in (part, whole, turbojpeg):
+def test_another_size_is_refused(part: Decoder, turbojpeg: Decoder) -> None:
+    for decoder in (part, turbojpeg):
         for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:
             assert decoder(GOOD, (0, 0, 1, 1), size) is None
 
 
-def test_smoothed_images_are_refused(part: Decoder, whole: Decoder) -> None:
+def test_smoothed_images_are_refused(part: Decoder) -> None:
     """Versions of libjpeg-turbo smooth what lacks coefficients in ways of their own."""
     data = jpeg(150, 200, SAMPLINGS["4:4:4"], frame=0xC2, scans=[([0, 1, 2], 0, 0)])
     by_pil(data)  # is content
-    assert part(data, (0, 0, 1, 1)) is None and whole(data) is None
+    assert part(data, (0, 0, 1, 1)) is None and part(data) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder, whole: Decoder) -> None:
+def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
     """Damage below the box goes unseen, as PIL goes on after it: the box's pixels are equal."""
     generator = np.random.default_rng(seed)
     refused = 0
@@ -270,14 +260,14 @@ def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder, whole: D
         box = (top, 0, top + 30, 200)
         done = part(bytes(damaged), box)
         if done is None:
-            assert whole(bytes(damaged)) is None
+            assert part(bytes(damaged)) is None
             refused += 1
         else:
             np.testing.assert_array_equal(done[0], cut(by_pil(bytes(damaged)), box))
     assert refused > 10
 
 
-def test_threads(part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
+def test_threads(part: Decoder, turbojpeg: Decoder) -> None:
     """Each has a decompressor of its own, which ends with it."""
     data = [written(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
     expected = [by_pil(own) for own in data]
@@ -286,7 +276,7 @@ def test_threads(part: Decoder, whole: Decoder, turbojpeg: Decoder) -> None:
         for i in range(30):
             own = (turn + i) % len(data)
             box = (i, turn, 60 + i, 90 + turn)
-            for decoder in (part, whole, turbojpeg):
+            for decoder in (part, turbojpeg):
                 done = decoder(data[own], box)
                 assert done is not None
                 np.testing.assert_array_equal(done[0], cut(expected[own], box))

@@ -202,10 +202,4 @@ EXPORT int fastsiam_decode(const uint8_t *data, int64_t bytes, int32_t height, i
     return !own.decode(data, bytes, height, width, box, room, made);
 }
 
-EXPORT int fastsiam_decode_whole(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
-                                 const int32_t *, uint8_t *room, Image *made) {
-    const int32_t whole[4] = {0, 0, height, width};
-    return fastsiam_decode(data, bytes, height, width, whole, room, made);
-}
-
 }  // namespace fastsiam

@@ -203,7 +203,7 @@ template <bool WANTED> void Huffman::mcu(JBLOCKROW *blocks) {
     for (int i = 0; i < blocks_; i++) {
         fill();
         const Codes::Entry dc = dc_[i]->next(bits);
-        const int now = level_[component_[i]] += level(dc, bits);
+        const uint32_t now = level_[component_[i]] += (uint32_t)level(dc, bits);
         if (run_of(dc)) longjmp(*doubt_, DOUBT);
         bits <<= bits_of(dc);
         count -= bits_of(dc);

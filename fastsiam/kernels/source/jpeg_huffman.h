@@ -59,7 +59,7 @@ class Huffman {
     int component_[D_MAX_BLOCKS_IN_MCU];
     int blocks_, across_, first_, last_, column_;
     int64_t left_, interval_, to_go_;  // MCUs: of the image, of an interval, of the one at hand
-    int level_[MAX_COMPS_IN_SCAN];     // DC, of the last block
+    uint32_t level_[MAX_COMPS_IN_SCAN];  // DC, of the last block; damage may take it around
     uint64_t bits_;
     int count_;          // of them; the highest ones
     const uint8_t *at_;  // behind them
