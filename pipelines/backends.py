@@ -104,7 +104,7 @@ class Backend:
     resident: bool = False
     """It decodes once and keeps all images on the device: they must fit there."""
     decoder: str | None = None
-    """What decodes the images of an epoch on a CPU; None if nothing does."""
+    """What decodes the images of an epoch on a CPU, as ``bench decode`` names it; None: nothing."""
     decodes_on_gpu: bool = False
     """Where there is a GPU, that decodes."""
     made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = _none_ahead
@@ -328,7 +328,7 @@ _ROWS = (
         package="ffcv",
         extra="ffcv",
         needs_beton=True,
-        decoder="libjpeg-turbo",
+        decoder="fastsiam: the boxes' part",
         made_ahead=_ahead_of_training,
         prefetches=True,
     ),
@@ -341,7 +341,7 @@ _ROWS = (
         package="nvidia.dali",
         extra="dali",
         extra_cuda13="dali13",
-        decoder="libjpeg-turbo",
+        decoder="DALI",
         decodes_on_gpu=True,
         made_ahead=_ahead_of_training,
         prefetches=True,

@@ -15,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from fastsiam.bench.charts import charts, stages
+from fastsiam.bench.contestants.decode import OUR_PART
 from fastsiam.bench.records import Record, read, record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, markdown, rows_of, table
@@ -65,7 +66,7 @@ def one_of_each() -> list[Record]:
         loading("torchvision", "views", 9.0),
         loading("ffcv", "crops", 2.0),
         loading("ffcv", "views", 3.0),
-        decoding("libjpeg-turbo", 1.0),
+        decoding(OUR_PART, 1.0),
         measured("photometric", "fastsiam", 0.1),
         measured("step", "compiled", 0.5, baseline=("authors' setting", base)),
         measured("step", "authors' setting", baseline=("authors' setting", base)),
@@ -95,8 +96,8 @@ def test_stages_are_differences() -> None:
     found = stages(
         [
             decoding("PIL", 2.0),
-            decoding("libjpeg-turbo", 1.0),
-            decoding("libjpeg-turbo", 0.5, "short256"),
+            decoding(OUR_PART, 1.0),
+            decoding(OUR_PART, 0.5, "short256"),
             *(loading("torchvision", *rest) for rest in (("crops", 5.0), ("views", 9.0))),
             *(loading("ffcv", *rest) for rest in (("crops", 1.5), ("views", 3.5))),
             *(loading("ffcv", what, 2.0, "short256") for what in ("crops", "views")),
@@ -116,7 +117,7 @@ def test_stages_are_differences() -> None:
 
 def test_stages_are_not_negative_and_not_another_decoders() -> None:
     records = [
-        decoding("libjpeg-turbo", 2.0),
+        decoding("DALI", 2.0),
         *(loading("dali", *rest) for rest in (("crops", 1.5), ("views", 1.0))),
     ]
     assert stages(records)["dali"] == {"decode": pytest.approx(2.0), "crop": 0, "photometric": 0}
@@ -161,7 +162,7 @@ def test_two_files_have_their_own_sections(tmp_path: Path) -> None:
 
 def test_stages_come_together_from_the_files_of_one_run(tmp_path: Path) -> None:
     loader = [loading("ffcv", "crops", 2.0), loading("ffcv", "views", 3.0)]
-    decode = [decoding("libjpeg-turbo", 1.0)]
+    decode = [decoding(OUR_PART, 1.0)]
     other = [replace(one, command="fastsiam bench decode") for one in decode]
     for records, drawn in ((decode, True), (other, False)):
         files = [saved(tmp_path / "loader.json", loader), saved(tmp_path / "decode.json", records)]
