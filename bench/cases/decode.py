@@ -45,9 +45,7 @@ def decode_records(
     """Return the records of the decoders that took part, and say which did not."""
     for name, install in OPTIONAL.items():
         if not any(work == name for _, work in timings) and not (session.gpu and name == "DALI"):
-            session.console.say(
-                f"{name}: not measured: it refuses an image, or is missing: {install}"
-            )
+            session.console.say(f"{name}: left out: it refuses an image, or is missing: {install}")
     return [
         record(
             "decode",
