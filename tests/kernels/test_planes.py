@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.errors import BackendError
 from fastsiam.kernels import library, planes
-from tests.conftest import skip
 from tests.kernels.decoders import by_pil
 from tests.kernels.jpegs import jpeg as noise
 from tests.processes import Forked
@@ -38,12 +36,7 @@ SIZES = [(1, 1), (2, 3), (3, 2), (5, 4), (4, 5), (6, 7), (17, 1), (1, 70), (33, 
 SIZES += [(50, 97), (31, 32), (40, 200)]
 
 
-@pytest.fixture(autouse=True)
-def _compiled() -> None:
-    try:
-        planes.require()
-    except BackendError as error:
-        skip(str(error))
+pytestmark = pytest.mark.usefixtures("planes_compiled")
 
 
 @pytest.fixture(params=library.kinds())

@@ -21,19 +21,14 @@ from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.base import decode
 from fastsiam.pipelines.store.beton import JPEG, PLANES, RAW
-from tests.conftest import skip, write_images
+from tests.conftest import write_images
 from tests.conversions import Quiet, checked, go_on, run, same_images
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
 YUV = ConvertConfig(yuv=True)
 
 
-@pytest.fixture(autouse=True)
-def _compiled() -> None:
-    try:
-        planes.require()
-    except BackendError as error:
-        skip(str(error))
+pytestmark = pytest.mark.usefixtures("planes_compiled")
 
 
 def pixels(data: bytes | memoryview) -> NDArray[np.uint8]:
