@@ -6,12 +6,11 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
@@ -20,20 +19,20 @@ from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.environment import environment
-from fastsiam.errors import CheckpointError, DataError, DeviceError, FastSiamError
+from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained, write_json
-from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.jobs.introduction import introduce
+from fastsiam.jobs.start import goes_on, initial_weights, starting_point, take_weights
 from fastsiam.jobs.subject import labelled_loaders
-from fastsiam.methods import Method, build_method, method_skeleton
+from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
-from fastsiam.training.optim import peak_lr
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 
@@ -81,8 +80,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         )
     for side in config.augment.by_side:
         check_backbone(config.model, crop=side)
-    if config.run.init and not distributed.is_worker() and not _goes_on(config):
-        _initial_weights(config)
+    if config.run.init and not distributed.is_worker() and not goes_on(config):
+        initial_weights(config)
     if world > 1 and config.data.loads_images:
         open_training_images(config.data, batch=batch)
 
@@ -101,7 +100,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     config = with_settled_precision(config, place.device)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
-    start = _starting_point(config, run, place)
+    start = starting_point(config, run, place)
     dtype = autocast_type(config.numerics.precision, place.device)
     loader = build_loader(
         config.data,
@@ -123,7 +122,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
             if place.leads and config.run.resume != "auto":
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
-            _introduce(console, config, place, loader, dtype, run, start)
+            introduce(console, config, place, loader, dtype, run, start)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, run)
@@ -142,7 +141,7 @@ def _prepared_step(
     torch.manual_seed(config.numerics.seed)
     method = build_method(config.model, images=loader.images)
     if start is None and config.run.init:
-        console.say(_take_weights(method, config))
+        console.say(take_weights(method, config))
     if start is not None and start.step >= last_step(config, loader.steps):
         config = replace(config, step=replace(config.step, compile=start.config.step.compile))
         if config.step.compile == "auto":  # a checkpoint from before there was such a setting
@@ -152,54 +151,6 @@ def _prepared_step(
     if line := step.prepare():
         console.say(line)
     return step
-
-
-def _goes_on(config: TrainConfig) -> bool:
-    """Tell whether ``--resume`` will find a checkpoint, so that ``--init`` counts no more."""
-    if config.run.resume != "auto":
-        return config.run.resume != "never"
-    return bool(config.run.out) and checkpoints.last(Path(config.run.out)).is_file()
-
-
-def _initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
-    """Read what ``--init`` names; return it, and those of its parts that fit the settings.
-
-    Raises:
-        CheckpointError: the file cannot be read, or the backbone is another one.
-    """
-    name = "" if config.model.is_own else config.model.backbone
-    pretrained = load_pretrained(Path(config.run.init), backbone=name)
-    method = method_skeleton(config.model)
-    expected = method.state_dict()
-    fitting = tuple(
-        part
-        for part in method.parts
-        if (shapes := _shapes(expected, part)) and _shapes(pretrained.state, part) == shapes
-    )
-    other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
-    if "backbone" not in fitting or other_stem:
-        raise CheckpointError(
-            f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
-            f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
-            "the settings name: give the same --backbone, --stem and --width"
-        )
-    return pretrained, fitting
-
-
-def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
-    return {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
-
-
-def _take_weights(method: Method, config: TrainConfig) -> str:
-    """Start a method from the weights that ``--init`` names; say what was taken.
-
-    Raises:
-        CheckpointError: as ``_initial_weights``.
-    """
-    pretrained, fitting = _initial_weights(config)
-    method.start_from(pretrained.part(*fitting))
-    fresh = [part for part in method.parts if part not in fitting]
-    return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
 
 
 def _monitor(
@@ -229,72 +180,6 @@ def _monitor(
     return evaluate
 
 
-def _starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
-    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
-    last = checkpoints.last(run)
-    own = checkpoints.load(last) if last.is_file() else None
-    match config.run.resume:
-        case "auto":
-            start = own
-        case "never":
-            if own is not None:
-                raise CheckpointError(
-                    f"--resume never: {run} holds a run already; choose another --out or delete it"
-                )
-            start = None
-        case path:
-            given = checkpoints.load(Path(path))
-            start = own if own is not None and own.step > given.step else given
-    steps = torch.tensor([-1 if start is None else start.step], device=place.device)
-    if distributed.gather(steps).unique().numel() > 1:
-        raise CheckpointError(
-            f"the ranks find different checkpoints under {run}; all machines must share that folder"
-        )
-    return start
-
-
 def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
     settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
     write_json(run / "config.json", settings)
-
-
-def _idle_gpus(config: TrainConfig, place: Place) -> str:
-    """Say it if this machine has more GPUs than ``--gpus`` takes, and no other launcher chose."""
-    there = torch.cuda.device_count() if place.device.type == "cuda" else 0
-    ours = place.world == config.run.gpus and (place.world > 1 or not distributed.is_worker())
-    if not ours or place.world >= there:
-        return ""
-    return f"{there} GPUs here, training on {place.world}: --gpus {there} uses all"
-
-
-def _introduce(
-    console: Console,
-    config: TrainConfig,
-    place: Place,
-    loader: Loader,
-    dtype: torch.dtype,
-    run: Path,
-    start: Checkpoint | None,
-) -> None:
-    """Print what is about to run, with the conventions that figures depend on."""
-    if place.device.type == "cpu" and config.run.device == "auto":
-        console.say("no GPU here: training on the CPU")
-    if idle := _idle_gpus(config, place):
-        console.say(idle)
-    kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
-    local = config.optim.batch // place.world // config.optim.accumulate
-    shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
-    bn = local * shared
-    console.say(
-        f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
-        f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
-        f"{loader.images:,} images, {loader.steps:,} steps an epoch, {config.optim.epochs} epochs"
-    )
-    console.say(f"images from {loader.source}")
-    console.say(
-        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), "
-        f"learning rate {peak_lr(config.optim):g} "
-        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
-    )
-    if start is not None:
-        console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")

@@ -20,7 +20,7 @@ from torch.distributed.launcher import api
 
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import Place, StopSignals, bn_group, cores, launch, place, start
-from fastsiam.jobs.train import _idle_gpus
+from fastsiam.jobs.introduction import idle_gpus
 from fastsiam.kernels.cores import own_cores
 from fastsiam.training.compile import compiling
 from tests.configs import with_settings
@@ -246,7 +246,7 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
         (8, 1, 4, True, ""),  # torchrun --nproc-per-node 4
     ],
 )
-def test_idle_gpus_are_mentioned(
+def testidle_gpus_are_mentioned(
     there: int,
     gpus: int,
     world: int,
@@ -260,5 +260,5 @@ def test_idle_gpus_are_mentioned(
     if worker:
         monkeypatch.setenv("LOCAL_RANK", "0")
     config = with_settings(small, gpus=gpus)
-    assert _idle_gpus(config, Place(0, world, torch.device("cuda", 0))) == line
-    assert not _idle_gpus(config, Place(0, world, torch.device("cpu")))
+    assert idle_gpus(config, Place(0, world, torch.device("cuda", 0))) == line
+    assert not idle_gpus(config, Place(0, world, torch.device("cpu")))

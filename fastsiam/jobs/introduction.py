@@ -1,0 +1,57 @@
+"""What a run says before its first step: what is about to run, and its conventions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fastsiam import distributed
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import TrainConfig
+from fastsiam.console import Console
+from fastsiam.distributed import Place
+from fastsiam.training.optim import peak_lr
+from fastsiam.views.batch import Loader
+
+
+def introduce(
+    console: Console,
+    config: TrainConfig,
+    place: Place,
+    loader: Loader,
+    dtype: torch.dtype,
+    run: Path,
+    start: Checkpoint | None,
+) -> None:
+    """Print what is about to run, with the conventions that figures depend on."""
+    if place.device.type == "cpu" and config.run.device == "auto":
+        console.say("no GPU here: training on the CPU")
+    if idle := idle_gpus(config, place):
+        console.say(idle)
+    kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
+    local = config.optim.batch // place.world // config.optim.accumulate
+    shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
+    bn = local * shared
+    console.say(
+        f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
+        f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
+        f"{loader.images:,} images, {loader.steps:,} steps an epoch, {config.optim.epochs} epochs"
+    )
+    console.say(f"images from {loader.source}")
+    console.say(
+        f"global batch {config.optim.batch} ({local} images a rank and part; BN sees {bn}), "
+        f"learning rate {peak_lr(config.optim):g} "
+        f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
+    )
+    if start is not None:
+        console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")
+
+
+def idle_gpus(config: TrainConfig, place: Place) -> str:
+    """Say it if this machine has more GPUs than ``--gpus`` takes, and no other launcher chose."""
+    there = torch.cuda.device_count() if place.device.type == "cuda" else 0
+    ours = place.world == config.run.gpus and (place.world > 1 or not distributed.is_worker())
+    if not ours or place.world >= there:
+        return ""
+    return f"{there} GPUs here, training on {place.world}: --gpus {there} uses all"

@@ -1,0 +1,90 @@
+"""Where a run starts: fresh weights, lent ones (``--init``), or a checkpoint (``--resume``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam import distributed
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import CheckpointError
+from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.methods import Method, method_skeleton
+
+
+def starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
+    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
+    last = checkpoints.last(run)
+    own = checkpoints.load(last) if last.is_file() else None
+    match config.run.resume:
+        case "auto":
+            start = own
+        case "never":
+            if own is not None:
+                raise CheckpointError(
+                    f"--resume never: {run} holds a run already; choose another --out or delete it"
+                )
+            start = None
+        case path:
+            given = checkpoints.load(Path(path))
+            start = own if own is not None and own.step > given.step else given
+    steps = torch.tensor([-1 if start is None else start.step], device=place.device)
+    if distributed.gather(steps).unique().numel() > 1:
+        raise CheckpointError(
+            f"the ranks find different checkpoints under {run}; all machines must share that folder"
+        )
+    return start
+
+
+def goes_on(config: TrainConfig) -> bool:
+    """Tell whether ``--resume`` will find a checkpoint, so that ``--init`` counts no more."""
+    if config.run.resume != "auto":
+        return config.run.resume != "never"
+    return bool(config.run.out) and checkpoints.last(Path(config.run.out)).is_file()
+
+
+def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
+    """Read what ``--init`` names; return it, and those of its parts that fit the settings.
+
+    Raises:
+        CheckpointError: the file cannot be read, or the backbone is another one.
+    """
+    name = "" if config.model.is_own else config.model.backbone
+    pretrained = load_pretrained(Path(config.run.init), backbone=name)
+    method = method_skeleton(config.model)
+    expected = method.state_dict()
+    fitting = tuple(
+        part
+        for part in method.parts
+        if (shapes := _shapes(expected, part)) and _shapes(pretrained.state, part) == shapes
+    )
+    other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
+    if "backbone" not in fitting or other_stem:
+        raise CheckpointError(
+            f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
+            f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
+            "the settings name: give the same --backbone, --stem and --width"
+        )
+    return pretrained, fitting
+
+
+def take_weights(method: Method, config: TrainConfig) -> str:
+    """Start a method from the weights that ``--init`` names; say what was taken.
+
+    Raises:
+        CheckpointError: as ``initial_weights``.
+    """
+    pretrained, fitting = initial_weights(config)
+    method.start_from(pretrained.part(*fitting))
+    fresh = [part for part in method.parts if part not in fitting]
+    return f"starts from {pretrained}" + (f"; fresh: {', '.join(fresh)}" if fresh else "")
+
+
+def _shapes(state: Mapping[str, Tensor], part: str) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in state.items() if key.startswith(f"{part}.")}
