@@ -20,7 +20,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.report import html as page
 
-_OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+(\S+))?\s*-->")
+_OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+([^\s:]+))?(?::\s*(.+?))?\s*-->")
 _CLOSE = "<!-- /bench -->"
 
 
@@ -68,7 +68,7 @@ def renew(readme: Path, root: Path) -> list[str]:
 
     A table and its caption stand between the lines ``<!-- bench: PATH CASE -->`` and
     ``<!-- /bench -->``. CASE may be left out if the file holds one; "finding" is the sentence that
-    ``fastsiam bench`` ends with.
+    ``fastsiam bench`` ends with. ``<!-- bench: PATH CASE: NAME; NAME -->`` takes some rows alone.
 
     Args:
         readme: the text. All else in it stays as it is, byte for byte.
@@ -100,7 +100,8 @@ def renew(readme: Path, root: Path) -> list[str]:
             if case == "finding":
                 block = finding(_records(root / path))
             else:
-                block = records_block(_case(root / path, case, place))
+                records = _case(root / path, case, place)
+                block = records_block(_rows(records, found[3], place) if found[3] else records)
             end = "\r\n" if line.endswith("\r\n") else "\n"
             lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
             renewed.append(f"{path} {case}".rstrip())
@@ -132,6 +133,15 @@ def _case(path: Path, case: str, place: str) -> list[Record]:
     if case and case not in cases:
         raise DataError(f"{place}: {path} has no case {case!r}, only {there}")
     return cases[case or there]
+
+
+def _rows(records: list[Record], names: str, place: str) -> list[Record]:
+    """Return the records of some names, which semicolons part, in the names' order."""
+    there = {one.name: one for one in records}
+    wanted = [name.strip() for name in names.split(";")]
+    if missing := [name for name in wanted if name not in there]:
+        raise DataError(f"{place}: no row {missing[0]!r}, only {'; '.join(there)}")
+    return [there[name] for name in wanted]
 
 
 def _text(path: Path) -> str:

@@ -20,6 +20,7 @@ from fastsiam.bench.gpu.page import write_page
 from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of, stages
 from fastsiam.bench.records import read
 from fastsiam.errors import DataError
+from tests.commands import parse
 from tests.conftest import ROOT
 from tests.processes import Forked, fastsiam
 
@@ -206,22 +207,9 @@ def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None
         for one in table.values():
             assert one.seconds <= one.most
             if one.arguments[:2] == ("-m", "fastsiam"):
-                check_options(list(one.arguments[2:]))
+                parse(one.arguments[2:])
     bare = [one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=()))]
     assert "jpeg-engine" not in bare and bare[-2:] == ["images", "cifar10"]
-
-
-def check_options(arguments: list[str]) -> None:
-    """Parse a command line as the program does, and stop before it runs."""
-    import typer.main
-
-    from fastsiam.cli import app
-
-    command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        name, *arguments = arguments
-        command = command.commands[name]
-    command.make_context(command.name, arguments)
 
 
 def test_a_stage_runs_on_a_cpu(tmp_path: Path) -> None:

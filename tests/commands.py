@@ -1,0 +1,27 @@
+"""Command lines, parsed as the program does and not carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer.main
+
+from fastsiam.cli import app
+
+
+def parse(arguments: Sequence[str]) -> None:
+    """Parse the words behind ``fastsiam``.
+
+    Raises:
+        click's UsageError: there is no such command or option, or a value is none.
+    """
+    words, command = list(arguments), typer.main.get_command(app)
+    while commands := getattr(command, "commands", None):
+        if command.name == "bench" and (not words or words[0].startswith("-")):
+            words = ["all", *words]
+        name, *words = words
+        assert name in commands, f"there is no command {name}"
+        command = commands[name]
+    parsed: Any = command
+    parsed.make_context(command.name, words)

@@ -1,0 +1,140 @@
+"""What README and docs tell readers to type: every command is parsed, every program runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import ModelConfig
+from fastsiam.interchange.export import export_weights
+from tests.commands import parse
+from tests.conftest import ROOT
+from tests.interchange.networks import untrained
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
+SHELL = {
+    "apt-get", "cd", "cp", "done", "for", "git", "ln", "make", "mkdir", "pip", "source", "sudo",
+    "tar", "python", "torchrun", "fastsiam", ".venv/bin/python", ".venv/bin/fastsiam",
+}  # fmt: skip
+"""Programs that pages may name."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of code on a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    """Return the code of all pages, in all languages or in some."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        for match in _FENCE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page, line, match[1], match[2]))
+    return [block for block in found if not languages or block.language in languages]
+
+
+def lines(block: Block) -> Iterator[list[str]]:
+    """Yield the commands of a shell block, as words without comments, variables filled in."""
+    variables: dict[str, str] = {}
+    for line in block.text.replace("\\\n", " ").splitlines():
+        for name, value in variables.items():
+            line = line.replace(f"${name}", value)
+        words = shlex.split(line, comments=True)
+        if words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
+            variables[assigned[1]] = assigned[2]
+            words = words[1:]
+        while "&&" in words:
+            cut = words.index("&&")
+            yield words[:cut]
+            words = words[cut + 1 :]
+        if words:
+            yield words
+
+
+def test_code_says_its_language() -> None:
+    known = {"sh", "python", "json", "toml", "yaml", "text"}
+    assert not [str(block) for block in blocks("")]
+    assert {block.language for block in blocks()} <= known
+
+
+@pytest.mark.parametrize("block", blocks("sh"), ids=str)
+def test_commands_are_commands(block: Block) -> None:
+    checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert not checked.returncode, checked.stderr
+    for words in lines(block):
+        assert words[0] in SHELL, f"{block}: {words[0]}"
+        if "fastsiam" in words[:-1] and words[0] in {"torchrun", "python", ".venv/bin/python"}:
+            words = words[words.index("fastsiam") :]
+        if words[0].endswith("fastsiam"):
+            parse([word for word in words[1:] if word != "..."])
+        if words[0] == "make":
+            targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
+            assert {word for word in words[1:] if "=" not in word} <= set(targets), block
+
+
+def test_extras_that_pages_name_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = set(extras["optional-dependencies"])
+    for page in PAGES:
+        named = re.findall(
+            r"pip install '?(?:\.|fastsiam|dist/\*\.whl)\[([\w,]+)\]", page.read_text()
+        )
+        assert {name for names in named for name in names.split(",")} <= known, page
+
+
+@pytest.mark.parametrize("block", blocks("json"), ids=str)
+def test_json_is_json(block: Block) -> None:
+    for line in block.text.splitlines():
+        json.loads(line)
+
+
+STAND_INS = {
+    '"/data/imagenet"': "DATA",
+    '"checkpoint_0099.pth.tar"': "WEIGHTS",
+    'device="cuda"': 'device="cpu"',
+    "batch=256": "batch=4",
+    "range(100)": "range(1)",
+    "crop=224": "crop=32",
+}
+"""What programs on pages name, and what stands for it here."""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file as the paper's authors write it."""
+    path = tmp_path_factory.mktemp("weights") / "checkpoint_0099.pth.tar"
+    network = untrained(ModelConfig(backbone="resnet18"), epoch=100)
+    export_weights(network, format="simsiam", out=path)
+    return path
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize("page", {block.page for block in blocks("python")}, ids=lambda p: p.name)
+def test_programs_run(page: Path, weights: Path, images: Path) -> None:
+    """Those of one page one after the other, with small data and networks in the place of large."""
+    names = {"DATA": str(images / "train"), "WEIGHTS": str(weights), "model": lambda a, b: a.sum()}
+    for block in blocks("python"):
+        if block.page == page:
+            text = block.text
+            for told, stand_in in STAND_INS.items():
+                text = text.replace(told, stand_in)
+            exec(compile(text, str(block), "exec"), names)
