@@ -20,7 +20,7 @@ TEST     := OMP_NUM_THREADS=1 $(PY) -m pytest --dist worksteal
 COVERAGE := runs/coverage
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all coverage gpu lint lock
+.PHONY: demo test test-all coverage docs gpu dist lint lock
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -41,6 +41,14 @@ coverage: $(VENV)/installed    ## which lines and branches all tests reach, othe
 	$(PY) -m coverage html --quiet --data-file=$(COVERAGE)/data --directory=$(COVERAGE)/html
 	$(PY) -m coverage report --data-file=$(COVERAGE)/data --skip-covered
 
+docs: $(VENV)/installed        ## the site, into site/: a dead link or a page without a place fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
+dist: $(VENV)/installed        ## an sdist, and a wheel of this platform, into dist/
+	rm -rf dist
+	$(PYTHON) -m pip --python $(PY) install --quiet build
+	$(PY) -m build --outdir dist
+
 gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) --out $(OUT) \
 	    $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
@@ -59,7 +67,7 @@ lock: $(VENV)/installed        ## newest versions of everything, for pull reques
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[convert,dali,peers,timm,dev]"
+	$(PYTHON) -m pip --python $(PY) install --quiet --constraint requirements.lock --editable ".[convert,dali,peers,timm,docs,dev]"
 	@if ! pkg-config --exists $(LIBRARIES) 2>/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "installing what FFCV is compiled with: $(FFCV_PACKAGES)"; \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(FFCV_PACKAGES) >/dev/null; \

@@ -350,10 +350,9 @@ WITH_TABLES = [page for page in PAGES if "<!-- bench:" in page.read_text()]
 
 
 def test_every_record_stands_on_a_page() -> None:
-    """But for those that a page names as further records."""
     shown = " ".join(page.read_text() for page in PAGES)
-    for record in (ROOT / "bench" / "results").glob("*.json"):
-        assert record.name in shown, record
+    for file in (ROOT / "bench" / "results").glob("*.json"):
+        assert file.name in shown, file
 
 
 @pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)

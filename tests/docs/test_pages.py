@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.config import ModelConfig
+from fastsiam.config import ModelConfig, SimSiamConfig
 from fastsiam.interchange.export import export_weights
 from tests.commands import parse
 from tests.conftest import ROOT
@@ -122,7 +122,7 @@ STAND_INS = {
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file as the paper's authors write it."""
     path = tmp_path_factory.mktemp("weights") / "checkpoint_0099.pth.tar"
-    network = untrained(ModelConfig(backbone="resnet18"), epoch=100)
+    network = untrained(ModelConfig(backbone="resnet18", method=SimSiamConfig(dim=512)), epoch=100)
     export_weights(network, format="simsiam", out=path)
     return path
 
