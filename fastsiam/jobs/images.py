@@ -68,7 +68,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         return RunImages(
             store=picked(store, kept),
             remembered=remembered or Remembered(own),
-            notes=_held_out(config.data, held, kept),
+            notes=_held_out(config.data, store, held, kept),
         )
     change = Change.between(remembered, names, held)
     if change.all_gone:
@@ -77,10 +77,10 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
             "none of the images has the name that it had when the run began, as in another "
             f"container: the {len(kept):,} that are there are taken for the same, in this order"
         )
-        notes = (note, *_held_out(config.data, held, kept))
+        notes = (note, *_held_out(config.data, store, held, kept))
         return RunImages(store=picked(store, kept), remembered=remembered, notes=notes)
     positions = change.positions()
-    notes = _held_out(config.data, held, positions)
+    notes = _held_out(config.data, store, held, positions)
     if change:
         if not remembered.accepts(names):
             _require_consent(change, config, named=has_names(store))
@@ -123,12 +123,13 @@ def _changed(change: Change) -> str:
 
 
 def _held_out(
-    data: DataConfig, held: NDArray[np.int64], trained: NDArray[np.int64]
+    data: DataConfig, store: Store, held: NDArray[np.int64], trained: NDArray[np.int64]
 ) -> tuple[str, ...]:
     """Say how many images are held out, and whether the run trains on some of them."""
     if not data.holdout:
         return ()
-    note = f"holding out {len(held):,} images ({data.holdout} of each class) for validation"
+    whole = "each class" if store.classes else "all"
+    note = f"holding out {len(held):,} images ({data.holdout} of {whole}) for validation"
     if both := len(np.intersect1d(held, trained)):
         note += f"; {both:,} of them took part before the data changed, and still do"
     return (note,)

@@ -329,5 +329,7 @@ def test_where_nothing_is_held_out_the_monitor_says_how(
     train_here(flat, "imagenet")
     assert "holdout" not in capfd.readouterr().err
     train_here(with_settings(flat, holdout="25%", out=str(tmp_path / "c")), "imagenet")
-    assert "has no class folders: this evaluation needs labels" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "holding out 6 images (25% of all)" in said
+    assert "has no class folders: this evaluation needs labels" in said
     assert np.load(tmp_path / "c" / "images.npz")["names"].tobytes().count(b"\0") == 17
