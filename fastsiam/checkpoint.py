@@ -47,21 +47,29 @@ class Checkpoint:
         """Epochs done."""
         return self.step / self.steps_per_epoch
 
-    def check_continues(self, config: TrainConfig, images: int) -> None:
+    def check_continues(self, config: TrainConfig) -> None:
         """Refuse to go on as something else.
 
         Raises:
-            CheckpointError: names the settings that differ, or how the data changed.
+            CheckpointError: names the settings that differ.
         """
         if changed := differences(self.config, config):
             raise CheckpointError(
                 f"the checkpoint was trained with other settings ({'; '.join(changed)}); "
                 "give the same ones, or another --out for a new run"
             )
+
+    def check_images(self, images: int) -> None:
+        """Refuse to go on with more or fewer images, where no list tells which they were.
+
+        Raises:
+            CheckpointError: says how many there were and are.
+        """
         if images != self.images:
             raise CheckpointError(
-                f"the data changed: {images:,} images now, {self.images:,} when the run began; "
-                "restore the data, or choose another --out for a new run"
+                f"the data changed: {images:,} images now, {self.images:,} when the run began, of "
+                "which it keeps no list that --data-changed accept could go by; restore the data, "
+                "or choose another --out for a new run"
             )
 
 

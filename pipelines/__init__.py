@@ -25,6 +25,7 @@ from fastsiam.errors import DataError
 
 from .backends import BACKENDS, BASELINE, CentralOpening, Opening
 from .order import Order
+from .splits import has_validation, open_split
 from .store import Split, Store, open_store
 from .subsets import choose, read_list
 
@@ -43,6 +44,8 @@ __all__ = [
     "build_eval_loader",
     "build_loader",
     "choose",
+    "has_validation",
+    "open_split",
     "open_store",
     "open_training_images",
     "read_list",
@@ -60,6 +63,7 @@ def build_loader(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
+    store: Store | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of batches of views.
 
@@ -74,6 +78,7 @@ def build_loader(
         dtype: floating type of the views; float32 by default.
         chosen: positions in the data set, ascending, of the images to train on, as
             ``choose`` and ``read_list`` return them; all by default.
+        store: the training images, if they are open already; opened by default.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -89,7 +94,8 @@ def build_loader(
         dtype or torch.float32,
     )
     backend = BACKENDS[data.pipeline]
-    store = open_training_images(data, batch=batch, chosen=chosen) if backend.real else None
+    if backend.real:
+        store = open_training_images(data, batch=batch, chosen=chosen, store=store)
     images = len(store) if store is not None else backend.made_up or 0
     order = Order(
         images=images if chosen is None else len(chosen),
@@ -107,9 +113,13 @@ def build_loader(
 
 
 def open_training_images(
-    data: DataConfig, *, batch: int, chosen: NDArray[np.int64] | None = None
+    data: DataConfig,
+    *,
+    batch: int,
+    chosen: NDArray[np.int64] | None = None,
+    store: Store | None = None,
 ) -> Store:
-    """Open the training images, and check that the pipeline can run and read them.
+    """Open the training images if they are not, and check that the pipeline can run and read them.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -119,7 +129,8 @@ def open_training_images(
     """
     backend = BACKENDS[data.pipeline]
     backend.require_package()
-    store = open_store(data.root, "train")
+    if store is None:
+        store = open_split(data, "train")
     backend.require_readable(store, data)
     images = len(_positions(store, chosen))
     if images < batch:
@@ -162,7 +173,7 @@ def build_eval_loader(
 
     Args:
         data: which images, by which pipeline, with how many workers.
-        split: "train" or "val".
+        split: "train" or "val", which those are that ``data.holdout`` holds out, if it does.
         augment: for the crop's side and the normalisation.
         resize: shorter side in pixels before the crop is taken.
         batch: images in a batch of this rank.
@@ -181,7 +192,7 @@ def build_eval_loader(
 
     from .central import CentralCrops
 
-    store, device = open_store(data.root, split), torch.device(device)
+    store, device = open_split(data, split), torch.device(device)
     opening = CentralOpening(
         data=data, store=store, resize=resize, side=augment.crop, device=device
     )

@@ -111,9 +111,9 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 def test_another_run_is_refused_with_what_differs() -> None:
     state, config = make(), TrainConfig()
-    state.check_continues(config, 100)
+    state.check_continues(config)
     state.check_continues(
-        replace(config, run=replace(config.run, gpus=4), data=replace(config.data, workers=3)), 100
+        replace(config, run=replace(config.run, gpus=4), data=replace(config.data, workers=3))
     )
     other = replace(
         config,
@@ -121,10 +121,10 @@ def test_another_run_is_refused_with_what_differs() -> None:
         model=replace(config.model, backbone="resnet18"),
     )
     with pytest.raises(CheckpointError) as caught:
-        state.check_continues(other, 100)
+        state.check_continues(other)
     for part in ("lr: 0.05 -> 0.1", "batch: 512 -> 256", "backbone: resnet50 -> resnet18"):
         assert part in str(caught.value)
     with pytest.raises(
         CheckpointError, match="the data changed: 99 images now, 100 when the run began"
     ):
-        state.check_continues(config, 99)
+        state.check_images(99)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from .checks import require
+from .checks import require, share
 
 ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
@@ -22,6 +22,11 @@ class DataConfig:
     (
         "Converted folder or .beton file, .tar archive, or folder of images or tars, "
         "with train/ beside val/ or test/ or without. Default: $FASTSIAM_DATA, else ./data."
+    )
+    holdout: str = ""
+    (
+        "Share of each class of the training images to leave out and validate on, such as 10%, "
+        "where there are no validation images: the same images in every command."
     )
     pipeline: Pipeline = "torchvision"
     (
@@ -50,6 +55,7 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
+        share(self.holdout, "holdout")
         known = get_args(Pipeline)
         require(
             self.pipeline in known,
@@ -66,6 +72,11 @@ class DataConfig:
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; ready tensors come from none."""
         return self.pipeline in get_args(ImagePipeline)
+
+    @property
+    def held_percent(self) -> float:
+        """Percent of the training images that are held out; 0 is none."""
+        return share(self.holdout, "holdout")
 
     @property
     def root(self) -> Path:

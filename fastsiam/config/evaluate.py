@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .checks import require
+from .checks import require, share
 from .data import ImagePipeline
 from .model import Stem
 from .train import Precision
@@ -20,6 +20,8 @@ class EvalConfig:
 
     data: str = ""
     """Data as of train, with a validation split where there is one; default: the run's."""
+    holdout: str = ""
+    """Share of each class to validate on, as of train; default: the run's."""
     pipeline: Literal["run", ImagePipeline] = "run"
     """How images are loaded, as of train; run is as the run had it, torchvision for other files."""
     workers: int = -1
@@ -56,6 +58,7 @@ class EvalConfig:
     """Write the record there too; it also goes into the run's eval folder."""
 
     def __post_init__(self) -> None:
+        share(self.holdout, "holdout")
         for name, kind in (("pipeline", ImagePipeline), ("precision", Precision)):
             known = ["run", *get_args(kind)]
             value = getattr(self, name)

@@ -17,6 +17,8 @@ from .views import AugmentConfig, ViewConfig
 
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
+FIXED_SETTINGS = {"data": ("holdout",)}
+"""Settings of the other sections that define what is trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +98,20 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """List the settings in which two runs train something different, as ``name: old -> new``."""
     found = []
-    for section in FIXED_SECTIONS:
+    for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
         before, after = (_settings(getattr(config, section)) for config in (old, new))
         found += [
-            f"{name.replace('_', '-')}: {before.get(name)} -> {after.get(name)}"
-            for name in before | after
+            f"{name.replace('_', '-')}: {_said(before, name)} -> {_said(after, name)}"
+            for name in FIXED_SETTINGS.get(section, before | after)
             if before.get(name) != after.get(name)
         ]
     return found
+
+
+def _said(settings: Mapping[str, Any], name: str) -> Any:
+    """Return a setting for a message, where an empty text would be nothing to see."""
+    value = settings.get(name)
+    return "none" if value == "" else value
 
 
 def _flags_of_section(kind: type) -> list[Flag]:

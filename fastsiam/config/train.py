@@ -161,7 +161,10 @@ class MonitorConfig:
     """Monitoring: quality and collapse while the run goes on."""
 
     knn_every: int = 1
-    """Epochs between kNN evaluations; 0 turns them off. Needs train/ and val/ or test/."""
+    (
+        "Epochs between kNN evaluations; 0 turns them off. "
+        "Needs train/ and val/ or test/, or --holdout."
+    )
     knn_first: bool = True
     """Evaluate before the first epoch too, which reads the whole training set once more."""
     knn_k: int = 200
@@ -211,6 +214,12 @@ class RunConfig:
         "auto goes on where the run folder's last checkpoint was; "
         "never starts anew; or a checkpoint's path."
     )
+    data_changed: Literal["refuse", "accept"] = "refuse"
+    (
+        "What a run that goes on does if its data lost or gained files since it began: refuse, or "
+        "accept once for this change. The images that are left keep their order and "
+        "augmentations, others of them take the places of lost ones, new ones take no part."
+    )
     log_every: int = 50
     """Steps between two lines of metrics."""
     save_every: int = 1000
@@ -222,6 +231,10 @@ class RunConfig:
         for name in ("gpus", "log_every", "save_every"):
             value = getattr(self, name)
             require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require(
+            self.data_changed in ("refuse", "accept"),
+            f"data-changed must be refuse or accept, not {self.data_changed!r}",
+        )
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
 

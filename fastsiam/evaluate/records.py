@@ -50,6 +50,15 @@ class DataFacts:
     classes: int
     labels_crc32: str
     """Checksum of all labels, in the order of the images."""
+    holdout: str | None = None
+    """Share of each class of the training images that is validated on; None: there is a split."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without a hold-out where there is none, as before there was one."""
+        plain = asdict(self)
+        if self.holdout is None:
+            del plain["holdout"]
+        return plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +102,7 @@ class Evaluation:
     @property
     def identity(self) -> str:
         """What evaluations by the same protocol on the same images share, wherever these lie."""
-        data, images = asdict(self.data), asdict(self.images)
+        data, images = self.data.to_dict(), asdict(self.images)
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]
         del data["root"]
@@ -179,7 +188,7 @@ class Record(Evaluation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; what scripts look for most stands there by its own name."""
-        plain = asdict(self)
+        plain = asdict(self) | {"data": self.data.to_dict()}
         if self.kind == "knn":
             del plain["images_validated"]
             kinds = dict.fromkeys(line["features"] for line in self.results)

@@ -19,7 +19,7 @@ from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.records import check_targets
 from fastsiam.files import explained, written_whole
 from fastsiam.jobs.subject import Subject, open_subject
-from fastsiam.pipelines import build_eval_loader, open_store
+from fastsiam.pipelines import build_eval_loader, open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.report.pictures import picture_rows, save_picture
 from fastsiam.views.batch import EvalLoader
@@ -144,10 +144,10 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
         place: this process, alone.
     """
     subject = open_subject(path, config, place)
-    bank = open_store(subject.data.root, "train")
+    bank = open_split(subject.data, "train")
     split: Split = "val"
     try:
-        store = open_store(subject.data.root, "val")
+        store = open_split(subject.data, "val")
     except NoSplitError:
         store, split = bank, "train"
     shuffled = torch.randperm(len(store), generator=torch.Generator().manual_seed(config.seed))

@@ -18,10 +18,17 @@ from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
 
 
-def starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
-    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
+def starting_point(
+    config: TrainConfig, run: Path, place: Place
+) -> tuple[Checkpoint | None, Path | None]:
+    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
+
+    Returns:
+        The checkpoint and the folder of its run; None and None for a new run.
+    """
     last = checkpoints.last(run)
     own = checkpoints.load(last) if last.is_file() else None
+    folder = run
     match config.run.resume:
         case "auto":
             start = own
@@ -32,14 +39,17 @@ def starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint |
                 )
             start = None
         case path:
-            given = checkpoints.load(Path(path))
-            start = own if own is not None and own.step > given.step else given
+            start, file = checkpoints.load(Path(path)), checkpoints.found(Path(path))
+            if own is not None and own.step > start.step:
+                start = own
+            else:
+                folder = file.parent.parent
     steps = torch.tensor([-1 if start is None else start.step], device=place.device)
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(
             f"the ranks find different checkpoints under {run}; all machines must share that folder"
         )
-    return start
+    return (None, None) if start is None else (start, folder)
 
 
 def goes_on(config: TrainConfig) -> bool:

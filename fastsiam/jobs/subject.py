@@ -6,12 +6,13 @@ both is the business of ``jobs.evaluate``, writing the features out that of ``jo
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,13 +23,14 @@ from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import build_method
-from fastsiam.pipelines import build_eval_loader
+from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.pipelines.store import Split
 from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
 
@@ -82,8 +84,20 @@ class Subject:
             f"{self.resize} pixels, central {self.augment.crop} x {self.augment.crop}; "
             f"{_short(self.dtype)} on {self.place.world} x {kind}"
         )
-        for line in lines:
+        for line in (*self._held_out(), *lines):
             self.console.say(line)
+
+    def _held_out(self) -> Iterator[str]:
+        """Say on which of the training images is validated, if on any."""
+        own, held = self.pretrained.config, self.data.holdout
+        if held:
+            yield f"validating on {held} of each class of the training images, held out"
+        if own is None or own.data.holdout == held:
+            return
+        if not held:
+            yield f"{self.data.root} has validation images: the run's --holdout does not count"
+        elif own.data.root == self.data.root:
+            yield "the network was trained on images that are held out here, without labels"
 
     def facts(self) -> NetworkFacts:
         """Return for a record which network this is; its weights are hashed as they are now."""
@@ -188,8 +202,9 @@ def labelled_loaders(
     Raises:
         DataError: a split or its labels are missing, or the classes differ.
     """
-    val, train = (
-        build_eval_loader(
+
+    def loader(split: Split, chosen: NDArray[np.int64] | None) -> EvalLoader:
+        return build_eval_loader(
             data,
             split,
             augment,
@@ -198,10 +213,12 @@ def labelled_loaders(
             rank=place.rank,
             world=place.world,
             device=place.device,
-            chosen=chosen if split == "train" else None,
+            chosen=chosen,
         )
-        for split in cast("tuple[Any, ...]", ("val", "train"))  # the one that may be missing first
-    )
+
+    with _naming_the_holdout(data):
+        val = loader("val", None)
+    train = loader("train", chosen)
     if min(train.images, val.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not train.classes:
@@ -217,6 +234,21 @@ def labelled_loaders(
     return train, val
 
 
+@contextlib.contextmanager
+def _naming_the_holdout(data: DataConfig) -> Iterator[None]:
+    """Say where there are no validation images how to do without, if the images have labels."""
+    try:
+        yield
+    except NoLabelsError:
+        raise
+    except NoSplitError as error:
+        if not open_split(data, "train").classes:
+            raise
+        raise NoSplitError(
+            f"{error}; --holdout 10% holds out a share of each class instead"
+        ) from error
+
+
 def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:
     """Return for a record which images there are, with a checksum of their labels."""
     checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
@@ -226,6 +258,7 @@ def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFact
         val=val.images,
         classes=len(train.classes),
         labels_crc32=f"{checksum:08x}",
+        holdout=data.holdout or None,
     )
 
 
@@ -256,12 +289,16 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
 def _data_settings(trained_on: DataConfig, config: EvalConfig) -> DataConfig:
     """Settle which images are loaded, and by which pipeline."""
     pipeline = trained_on.pipeline if config.pipeline == "run" else config.pipeline
-    return replace(
+    data = replace(
         trained_on,
         data=config.data or trained_on.data,
+        holdout=config.holdout or trained_on.holdout,
         pipeline=pipeline if BACKENDS[pipeline].real else BASELINE,
         workers=config.workers,
     )
+    if data.holdout and not config.holdout and has_validation(data.root):
+        return replace(data, holdout="")
+    return data
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

@@ -23,6 +23,7 @@ from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained, write_json
+from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.start import goes_on, initial_weights, starting_point, take_weights
 from fastsiam.jobs.subject import labelled_loaders
@@ -83,7 +84,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.run.init and not distributed.is_worker() and not goes_on(config):
         initial_weights(config)
     if world > 1 and config.data.loads_images:
-        open_training_images(config.data, batch=batch)
+        # A run that goes on keeps its number of images, whatever became of them.
+        open_training_images(config.data, batch=1 if goes_on(config) else batch)
 
 
 def run_folder(config: TrainConfig, recipe: str) -> Path:
@@ -100,7 +102,11 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     config = with_settled_precision(config, place.device)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
-    start = starting_point(config, run, place)
+    start, begun = starting_point(config, run, place)
+    if start is not None:
+        start.check_continues(config)
+    images = run_images(config, begun)
+    config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
     dtype = autocast_type(config.numerics.precision, place.device)
     loader = build_loader(
         config.data,
@@ -111,6 +117,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         world=place.world,
         device=place.device,
         dtype=dtype,
+        store=images.store,
     )
     try:
         began_with = None if start is None else start.config.step.compile
@@ -118,11 +125,14 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
             config, began_with=began_with, steps_per_epoch=loader.steps
         )
         if start is not None:
-            start.check_continues(config, loader.images)
+            start.check_images(loader.images)
             if place.leads and config.run.resume != "auto":
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             introduce(console, config, place, loader, dtype, run, start)
+            for note in images.notes:
+                console.say(note)
+            images.keep(run)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, run)

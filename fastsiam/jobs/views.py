@@ -12,7 +12,7 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines import build_loader, open_store
+from fastsiam.pipelines import build_loader, open_split
 from fastsiam.report.pictures import contact_sheet, denormalize
 from fastsiam.views.draws import draw_views
 
@@ -34,7 +34,7 @@ def show_views(
     """
     if not all(source.loads_images for source in sources):
         raise DataError("the synthetic pipeline has no images to show")
-    store = open_store(sources[0].root, "train")
+    store = open_split(sources[0], "train")
     images = min(images, len(store))
     views: list[NDArray[np.uint8]] = []
     for source in sources:

@@ -10,6 +10,7 @@ from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore
 from .joined import JoinedStore
+from .picked import picked
 from .recognise import beton_files, open_store
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "Store",
     "beton_files",
     "open_store",
+    "picked",
 ]
