@@ -24,7 +24,7 @@ Compile = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimisation, with a cosine schedule per step (section 3 and appendix A of the paper)."""
+    """Optimiser: its steps and their cosine schedule (section 3, appendix A of the paper)."""
 
     epochs: int = 100
     """Passes over the data; the cosine ends here."""
