@@ -23,9 +23,8 @@ from fastsiam.config.files import (
     read_settings,
     recorded,
     run_folder,
-    settings_of,
 )
-from fastsiam.config.flags import Flag, from_flags, train_flags
+from fastsiam.config.flags import Flag, from_flags, to_flags, train_flags
 from fastsiam.config.recipes import RECIPES
 
 _CHOSEN = "fastsiam.chosen"
@@ -162,10 +161,9 @@ def use_run(context: typer.Context, path: str) -> str:
 def _resume(context: typer.Context, path: str) -> str:
     """Take all settings from the run that goes on, in its folder if no other is given."""
     if path not in _FRESH:
-        settings = _settings_of_run(Path(path))
-        folder = run_folder(Path(path))
-        place = {} if folder is None else {"out": str(folder)}
-        _choose(context, run=replace(settings, flags={**settings.flags, **place, "resume": path}))
+        settings, folder = _settings_of_run(Path(path)), run_folder(Path(path))
+        place = {"resume": path, "out": "" if folder is None else str(folder)}
+        _choose(context, run=replace(settings, flags={**settings.flags, **place}))
     return path
 
 
@@ -175,9 +173,9 @@ def _settings_of_run(path: Path) -> Settings:
     if file is None:
         from fastsiam import checkpoint
 
-        return settings_of(checkpoint.load(path).config, source=str(path))
+        return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
     try:
-        return read_settings(file)
+        return read_settings(file, goes_on=True)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -208,7 +206,8 @@ def _choose(context: typer.Context, **chosen: Any) -> None:
     settings = _defaults(context)
     defaults: dict[str, Any] = {"recipe": settings.recipe, **settings.flags}
     for parameter in context.command.params:
-        if parameter.name in defaults and hasattr(parameter, "rich_help_panel"):
+        of_settings = parameter.name == "recipe" or getattr(parameter, "rich_help_panel", None)
+        if of_settings and parameter.name in defaults:  # a command may have others of that name
             parameter.default = defaults[parameter.name]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from .recipes import RECIPES
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule"
-"""Settings that say where a run is and goes on: no other run's."""
+"""Settings that say where a run is and how it goes on: no other run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +46,13 @@ class Settings:
         return RECIPES[self.recipe]().model.method.name
 
 
-def read_settings(path: Path) -> Settings:
+def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
     """Read a settings file, a run's config.json or a run's folder.
 
-    Of a run, what says where it is and goes on is left out.
+    Args:
+        path: of the file or folder.
+        goes_on: whether it is a run that goes on; for another run, what says where this one is and
+            how it goes on is left out.
 
     Raises:
         FastSiamError: the file cannot be read.
@@ -69,7 +72,8 @@ def read_settings(path: Path) -> Settings:
     try:
         require(isinstance(content, dict), "settings must be a table of sections")
         if "config" in content:
-            return _of_a_run(content, str(file))
+            read = _of_a_run(content, str(file))
+            return read if goes_on else _for_another_run(read)
         return _of_a_file(content, str(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
@@ -127,15 +131,16 @@ def layered(*, recipe: str = "", method: str = "", files: Iterable[Settings] = (
     return Settings(source=sources, recipe=recipe, flags=values | {"method": method})
 
 
-def settings_of(config: TrainConfig, *, source: str, recipe: str = "") -> Settings:
-    """Return all settings of a run, but for those that no other run has."""
-    flags = {name: x for name, x in to_flags(config).items() if name not in _OF_ONE_RUN}
-    return Settings(source=source, recipe=recipe if recipe in RECIPES else "", flags=flags)
+def _for_another_run(settings: Settings) -> Settings:
+    """Leave out what says where a run is and how it goes on."""
+    flags = {name: x for name, x in settings.flags.items() if name not in _OF_ONE_RUN}
+    return replace(settings, flags=flags)
 
 
 def _of_a_run(content: dict[str, Any], source: str) -> Settings:
-    config = TrainConfig.from_dict(content["config"])
-    return settings_of(config, source=source, recipe=str(content.get("recipe", "")))
+    config, recipe = TrainConfig.from_dict(content["config"]), content.get("recipe")
+    known = recipe if isinstance(recipe, str) and recipe in RECIPES else ""
+    return Settings(source=source, recipe=known, flags=to_flags(config))
 
 
 def _of_a_file(content: dict[str, Any], source: str) -> Settings:

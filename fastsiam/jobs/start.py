@@ -91,7 +91,8 @@ def extended(
         except ValueError as error:
             raise CheckpointError(f"--extend-schedule {schedule}: {error}") from error
         said = f"extended from {start.config.optim.epochs} to {epochs} epochs; {rates}"
-    own = replace(config.optim, epochs=optim.epochs, restarts=optim.restarts)
+    asked = max(config.optim.epochs, epochs)  # more than --extend is refused with the settings
+    own = replace(config.optim, epochs=asked, restarts=optim.restarts)
     start = replace(start, config=replace(start.config, optim=optim))
     return replace(config, optim=own), start, said
 
