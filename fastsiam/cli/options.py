@@ -216,11 +216,14 @@ def _defaults(context: typer.Context) -> Settings:
     chosen = context.meta[_CHOSEN]
     files = [chosen[kind] for kind in ("run", "file") if kind in chosen]
     try:
-        return layered(
+        found = layered(
             recipe=chosen.get("recipe", ""), method=chosen.get("method", ""), files=files
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if "run" in chosen and not found.flags["out"]:  # a file that names no folder asks for no other
+        return replace(found, flags={**found.flags, "out": chosen["run"].flags["out"]})
+    return found
 
 
 def _given(context: typer.Context, name: str) -> bool:

@@ -50,15 +50,11 @@ def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
         return _dataclass_of(kind, dict(value), where)
     if get_origin(kind) is tuple:
         return _tuple_of(get_args(kind), value, where)
-    fitting, called = _alternatives(kind)
-    for one in fitting:
-        if one is float and type(value) is int:
-            return float(value)
-        if type(value) is one:
-            return value
-    if get_origin(kind) is Literal and value in get_args(kind):
+    if kind is float and type(value) is int:
+        return float(value)
+    if _fits(kind, value):
         return value
-    raise ValueError(f"{where} must be {called}, not {value!r}")
+    raise ValueError(f"{where} must be {_called(kind)}, not {value!r}")
 
 
 def _dataclass_of(kind: type, values: dict[str, Any], where: str) -> Any:
@@ -84,9 +80,18 @@ def _tuple_of(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]
     return tuple(from_plain(kind, one, where=where) for kind, one in zip(items, value, strict=True))
 
 
-def _alternatives(kind: Any) -> tuple[tuple[Any, ...], str]:
-    """Return the types that a setting may have, and how a message calls them."""
+def _fits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(one, value) for one in get_args(kind))
     if get_origin(kind) is Literal:
-        return (), f"one of {', '.join(map(str, get_args(kind)))}"
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return kinds, " or ".join(_CALLED.get(one, str(one)) for one in kinds)
+        return value in get_args(kind)
+    return type(value) is kind
+
+
+def _called(kind: Any) -> str:
+    """Return what a message calls a type."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_called, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return _CALLED.get(kind, str(kind))

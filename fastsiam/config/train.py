@@ -26,7 +26,7 @@ Compile = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimiser: its steps and their cosine schedule (section 3, appendix A of the paper)."""
+    """Optimiser: its steps, and their cosine schedule (section 3 of the paper)."""
 
     epochs: int = 100
     """Passes over the data; the cosine ends here. --extend makes a run longer that has begun."""

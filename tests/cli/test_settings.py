@@ -53,7 +53,7 @@ def help_of(*command: str) -> str:
 
 def test_the_help_of_train_stands_in_sections() -> None:
     text = help_of("train")
-    assert max(map(len, text.splitlines())) <= 89
+    assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+)[: ](?!.*OPTIONS)", text, re.MULTILINE)
     assert titles == [
         *("Options", "Data", "Views", "Model", "Method"),
@@ -68,7 +68,7 @@ def test_every_default_stands_in_the_help() -> None:
     """Those of the views, which may be several, and of what a recipe turns off, too."""
     said = "".join(help_of("train").split())
     for option, default in (("crop", "224"), ("knn-first", "no-knn-first"), ("knn-every", "10")):
-        found = re.search(rf"--{option}\W.*?\[default:([^\]]+)\]", said)
+        found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
         assert found and found.group(1) == default
     values = to_flags(RECIPES["imagenet"]()).values()
     assert said.count("[default:") == 1 + sum(value != "" for value in values)  # 1: --recipe
@@ -142,6 +142,18 @@ def begun(small: TrainConfig) -> TrainConfig:
     config = with_settings(small, knn_every=0, lr=0.25)
     train_here(with_settings(config, max_steps=6), "demo")
     return config
+
+
+def test_a_file_beats_the_run_that_goes_on_but_for_its_folder(
+    begun: TrainConfig, tmp_path: Path
+) -> None:
+    run, file = str(tmp_path / "run"), tmp_path / "my.toml"
+    file.write_text('[run]\nout = ""\nlog_every = 9\nresume = "auto"\n')
+    config = parse("--config", str(file), "--resume", run)[1]
+    assert config == with_settings(begun, max_steps=6, log_every=9, resume=run, out=run)
+    file.write_text(f'[run]\nresume = "{run}"\n')
+    config = parse("--config", str(file))[1]
+    assert config == with_settings(begun, max_steps=6, resume=run, out=run)
 
 
 def recorded(run: Path) -> dict[str, object]:
