@@ -3,7 +3,7 @@
 Typer reads a command's parameters from its signature. ``settings_command`` builds that signature
 from the flags of ``TrainConfig``, ``command_of`` from the fields of one dataclass: name, type,
 default, and as help the literal below the field. Typer honours the built ``__signature__``;
-tests/cli/test_cli.py holds that it does for every field.
+tests/cli/test_options.py holds that it does for every field.
 """
 
 from __future__ import annotations
