@@ -54,9 +54,11 @@ class Checkpoint:
             CheckpointError: names the settings that differ.
         """
         if changed := differences(self.config, config):
+            longer = config.optim.epochs > self.config.optim.epochs
+            more = f"; --extend {config.optim.epochs} makes this run longer" if longer else ""
             raise CheckpointError(
                 f"the checkpoint was trained with other settings ({'; '.join(changed)}); "
-                "give the same ones, or another --out for a new run"
+                f"give the same ones, or another --out for a new run{more}"
             )
 
     def check_images(self, images: int) -> None:

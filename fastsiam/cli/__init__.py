@@ -14,16 +14,17 @@ from typing import Annotated, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, convert, evaluate, export, look, train
+from fastsiam.cli import bench, config, convert, evaluate, export, look, train
+from fastsiam.cli.help import Commands
 from fastsiam.errors import FastSiamError, Interrupted
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, evaluate, export, look):
+for _commands in (train, config, evaluate, export, look):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")

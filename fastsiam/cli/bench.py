@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import typer.core
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig
+from fastsiam.cli.help import Commands, Group
 from fastsiam.cli.options import command_of
 from fastsiam.config import Pipeline
 
 
-class _BenchGroup(typer.core.TyperGroup):
+class _BenchGroup(Group):
     """``fastsiam bench`` alone, or followed by options, means ``fastsiam bench all``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -24,7 +24,7 @@ class _BenchGroup(typer.core.TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = Commands(
     cls=_BenchGroup,
     help="Measure: how fast each pipeline is here, what bounds training, what would be faster. "
     "Without a command: all.",

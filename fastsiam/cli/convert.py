@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fastsiam.cli.help import Commands
 from fastsiam.cli.options import command_of
 from fastsiam.config import ConvertConfig
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Turn a data set into one verified file that every pipeline reads.",
 )

@@ -8,8 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from fastsiam.cli.help import Commands
 from fastsiam.cli.options import command_of, picture_path
 from fastsiam.config import RunConfig
 from fastsiam.config.evaluate import (
@@ -24,8 +23,8 @@ from fastsiam.config.evaluate import (
 if TYPE_CHECKING:
     from fastsiam.evaluate.records import Record
 
-app = typer.Typer()
-measures = typer.Typer(no_args_is_help=True, help="Measure the quality of a trained encoder.")
+app = Commands()
+measures = Commands(no_args_is_help=True, help="Measure the quality of a trained encoder.")
 
 _NETWORK = "run", "Run folder, a checkpoint, or a weights file of another program."
 

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer()
+from fastsiam.cli.help import Commands
+
+app = Commands()
 
 
 @app.command()

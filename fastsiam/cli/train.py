@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from fastsiam.cli.options import train_command
+from fastsiam.cli.help import Commands
+from fastsiam.cli.options import settings_command
 from fastsiam.config import TrainConfig
 
-app = typer.Typer()
+app = Commands()
 
 
 def train(recipe: str, config: TrainConfig) -> None:
@@ -31,7 +32,7 @@ def train(recipe: str, config: TrainConfig) -> None:
     jobs.train_here(config, recipe)
 
 
-app.command()(train_command(train))
+app.command()(settings_command(train))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 ``train`` and its sections (``data``, ``views``, ``model``), ``convert``, ``evaluate``; ``recipes``
 are named starting points; ``flags`` and ``plain`` are the same settings for command lines and
-files.
+records; ``files`` reads settings files and says what beats what.
 """
 
 from __future__ import annotations

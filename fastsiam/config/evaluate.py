@@ -16,7 +16,7 @@ Storage = Literal["fp32", "fp16", "bf16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Which images are evaluated on, how the network takes them, and where."""
+    """Images and network: what is evaluated, and where."""
 
     data: str = ""
     """Data as of train, with a validation split where there is one; default: the run's."""
@@ -83,7 +83,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnnConfig(EvalConfig):
-    """The kNN classifier; all combinations of k and temperature in one pass."""
+    """Classifier: kNN, all combinations of k and temperature in one pass."""
 
     k: str = ""
     """Neighbours that vote, one number or several: 10,20,100,200. Default: the run's, else 200."""
@@ -118,7 +118,7 @@ class KnnConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelConfig(EvalConfig):
-    """What evaluations that train with labels share."""
+    """Training with labels: on which images, and how."""
 
     percent: float = 100.0
     (
@@ -160,7 +160,7 @@ class LabelConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearConfig(LabelConfig):
-    """Linear evaluation; the defaults are the paper's and its code's."""
+    """Classifier: linear; the defaults are the paper's and its code's."""
 
     optimizer: Literal["lars", "sgd"] = "lars"
     """lars as in the paper, or sgd, which it names as an alternative with --lrs 30 --batch 256."""
@@ -216,7 +216,7 @@ class LinearConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
-    """Fine-tuning of the whole network; the defaults are SimCLR's (appendix B.5), but the batch."""
+    """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), but for the batch."""
 
     lr: float = 0.05
     """Rate for a batch of 256, scaled by batch / 256."""
@@ -239,7 +239,7 @@ class FinetuneConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesConfig(EvalConfig):
-    """Features for work of one's own."""
+    """Features: which, and the file that they go to."""
 
     out: str = "features.npy"
     """File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet."""
@@ -258,7 +258,7 @@ class FeaturesConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighboursConfig(EvalConfig):
-    """A picture of images and what is nearest to them."""
+    """Picture: of images and what is nearest to them."""
 
     out: str = "neighbours.png"
     """Picture to write."""

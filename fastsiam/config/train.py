@@ -8,7 +8,9 @@ only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from .checks import require
@@ -24,10 +26,10 @@ Compile = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimisation, with a cosine schedule per step (section 3 and appendix A of the paper)."""
+    """Optimiser: its steps, and their cosine schedule (section 3 of the paper)."""
 
     epochs: int = 100
-    """Passes over the data; the cosine ends here."""
+    """Passes over the data; the cosine ends here. --extend makes a run longer that has begun."""
     batch: int = 512
     """Global batch: images (each all its views) of one optimizer step over all ranks."""
     optimizer: Literal["sgd", "lars"] = "sgd"
@@ -48,6 +50,11 @@ class OptimConfig:
     (
         "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
         "The predictor is not warmed up."
+    )
+    restarts: str = ""
+    (
+        "Where the cosine starts anew from its last rate, as EPOCHS@STEP,...: until that step it "
+        "was to end with these epochs. --extend-schedule restart writes it."
     )
     accumulate: int = 1
     (
@@ -79,6 +86,28 @@ class OptimConfig:
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)",
         )
+        _check_restarts(self.restarts, self.epochs)
+
+    @property
+    def before_restart(self) -> tuple[OptimConfig, int] | None:
+        """The settings until the last restart of the cosine, and its step; None without one."""
+        if not self.restarts:
+            return None
+        earlier, _, last = self.restarts.rpartition(",")
+        epochs, _, step = last.partition("@")
+        return replace(self, epochs=int(epochs), restarts=earlier), int(step)
+
+
+def _check_restarts(restarts: str, epochs: int) -> None:
+    """Refuse restarts that are no numbers, or do not follow one another."""
+    points = re.findall(r"(\d+)@(\d+)", restarts)
+    ends = [*(int(end) for end, _ in points), epochs]
+    steps = [0, *(int(step) for _, step in points)]
+    require(
+        restarts == ",".join(f"{end}@{step}" for end, step in points)
+        and all(x < y for row in (ends, steps) for x, y in pairwise(row)),
+        f"restarts must be EPOCHS@STEP,..., growing, the epochs up to {epochs}: {restarts!r}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,8 +240,18 @@ class RunConfig:
     )
     resume: str = "auto"
     (
-        "auto goes on where the run folder's last checkpoint was; "
-        "never starts anew; or a checkpoint's path."
+        "auto goes on where the run folder's last checkpoint was; never starts anew; a run or a "
+        "checkpoint of one goes on there, with its settings, or with --out in another folder."
+    )
+    extend: int = 0
+    (
+        "Go on until so many epochs in all, more than the run was begun with: --extend 40 makes "
+        "a run of 20 one of 40."
+    )
+    extend_schedule: Literal["whole", "restart"] = "whole"
+    (
+        "Learning rate of an extended run: whole is one cosine over all its epochs, to which the "
+        "rate jumps up; restart is a cosine from the last rate to 0 over the epochs that are left."
     )
     data_changed: Literal["refuse", "accept"] = "refuse"
     (
@@ -234,6 +273,11 @@ class RunConfig:
         require(
             self.data_changed in ("refuse", "accept"),
             f"data-changed must be refuse or accept, not {self.data_changed!r}",
+        )
+        require(self.extend >= 0, f"extend must be 0 or more, not {self.extend}")
+        require(
+            self.extend_schedule in ("whole", "restart"),
+            f"extend-schedule must be whole or restart, not {self.extend_schedule!r}",
         )
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
+from fastsiam.training.optim import longer
 
 
 def starting_point(
@@ -39,17 +41,70 @@ def starting_point(
                 )
             start = None
         case path:
-            start, file = checkpoints.load(Path(path)), checkpoints.found(Path(path))
-            if own is not None and own.step > start.step:
-                start = own
-            else:
-                folder = file.parent.parent
+            start = own
+            if branches(config, run):
+                given = checkpoints.load(Path(path))
+                if own is None or own.step <= given.step:
+                    start, folder = given, checkpoints.found(Path(path)).parent.parent
     steps = torch.tensor([-1 if start is None else start.step], device=place.device)
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(
             f"the ranks find different checkpoints under {run}; all machines must share that folder"
         )
     return (None, None) if start is None else (start, folder)
+
+
+def branches(config: TrainConfig, run: Path) -> bool:
+    """Tell whether ``--resume`` names a checkpoint that is not this run's own last one.
+
+    Raises:
+        CheckpointError: it names one that is not there.
+    """
+    if config.run.resume in ("auto", "never"):
+        return False
+    return checkpoints.found(Path(config.run.resume)).resolve() != checkpoints.last(run).resolve()
+
+
+def extended(
+    config: TrainConfig, start: Checkpoint | None
+) -> tuple[TrainConfig, Checkpoint | None, str]:
+    """Give a run and its checkpoint the schedule that ``--extend`` asks for, and say what it is.
+
+    It is the checkpoint's, made longer unless it is as long already: the same command goes on with
+    an extended run as with any other.
+
+    Raises:
+        CheckpointError: there is nothing to extend, or it cannot be.
+    """
+    epochs, schedule = config.run.extend, config.run.extend_schedule
+    if not epochs:
+        return config, start, ""
+    if start is None:
+        raise CheckpointError(
+            f"--extend {epochs} makes a run longer that has begun, and there is none to go on "
+            f"with: name it by --resume, or begin one with --epochs {epochs}"
+        )
+    optim, said = start.config.optim, ""
+    if epochs < optim.epochs:
+        raise CheckpointError(
+            f"the run has {optim.epochs} epochs: give --extend more than these, not {epochs}"
+        )
+    if epochs > optim.epochs:
+        try:
+            optim, rates = longer(
+                optim,
+                epochs=epochs,
+                schedule=schedule,
+                step=start.step,
+                steps_per_epoch=start.steps_per_epoch,
+            )
+        except ValueError as error:
+            raise CheckpointError(f"--extend-schedule {schedule}: {error}") from error
+        said = f"extended from {start.config.optim.epochs} to {epochs} epochs; {rates}"
+    asked = max(config.optim.epochs, epochs)  # more than --extend is refused with the settings
+    own = replace(config.optim, epochs=asked, restarts=optim.restarts)
+    start = replace(start, config=replace(start.config, optim=optim))
+    return replace(config, optim=own), start, said
 
 
 def goes_on(config: TrainConfig) -> bool:

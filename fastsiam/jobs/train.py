@@ -25,7 +25,14 @@ from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained, write_json
 from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
-from fastsiam.jobs.start import goes_on, initial_weights, starting_point, take_weights
+from fastsiam.jobs.start import (
+    branches,
+    extended,
+    goes_on,
+    initial_weights,
+    starting_point,
+    take_weights,
+)
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
@@ -103,6 +110,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
     start, begun = starting_point(config, run, place)
+    config, start, said = extended(config, start)
     if start is not None:
         start.check_continues(config)
     images = run_images(config, begun)
@@ -126,11 +134,11 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         )
         if start is not None:
             start.check_images(loader.images)
-            if place.leads and config.run.resume != "auto":
+            if place.leads and branches(config, run):
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             introduce(console, config, place, loader, dtype, run, start)
-            for note in images.notes:
+            for note in filter(None, [said, *images.notes]):
                 console.say(note)
             images.keep(run)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
