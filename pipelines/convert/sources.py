@@ -11,8 +11,7 @@ from typing import Literal
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained
 
-from ..store import Split, Store, open_store
-from .parquet import ParquetStore, parquet_files
+from ..store import Split, Store, open_parquet, open_store
 
 Kind = Literal["imagenet", "cifar10", "folder", "parquet"]
 
@@ -60,7 +59,7 @@ def _found(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
     here = root if root.is_dir() else root.parent
     if kind == "parquet":
-        return here, _splits(partial(_open_parquet, root), say)
+        return here, _splits(partial(open_parquet, root, in_order=True), say)
     if kind == "folder" or root.is_file():
         return here, _splits(partial(open_store, root, sources=True), say)
     find, places, text = (
@@ -87,10 +86,6 @@ def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store
     return found
 
 
-def _open_parquet(root: Path, split: Split) -> Store:
-    return ParquetStore(root, parquet_files(root, split))
-
-
 def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
     """Return what opens the splits of an ImageNet in this folder, if there is one."""
     classes = _names(folder / "train") or _names(folder)
@@ -98,7 +93,7 @@ def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
         return partial(open_store, folder, sources=True)
     for place in (folder, folder / "data"):
         if any(place.glob("train*.parquet")):
-            return partial(_open_parquet, place)
+            return partial(open_parquet, place, in_order=True)
     return None
 
 
