@@ -44,7 +44,7 @@ def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, St
         say: for messages.
 
     Returns:
-        The folder where it was found, and its splits that are there; "train" always is.
+        The file or folder that holds it, and its splits that are there; "train" always is.
 
     Raises:
         DataError: it is not there; says what was looked for, where, and how to get it.
@@ -57,19 +57,18 @@ def _found(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
     """Look for the data set in each place where it may lie, and open it."""
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
-    here = root if root.is_dir() else root.parent
     if kind == "parquet":
-        return here, _splits(partial(open_parquet, root, in_order=True), say)
+        return root, _splits(partial(open_parquet, root, in_order=True), say)
     if kind == "folder" or root.is_file():
-        return here, _splits(partial(open_store, root, sources=True), say)
+        return root, _splits(partial(open_store, root, sources=True), say)
     find, places, text = (
         (_imagenet, _IMAGENET_PLACES, _IMAGENET_HELP)
         if kind == "imagenet"
         else (_cifar10, _CIFAR_PLACES, _CIFAR_HELP)
     )
-    for folder in (root / place for place in places):
-        if (open_split := find(folder)) is not None:
-            return folder, _splits(open_split, say)
+    for place in places:
+        if (open_split := find(root / place)) is not None:
+            return root / place.partition("/")[0], _splits(open_split, say)
     below = ", ".join(f"{place}/" for place in places if place)
     raise DataError(text.format(root=root, places=below))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
 import os
 import re
 from pathlib import Path
@@ -20,12 +23,18 @@ from .imagenet import give_labels, told_labels
 from .joined import JoinedStore
 from .parquet import PARQUET, ParquetStore, open_parquet
 
+log = logging.getLogger(__name__)
+
+_said: set[Path] = set()
+"""Folders of which this process has said what is taken of them."""
 _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("val", "validation", "valid", "test"),
 }
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
+_LOOKED_AT = 8
+"""Entries of a folder that tell what is in it."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
@@ -129,6 +138,8 @@ def _open_folder(root: Path, split: Split, sources: bool) -> Store:
                 raise
     if not files:
         return _open_unconverted(root, split, in_order=False)
+    if split == "train":
+        _say_which(root, files)
     stores = [BetonStore(path) for path in files]
     if len({store.about.get("set") for store in stores}) > 1:
         raise DataError(
@@ -136,6 +147,50 @@ def _open_folder(root: Path, split: Split, sources: bool) -> Store:
             "convert the odd ones again"
         )
     return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
+
+
+def _say_which(root: Path, files: list[Path]) -> None:
+    """Log once that .beton files are taken, where images that they may not be made of lie too."""
+    if root in _said or not (beside := _originals(root)):
+        return
+    _said.add(root)
+    parts = "" if len(files) == 1 else f" and its {len(files) - 1} other parts"
+    log.info(
+        f"images from {files[0]}{parts}, not {beside} beside it; if those are meant, move the "
+        ".beton elsewhere"
+    )
+
+
+def _originals(root: Path) -> str:
+    """Say how many folders and files of images, and tars and the like, lie in a folder."""
+    folders = files = 0
+    with explained(DataError, f"cannot list {root}"), os.scandir(root) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders += not entry.name.startswith(".") and _holds_images(entry.path)
+            else:
+                files += _is_original(entry.name)
+    counts = ((folders, "folder"), (files, "file"))
+    words = [f"{n:,} {word}{'s' if n > 1 else ''}" for n, word in counts if n]
+    return f"the {' and '.join(words)} of images" if words else ""
+
+
+def _holds_images(folder: str, depth: int = 2) -> bool:
+    """Tell by some files of a folder, and of folders in it, whether it holds images."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, _LOOKED_AT):
+            if _is_original(entry.name):
+                return True
+            if depth and entry.is_dir() and _holds_images(entry.path, depth - 1):
+                return True
+    return False
+
+
+def _is_original(name: str) -> bool:
+    """Tell by its name whether a file holds images in another form than .beton."""
+    return (
+        is_image_name(name) or name.endswith((PARQUET, ".arrow", ".tar")) or name in CIFAR_ARCHIVES
+    )
 
 
 def _open_unconverted(root: Path, split: Split, in_order: bool) -> Store:
