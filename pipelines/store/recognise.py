@@ -63,6 +63,7 @@ def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
             store = _open_file(root, split, in_order=sources)
         else:
             store = _open_folder(root, split, sources)
+        store.origin = root
         if split == "val" and (store.labels < 0).all():
             _label_validation(store, root)
         return store
