@@ -170,6 +170,14 @@ def test_the_index_is_kept_until_the_files_change(
     assert [bytes(store.read(i)) for i in range(24)] == [data for data, _, _ in rows]
 
 
+def test_large_files_are_indexed_by_several_processes(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_index, "_ALONE_BYTES", 0)
+    store = open_store(as_on_the_hub(tmp_path / "hub", images), "train")
+    same_images(store, FolderStore(images / "train"))
+
+
 def test_compressed_images_are_unpacked_once_and_said_where(
     images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
