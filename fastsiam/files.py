@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and a failing file operation as one line for the user."""
+"""Files written whole or not at all; failing file operations, and paths, as users read them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,11 @@ def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iter
         yield
     except OSError as error:
         raise kind(f"{what}: {reason(error, advice)}") from error
+
+
+def quoted(path: object) -> str:
+    """Return a path, or another word, as it is typed in a shell: for commands in messages."""
+    return shlex.quote(str(path))
 
 
 def reason(error: OSError, advice: str = "") -> str:

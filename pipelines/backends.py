@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.errors import BackendError, DataError
+from fastsiam.files import quoted
 
 from .order import Order
 from .shared_memory import ITEMS_AHEAD, images_of_an_item
@@ -139,8 +140,8 @@ class Backend:
         if not self.reads(store):
             raise DataError(
                 f"--pipeline {self.name} reads one .beton file, and {store} is none: make it with "
-                f"fastsiam convert folder --source {data.root} --out DIR and train with --data "
-                "DIR, or choose --pipeline dali"
+                f"fastsiam convert folder --source {quoted(data.root)} --out DIR and train with "
+                "--data DIR, or choose --pipeline dali"
             )
 
     @contextlib.contextmanager

@@ -32,7 +32,7 @@ def cifar10(config: ConvertConfig) -> None:
 
 
 def folder(config: ConvertConfig) -> None:
-    """Whatever --data of the train command takes: folders of images, tars, .beton files or parts.
+    """Whatever --data of the train command takes: images, tars, Hugging Face's, .beton or parts.
 
     Class folders or none; train/ beside val/ or test/, or training images alone.
     """

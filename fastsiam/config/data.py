@@ -20,8 +20,9 @@ class DataConfig:
 
     data: str = ""
     (
-        "Converted folder or .beton file, .tar archive, or folder of images or tars, "
-        "with train/ beside val/ or test/ or without. Default: $FASTSIAM_DATA, else ./data."
+        "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
+        "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
+        "without. Default: $FASTSIAM_DATA, else ./data."
     )
     holdout: str = ""
     (

@@ -16,6 +16,7 @@ from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
+from fastsiam.files import quoted
 from fastsiam.model.backbones import skeleton
 from fastsiam.training.log import read_metrics
 
@@ -122,7 +123,8 @@ def _loading(pretrained: Pretrained, format: str, file: str) -> str:
     if format == "simsiam":
         text += (
             "\n\nThat is the encoder alone. The authors' programs take the whole file: "
-            f"`python main_lincls.py -a {pretrained.model.backbone} --pretrained {file} ...`"
+            f"`python main_lincls.py -a {pretrained.model.backbone} "
+            f"--pretrained {quoted(file)} ...`"
         )
     return text
 

@@ -15,6 +15,7 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
+from fastsiam.files import quoted
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
 from fastsiam.training.optim import longer
@@ -132,7 +133,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in fitting or other_stem:
         raise CheckpointError(
-            f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
+            f"--init {quoted(config.run.init)} holds {pretrained.model.backbone} (stem "
             f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
             "the settings name: give the same --backbone, --stem and --width"
         )

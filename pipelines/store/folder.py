@@ -35,6 +35,7 @@ class FolderStore(Store):
     """
 
     kind = "files of a folder"
+    repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
         self.root = root

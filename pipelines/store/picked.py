@@ -11,6 +11,8 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.errors import DataError
+
 from .base import Bytes, Store
 from .beton import BetonStore
 
@@ -49,6 +51,10 @@ class PickedStore(Store):
     def where(self, index: int) -> str:
         """Return where an image lies, for messages."""
         return self._store.where(int(self._positions[index]))
+
+    def cannot_decode(self, index: int, reason: object) -> DataError:
+        """Return the error that names an image which cannot be decoded, and its source."""
+        return self._store.cannot_decode(int(self._positions[index]), reason)
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) of an image that is stored as pixels."""
