@@ -5,9 +5,7 @@ An epoch decodes nothing and moves nothing from the host to the device but the p
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from fastsiam.views.draws import ViewParams, draw_views
 from .finish import Finisher
 from .geometric import crop_views
 from .order import Order
+from .room import free_bytes
 from .store import Store
 from .workers import in_workers
 
@@ -128,7 +127,7 @@ class Pixels:
     ) -> None:
         wanted = np.arange(len(store)) if chosen is None else chosen
         stretches = [wanted[i : i + 256] for i in range(0, len(wanted), 256)]
-        room, used = _free_bytes(device), 0
+        room, used = free_bytes(device), 0
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
         host = torch.device("cpu")
@@ -156,14 +155,3 @@ class Pixels:
         """All pixels."""
         for part, start in zip(parts, np.cumsum([len(p) for p in parts]), strict=True):
             self.flat[start - len(part) : start].copy_(part)
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Return how many bytes can still be had on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

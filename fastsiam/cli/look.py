@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 
 from fastsiam.cli.options import picture_path, recipe_named
-from fastsiam.config import DataConfig, Pipeline
+from fastsiam.config import DataConfig, PipelineSetting
 from fastsiam.files import write_json
 
 app = typer.Typer()
@@ -21,8 +21,12 @@ def views(
         str, typer.Option(help="Data as of train; default: $FASTSIAM_DATA, else ./data.")
     ] = "",
     pipeline: Annotated[
-        str, typer.Option(help="Pipeline that makes the views; a,b shows several side by side.")
-    ] = "torchvision",
+        str,
+        typer.Option(
+            help="Pipeline that makes the views; a,b shows several side by side. "
+            "auto is the fastest here, but for memory, which would decode all images."
+        ),
+    ] = "auto",
     recipe: Annotated[str, typer.Option(help="Recipe whose augmentation is shown.")] = "imagenet",
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
     epoch: Annotated[
@@ -39,7 +43,7 @@ def views(
 
     out = picture_path(out)
     augment = recipe_named(recipe).augment
-    names = cast("list[Pipeline]", pipeline.split(","))
+    names = cast("list[PipelineSetting]", pipeline.split(","))
     try:
         sources = [DataConfig(data=data, pipeline=name, workers=0) for name in names]
     except ValueError as error:

@@ -12,6 +12,8 @@ from .checks import require
 ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
+PipelineSetting = Literal["auto", Pipeline]
+"""One by name, or the one that ``fastsiam.pipelines.automatic`` chooses for the images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +25,12 @@ class DataConfig:
         "Converted folder or .beton file, .tar archive, or folder of images or tars, "
         "with train/ beside val/ or test/ or without. Default: $FASTSIAM_DATA, else ./data."
     )
-    pipeline: Pipeline = "torchvision"
+    pipeline: PipelineSetting = "auto"
     (
-        "How images become batches: PIL in worker processes; FFCV; DALI; "
-        "decoded once and kept on the device; or ready tensors."
+        "How images become batches: PIL in worker processes (torchvision); FFCV; DALI; decoded "
+        "once and kept on the device (memory); or ready tensors (synthetic). auto is the fastest "
+        "that is installed and can read the data, memory if all images fit; a resumed run keeps "
+        "its own."
     )
     workers: int = -1
     (
@@ -50,7 +54,7 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        known = get_args(Pipeline)
+        known = get_args(PipelineSetting)
         require(
             self.pipeline in known,
             f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
@@ -65,7 +69,7 @@ class DataConfig:
     @property
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; ready tensors come from none."""
-        return self.pipeline in get_args(ImagePipeline)
+        return self.pipeline in ("auto", *get_args(ImagePipeline))
 
     @property
     def root(self) -> Path:

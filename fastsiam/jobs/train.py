@@ -24,6 +24,7 @@ from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained, write_json
 from fastsiam.jobs.introduction import introduce
+from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import goes_on, initial_weights, starting_point, take_weights
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import build_method
@@ -102,6 +103,11 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     console = Console(quiet=not place.leads)
     start = starting_point(config, run, place)
     dtype = autocast_type(config.numerics.precision, place.device)
+    images = config.data.loads_images
+    store = open_training_images(config.data, batch=config.optim.batch) if images else None
+    config, chosen = with_settled_pipeline(config, place, store, start)
+    if chosen:
+        console.say(chosen)
     loader = build_loader(
         config.data,
         config.augment,
@@ -111,6 +117,7 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         world=place.world,
         device=place.device,
         dtype=dtype,
+        store=store,
     )
     try:
         began_with = None if start is None else start.config.step.compile
