@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.console import tally
 from fastsiam.errors import BackendError, DataError
 
 from .order import Order
@@ -74,10 +75,6 @@ class CentralOpening:
     device: torch.device
 
 
-def _none_ahead(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """A pipeline: what it needs, how it is opened, what it can do."""
@@ -113,7 +110,7 @@ class Backend:
     """What decodes the images of an epoch on a CPU, as ``bench decode`` names it; None: nothing."""
     decodes_on_gpu: bool = False
     """Where there is a GPU, that decodes."""
-    made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = _none_ahead
+    made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = lambda *_: 0
     """Says how many batches of so many images a rank makes ahead of the one that is trained on."""
     prefetches: bool = False
     """It makes as many ahead as ``DataConfig.prefetch`` says."""
@@ -203,7 +200,12 @@ def readiness() -> dict[Pipeline, str]:
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
-    return {name: backend.readiness(device) for name, backend in BACKENDS.items()}
+    found: dict[Pipeline, str] = {}
+    with tally("trying pipelines", len(BACKENDS)) as done:
+        for name, backend in BACKENDS.items():
+            found[name] = backend.readiness(device)
+            done.add()
+    return found
 
 
 def _open_torchvision(opening: Opening) -> Loader:

@@ -5,7 +5,7 @@ An epoch decodes nothing and moves nothing from the host to the device but the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fastsiam.config import AugmentConfig
+from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
@@ -91,15 +92,16 @@ class MemoryLoader:
         self._pixels = None
 
 
-class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
+_Item = tuple[NDArray[np.int64], Tensor] | DataError
+
+
+class _Decode(Dataset[_Item]):
     """One item is a stretch of images: sizes (n, 2), and all their pixels in one uint8 tensor."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def __getitem__(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], Tensor] | DataError:
+    def __getitem__(self, indices: NDArray[np.int64]) -> _Item:
         try:
             images = [np.asarray(self.store.decode(i)) for i in indices.tolist()]
         except DataError as error:
@@ -131,9 +133,10 @@ class Pixels:
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
         host = torch.device("cpu")
-        for item in in_workers(
+        items = in_workers(
             _Decode(store), stretches, workers=workers, device=host, persistent=False
-        ):
+        )
+        for item in _counted(items, len(wanted)):
             if isinstance(item, DataError):
                 raise item
             used += len(item[1])
@@ -155,3 +158,12 @@ class Pixels:
         """All pixels."""
         for part, start in zip(parts, np.cumsum([len(p) for p in parts]), strict=True):
             self.flat[start - len(part) : start].copy_(part)
+
+
+def _counted(items: Iterable[_Item], images: int) -> Iterator[_Item]:
+    """Pass on what is decoded, and show how much of all images that is."""
+    with tally("decoding images", images) as done:
+        for item in items:
+            if not isinstance(item, DataError):
+                done.add(len(item[0]))
+            yield item

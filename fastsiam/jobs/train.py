@@ -5,12 +5,14 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
@@ -35,7 +37,7 @@ from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Images that the kNN monitor takes through the backbone at a time: forward only, a GPU has room
@@ -155,7 +157,11 @@ def _prepared_step(
             config = without_compilation(config)
         return TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
-    if line := step.prepare():
+    said = "compiling, about a minute; --compile off goes without"
+    compiles = config.step.compile == "on"
+    with console.waiting(said) if compiles else contextlib.nullcontext():
+        line = step.prepare()
+    if line:
         console.say(line)
     return step
 
@@ -179,10 +185,18 @@ def _monitor(
         return None
 
     def evaluate(backbone: nn.Module) -> KnnResult:
-        known, asked = (feature_batches(backbone, x, dtype=dtype) for x in (bank, queries))
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-        (result,) = knn_between(known, asked, votes=votes, classes=len(bank.classes))
-        return result
+        with console.tally("kNN: images", bank.images + queries.images) as done:
+
+            def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
+                for part in feature_batches(backbone, loader, dtype=dtype):
+                    done.add(len(part[1]) * place.world)
+                    yield part
+
+            found = knn_between(
+                features(bank), features(queries), votes=votes, classes=len(bank.classes)
+            )
+        return found[0]
 
     return evaluate
 
