@@ -32,7 +32,7 @@ from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import build_loader, open_training_images
-from fastsiam.training.compile import with_settled_compilation, without_compilation
+from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
@@ -123,15 +123,18 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     )
     try:
         began_with = None if start is None else start.config.step.compile
-        config = with_settled_compilation(
-            config, began_with=began_with, steps_per_epoch=loader.steps
-        )
+        end = last_step(config, loader.steps)
+        left = end - (0 if start is None else start.step)
+        hint = worth_compiling(config, steps=left) if began_with == "off" else ""
+        config = with_settled_compilation(config, began_with=began_with, steps=end)
         if start is not None:
             start.check_continues(config, loader.images)
             if place.leads and config.run.resume != "auto":
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             introduce(console, config, place, loader, dtype, run, start)
+            if hint:
+                console.say(hint)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, run)
