@@ -16,6 +16,7 @@ import typer
 import fastsiam
 from fastsiam.cli import bench, convert, evaluate, export, look, train
 from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.leaving import leave_at_the_second
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +37,7 @@ def main() -> None:
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
     for NCCL, NCCL for the other ranks, and they for this one.
     """
+    leave_at_the_second()
     try:
         _run()
     except BaseException as ending:
