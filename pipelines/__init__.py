@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
-from .backends import BACKENDS, BASELINE, CentralOpening, Opening
+from .automatic import choose_pipeline, settled
+from .backends import BACKENDS, BASELINE, CentralOpening, Opening, backend_of
 from .order import Order
 from .splits import has_validation, open_split
 from .store import Split, Store, open_store
@@ -80,6 +81,8 @@ def build_loader(
             ``choose`` and ``read_list`` return them; all by default.
         store: the training images, if they are open already; opened by default.
 
+    With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
+
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
@@ -93,9 +96,13 @@ def build_loader(
         torch.device(device),
         dtype or torch.float32,
     )
-    backend = BACKENDS[data.pipeline]
-    if backend.real:
+    if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
+        if data.pipeline == "auto":
+            choice = choose_pipeline(data, store, device=device, chosen=chosen)
+            log.info(choice)
+            data = settled(data, choice.name)
+    backend = backend_of(data)
     images = len(store) if store is not None else backend.made_up or 0
     order = Order(
         images=images if chosen is None else len(chosen),
@@ -127,11 +134,13 @@ def open_training_images(
             of the ``chosen`` there are fewer.
         ValueError: ``chosen`` is no ascending list of positions.
     """
-    backend = BACKENDS[data.pipeline]
-    backend.require_package()
+    backend = None if data.pipeline == "auto" else backend_of(data)
+    if backend:
+        backend.require_package()
     if store is None:
         store = open_split(data, "train")
-    backend.require_readable(store, data)
+    if backend:
+        backend.require_readable(store, data)
     images = len(_positions(store, chosen))
     if images < batch:
         part = "" if chosen is None else "the chosen part of "
@@ -193,6 +202,9 @@ def build_eval_loader(
     from .central import CentralCrops
 
     store, device = open_split(data, split), torch.device(device)
+    if data.pipeline == "auto":
+        choice = choose_pipeline(data, store, device=device, keeps=False)
+        data = settled(data, choice.name)
     opening = CentralOpening(
         data=data, store=store, resize=resize, side=augment.crop, device=device
     )
@@ -211,7 +223,7 @@ def build_eval_loader(
 
 def _central_crops(opening: CentralOpening) -> MakeCrops:
     """Return what makes central crops of a store, by the pipeline if it can."""
-    backend, baseline = BACKENDS[opening.data.pipeline], BACKENDS[BASELINE]
+    backend, baseline = backend_of(opening.data), BACKENDS[BASELINE]
     assert baseline.central_crops is not None
     if not backend.installed:
         log.warning(

@@ -17,6 +17,7 @@ import fastsiam
 from fastsiam.cli import bench, config, convert, evaluate, export, look, train
 from fastsiam.cli.help import Commands
 from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.leaving import leave_at_the_second
 
 app = Commands(
     no_args_is_help=True,
@@ -37,6 +38,7 @@ def main() -> None:
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
     for NCCL, NCCL for the other ranks, and they for this one.
     """
+    leave_at_the_second()
     try:
         _run()
     except BaseException as ending:

@@ -12,7 +12,7 @@ from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig
 from fastsiam.cli.help import Commands, Group
 from fastsiam.cli.options import command_of
-from fastsiam.config import Pipeline
+from fastsiam.config import PipelineSetting
 
 
 class _BenchGroup(Group):
@@ -50,8 +50,9 @@ for _case in CASES.values():
 @app.command()
 def profile(
     pipeline: Annotated[
-        Pipeline, typer.Option(help="Pipeline that feeds the training.")
-    ] = "torchvision",
+        PipelineSetting,
+        typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
+    ] = "auto",
     data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
     batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,

@@ -11,7 +11,7 @@ import typer
 
 from fastsiam.cli.help import Commands
 from fastsiam.cli.options import picture_path, settings_command, use_run
-from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
 from fastsiam.config.flags import augment_from_flags, section_flags
 from fastsiam.files import write_json
 
@@ -35,7 +35,8 @@ def views(
         str,
         typer.Option(
             help="Pipeline that makes the views; a,b shows several side by side. "
-            "Default: the run's, else torchvision."
+            "auto is the fastest here, but for memory, which would decode all images. "
+            "Default: the run's, else auto."
         ),
     ] = "",
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
@@ -52,9 +53,10 @@ def views(
 
     out = picture_path(out)
     data, augment, seed = seen
-    names = (pipeline or (data.pipeline if run else "torchvision")).split(",")
+    names = (pipeline or (data.pipeline if run else "auto")).split(",")
     try:
-        sources = [replace(data, pipeline=cast("Pipeline", name), workers=0) for name in names]
+        settings = [cast("PipelineSetting", name) for name in names]
+        sources = [replace(data, pipeline=name, workers=0) for name in settings]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     sheet, record = show_views(sources, augment, images=images, epoch=epoch, seed=seed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .checks import require
 from .convert import ConvertConfig
-from .data import DataConfig, ImagePipeline, Pipeline
+from .data import DataConfig, ImagePipeline, Pipeline, PipelineSetting
 from .model import (
     METHOD_CONFIGS,
     OWN_BACKBONES,
@@ -46,6 +46,7 @@ __all__ = [
     "NumericsConfig",
     "OptimConfig",
     "Pipeline",
+    "PipelineSetting",
     "Precision",
     "RunConfig",
     "SimSiamConfig",

@@ -12,6 +12,8 @@ from .checks import require, share
 ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
+PipelineSetting = Literal["auto", Pipeline]
+"""One by name, or the one that ``fastsiam.pipelines.automatic`` chooses for the images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +31,12 @@ class DataConfig:
         "Share of each class of the training images to leave out and validate on, such as 10%, "
         "where there are no validation images: the same images in every command."
     )
-    pipeline: Pipeline = "torchvision"
+    pipeline: PipelineSetting = "auto"
     (
-        "How images become batches: PIL in worker processes; FFCV; DALI; "
-        "decoded once and kept on the device; or ready tensors."
+        "How images become batches: PIL in worker processes (torchvision); FFCV; DALI; decoded "
+        "once and kept on the device (memory); or ready tensors (synthetic). auto is the fastest "
+        "that is installed and can read the data, memory if all images fit; a resumed run keeps "
+        "its own."
     )
     workers: int = -1
     (
@@ -57,7 +61,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         share(self.holdout, "holdout")
-        known = get_args(Pipeline)
+        known = get_args(PipelineSetting)
         require(
             self.pipeline in known,
             f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
@@ -72,7 +76,7 @@ class DataConfig:
     @property
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; ready tensors come from none."""
-        return self.pipeline in get_args(ImagePipeline)
+        return self.pipeline in ("auto", *get_args(ImagePipeline))
 
     @property
     def held_percent(self) -> float:

@@ -22,8 +22,11 @@ class EvalConfig:
     """Data as of train, with a validation split where there is one; default: the run's."""
     holdout: str = ""
     """Share of each class to validate on, as of train; default: the run's."""
-    pipeline: Literal["run", ImagePipeline] = "run"
-    """How images are loaded, as of train; run is as the run had it, torchvision for other files."""
+    pipeline: Literal["run", "auto", ImagePipeline] = "run"
+    (
+        "How images are loaded, as of train; run is as the run had it, auto for other files. "
+        "auto is never memory, which would decode all images before the first."
+    )
     workers: int = -1
     """Loader processes or threads of each rank; -1 is one for each core of the rank."""
     backbone: str = ""
@@ -60,7 +63,7 @@ class EvalConfig:
     def __post_init__(self) -> None:
         share(self.holdout, "holdout")
         for name, kind in (("pipeline", ImagePipeline), ("precision", Precision)):
-            known = ["run", *get_args(kind)]
+            known = list(dict.fromkeys(("run", "auto", *get_args(kind))))
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
         stems = get_args(Stem)

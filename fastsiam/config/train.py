@@ -144,7 +144,7 @@ class StepConfig:
     compile: Compile = "auto"
     (
         "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
-        "auto does it for runs of 1,000 steps and more."
+        "auto does it for runs of 1,000 steps and more; a resumed run goes on as it began."
     )
     batch_views: bool = True
     (

@@ -22,6 +22,7 @@ from PIL import Image
 from fastsiam import distributed
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.config.recipes import demo
+from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import Record
 from fastsiam.files import explained
@@ -114,12 +115,18 @@ def make_image(kind: int, generator: np.random.Generator) -> Image.Image:
 def make_images(folder: Path, *, seed: int = 0) -> None:
     """Write the demo's data set as JPEGs: folder/train|val/<class>/<number>.jpg."""
     generator = np.random.default_rng(seed)
+    with tally("making images", len(CLASSES) * (TRAIN + VAL)) as made:
+        _make_images(folder, generator, made)
+
+
+def _make_images(folder: Path, generator: np.random.Generator, made: Tally) -> None:
     for split, count in (("train", TRAIN), ("val", VAL)):
         for kind, function in enumerate(CLASSES):
             target = folder / split / function.__name__.strip("_")
             target.mkdir(parents=True, exist_ok=True)
             for number in range(count):
                 make_image(kind, generator).save(target / f"{number:04d}.jpg", quality=92)
+                made.add()
 
 
 def make_images_once(folder: Path) -> None:

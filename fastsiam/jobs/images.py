@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.pipelines import Store
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.backends import backend_of
 from fastsiam.pipelines.remembered import Change, Remembered, has_names, names_of
 from fastsiam.pipelines.splits import open_whole, others
 from fastsiam.pipelines.store import picked
@@ -56,10 +56,10 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         DataError: the data cannot be read.
         CheckpointError: the data changed since the run began, and that is not accepted.
     """
-    backend = BACKENDS[config.data.pipeline]
-    if not backend.real:
+    if not config.data.loads_images:
         return RunImages()
-    backend.require_package()
+    if config.data.pipeline != "auto":
+        backend_of(config.data).require_package()
     store, held = open_whole(config.data)
     kept, names = others(store, held), names_of(store)
     own = tuple(names[i] for i in kept.tolist())

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.console import Console, duration
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
-from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.pipelines.automatic import choose_pipeline, settled
 from fastsiam.pipelines.store import Split
 from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
@@ -170,7 +170,7 @@ def open_subject(
         network=_placed(network, place),
         features=network.features,
         untrained=config.untrained,
-        data=_data_settings(own.data if own else DataConfig(), config),
+        data=_data_settings(own.data if own else DataConfig(), config, place),
         augment=augment,
         resize=resize,
         dtype=_precision(config, own, place),
@@ -286,19 +286,29 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     return augment, resize
 
 
-def _data_settings(trained_on: DataConfig, config: EvalConfig) -> DataConfig:
-    """Settle which images are loaded, and by which pipeline."""
-    pipeline = trained_on.pipeline if config.pipeline == "run" else config.pipeline
+def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:
+    """Settle which images are loaded, and by which pipeline; the same on every rank.
+
+    A run that loaded no images has no pipeline to be evaluated by.
+    """
+    as_run = trained_on.pipeline if trained_on.loads_images else "auto"
     data = replace(
         trained_on,
         data=config.data or trained_on.data,
         holdout=config.holdout or trained_on.holdout,
-        pipeline=pipeline if BACKENDS[pipeline].real else BASELINE,
+        pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
     )
     if data.holdout and not config.holdout and has_validation(data.root):
-        return replace(data, holdout="")
-    return data
+        data = replace(data, holdout="")
+    if data.pipeline != "auto":
+        return data
+    try:
+        store = open_split(data, "train")
+    except DataError:  # there may be images of the other split, or whoever opens it says what is
+        return data
+    choice = choose_pipeline(data, store, device=place.device, keeps=False)
+    return settled(data, from_leader(choice.name))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

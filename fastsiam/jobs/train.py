@@ -5,12 +5,14 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
@@ -25,6 +27,7 @@ from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained, write_json
 from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
+from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
     branches,
     extended,
@@ -37,12 +40,12 @@ from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import build_loader, open_training_images
-from fastsiam.training.compile import with_settled_compilation, without_compilation
+from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Images that the kNN monitor takes through the backbone at a time: forward only, a GPU has room
@@ -116,6 +119,9 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     images = run_images(config, begun)
     config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
     dtype = autocast_type(config.numerics.precision, place.device)
+    config, chosen = with_settled_pipeline(config, place, images.store, start)
+    if chosen:
+        console.say(chosen)
     loader = build_loader(
         config.data,
         config.augment,
@@ -129,16 +135,17 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     )
     try:
         began_with = None if start is None else start.config.step.compile
-        config = with_settled_compilation(
-            config, began_with=began_with, steps_per_epoch=loader.steps
-        )
+        end = last_step(config, loader.steps)
+        left = end - (0 if start is None else start.step)
+        hint = worth_compiling(config, steps=left) if began_with == "off" else ""
+        config = with_settled_compilation(config, began_with=began_with, steps=end)
         if start is not None:
             start.check_images(loader.images)
             if place.leads and branches(config, run):
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             introduce(console, config, place, loader, dtype, run, start)
-            for note in filter(None, [said, *images.notes]):
+            for note in filter(None, [said, *images.notes, hint]):
                 console.say(note)
             images.keep(run)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
@@ -166,7 +173,11 @@ def _prepared_step(
             config = without_compilation(config)
         return TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
-    if line := step.prepare():
+    said = "compiling, about a minute; --compile off goes without"
+    compiles = config.step.compile == "on"
+    with console.waiting(said) if compiles else contextlib.nullcontext():
+        line = step.prepare()
+    if line:
         console.say(line)
     return step
 
@@ -190,10 +201,18 @@ def _monitor(
         return None
 
     def evaluate(backbone: nn.Module) -> KnnResult:
-        known, asked = (feature_batches(backbone, x, dtype=dtype) for x in (bank, queries))
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-        (result,) = knn_between(known, asked, votes=votes, classes=len(bank.classes))
-        return result
+        with console.tally("kNN: images", bank.images + queries.images) as done:
+
+            def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
+                for part in feature_batches(backbone, loader, dtype=dtype):
+                    done.add(len(part[1]) * place.world)
+                    yield part
+
+            found = knn_between(
+                features(bank), features(queries), votes=votes, classes=len(bank.classes)
+            )
+        return found[0]
 
     return evaluate
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader, open_split
+from fastsiam.pipelines.automatic import choose_pipeline, settled
 from fastsiam.report.pictures import contact_sheet, denormalize
 from fastsiam.views.draws import draw_views
+
+log = logging.getLogger(__name__)
 
 
 def show_views(
@@ -34,7 +39,13 @@ def show_views(
     """
     if not all(source.loads_images for source in sources):
         raise DataError("the synthetic pipeline has no images to show")
-    store = open_split(sources[0], "train")
+    sources, store = list(sources), open_split(sources[0], "train")
+    here = torch.device("cpu")
+    for number, source in enumerate(sources):
+        if source.pipeline == "auto":
+            choice = choose_pipeline(source, store, device=here, keeps=False)
+            log.info(choice)
+            sources[number] = settled(source, choice.name)
     images = min(images, len(store))
     views: list[NDArray[np.uint8]] = []
     for source in sources:

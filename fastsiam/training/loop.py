@@ -14,11 +14,11 @@ from pathlib import Path
 
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
-from fastsiam.console import Console
+from fastsiam.console import Console, duration
 from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
 from fastsiam.methods import Method
-from fastsiam.training.clock import Clock
+from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
@@ -71,6 +71,7 @@ def train(
     if step >= end:
         console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")
     began, first = time.monotonic(), step
+    forecast = Forecast(clock, last=per_epoch * (step // per_epoch + 1) - 1)
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
@@ -88,6 +89,8 @@ def train(
                     loss, embedding = take_step(batch, at=step)
                     step += 1
                     points.note(step, loss)
+                    if (each := forecast.note(step)) and step < end:
+                        console.say(_outlook(each, config, per_epoch, end - step))
                     signalled = stop.after_step()
                     leaving = bool(signalled) or step == end
                     log_due = leaving or step % config.run.log_every == 0
@@ -126,6 +129,16 @@ def train(
         with closing(log) if log else nullcontext():
             points.close()
     return saver.path
+
+
+def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:
+    """Say how long an epoch takes and what is left of the run, if a step takes so many seconds."""
+    speed = config.optim.batch / each
+    return (
+        f"at {speed:,.{0 if speed >= 10 else 1}f} images/s an epoch takes about "
+        f"{duration(each * per_epoch)}, the {left:,} steps that are left {duration(each * left)}"
+        f"{', evaluations apart' if config.monitor.knn_every else ''}"
+    )
 
 
 def _batches(
