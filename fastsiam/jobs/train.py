@@ -97,10 +97,11 @@ def run_folder(config: TrainConfig, recipe: str) -> Path:
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
-    config = with_settled_precision(config, place.device)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
     start = starting_point(config, run, place)
+    own = start.config if start else None
+    config = with_settled_precision(config, place.device, began_with=own)
     dtype = autocast_type(config.numerics.precision, place.device)
     loader = build_loader(
         config.data,
