@@ -244,6 +244,8 @@ class FeaturesConfig(EvalConfig):
     """Which images; a folder without splits is train."""
     layer: Literal["backbone", "projector"] = "backbone"
     """Pooled features of the backbone (pool5), or the projections that the loss compares."""
+    force: bool = False
+    """Overwrite files that are there."""
 
     def __post_init__(self) -> None:
         EvalConfig.__post_init__(self)
