@@ -12,6 +12,7 @@ import torchvision
 
 import fastsiam
 from fastsiam.config import TrainConfig
+from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
@@ -121,7 +122,7 @@ def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -
         **({"recipe": recipe} if recipe else {}),
         **({"init": Path(config.run.init).name} if config.run.init else {}),
         "data": (data.root.resolve().name if data.loads_images else "synthetic") + images,
-        "epochs": f"{pretrained.epoch:g} of {optim.epochs}",
+        "epochs": f"{rounded(pretrained.epoch or 0)} of {optim.epochs}",
         "global batch": optim.batch,
         "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
         f"weight decay {optim.weight_decay:g}",
@@ -142,7 +143,7 @@ def _knn_of(pretrained: Pretrained) -> list[str]:
         return []
     lines = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
     return [
-        f"kNN top-1 {line['top1']:.2f}% after {line['epoch']:g} epochs (k {line['k']}, "
+        f"kNN top-1 {line['top1']:.2f}% after {rounded(line['epoch'])} epochs (k {line['k']}, "
         f"T {line['temperature']:g}, bank {line['bank']:,})"
         for line in lines[-1:]
     ]
@@ -154,8 +155,13 @@ def _result(record: Record) -> str:
     protocol = ", ".join(f"{key} {_cell(x)}" for key, x in settings if x is not None)
     rows = record.results
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = _table(columns, ([row.get(key, "") for key in columns] for row in rows))
+    table = _table(columns, ([_figure(key, row.get(key, "")) for key in columns] for row in rows))
     return f"**{record.kind}** ({protocol})\n\n{table}"
+
+
+def _figure(name: str, value: Any) -> Any:
+    """Round accuracies and epochs; rates and temperatures stay as they were given."""
+    return rounded(value) if name in ("top1", "top5", "epoch") and value != "" else value
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -93,12 +93,12 @@ def _against_simsiam(model: ModelConfig) -> str:
 
 def _against_detectron2(model: ModelConfig) -> str:
     known = model.backbone in BLOCKS
-    return _against_a_standard_resnet(model) if known else f"it has no {model.backbone}"
+    return _against_a_standard_resnet(model) if known else f"no {model.backbone} there"
 
 
 def _against_a_standard_resnet(model: ModelConfig) -> str:
     if model.backbone not in SHARED_RESNETS:
-        return f"it has no {model.backbone}"
+        return f"no {model.backbone} there"
     if model.stem != "imagenet":
         return f"{model.stem} stem"
     return "" if model.width == 64 else f"width {model.width}: its ResNets are 64 wide"

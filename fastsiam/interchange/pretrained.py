@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.console import rounded
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import Backbone
@@ -133,7 +134,7 @@ class Pretrained:
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
             stem = f" (stem taken for {self.model.stem})"
-        epochs = "" if self.epoch is None else f", {self.epoch:g} epochs"
+        epochs = "" if self.epoch is None else f", {rounded(self.epoch)} epochs"
         left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
         layout = of.get(self.layout, self.layout)

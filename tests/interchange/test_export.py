@@ -193,8 +193,8 @@ def test_shared_resnets_have_the_same_names() -> None:
     "model, format, message, instead",
     [
         (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide", "plain"),
-        (TINY, "timm", "it has no resnet10", "plain"),
-        (TINY, "detectron2", "it has no resnet10", "plain"),
+        (TINY, "timm", "no resnet10 there", "plain"),
+        (TINY, "detectron2", "no resnet10 there", "plain"),
         (replace(R18, stem="cifar"), "timm", "cifar stem", "plain or --format torchvision"),
         (replace(R18, stem="cifar"), "detectron2", "cifar stem", "plain or --format torchvision"),
         (
@@ -212,13 +212,13 @@ def test_shared_resnets_have_the_same_names() -> None:
         (
             replace(R18, backbone="shufflenet_v2_x0_5"),
             "timm",
-            "it has no shufflenet_v2_x0_5",
+            "no shufflenet_v2_x0_5 there",
             "plain or --format torchvision",
         ),
         (
             changed_model(R18, backbone="resnext50_32x4d", dim=64),
             "detectron2",
-            "it has no resnext50_32x4d",
+            "no resnext50_32x4d there",
             "plain or --format torchvision or --format timm",
         ),
     ],
@@ -247,7 +247,7 @@ def test_what_fits_everywhere_is_said_so() -> None:
     assert exports_of(replace(R18, backbone="timm/resnet18")) == exports_of(R18)
     assert exports_of(TINY) == (
         "exports: plain; not torchvision (width 4: torchvision's ResNets are 64 wide), "
-        "timm, simsiam, detectron2 (it has no resnet10)"
+        "timm, simsiam, detectron2 (no resnet10 there)"
     )
 
 
