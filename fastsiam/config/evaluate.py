@@ -17,7 +17,7 @@ _PAPERS_BATCH = 4096
 """Of linear evaluation with LARS."""
 _LARS_STEPS = 2000
 """With fewer of that batch LARS hardly leaves its start; ImageNet gives 28,080."""
-_RATES_FOR_LITTLE = "0.3,1,3,10,30"
+_RATES_FOR_LITTLE = "0.1,0.3,1,3,10,30"
 """Base rates for SGD on few images: which is best depends on how many, and on the features."""
 
 
@@ -180,7 +180,7 @@ class LinearConfig(LabelConfig):
     (
         "Base rates for a batch of 256, scaled by batch / 256; several (.02,.05,.1,.2) train as "
         "many classifiers at once. Default: 0.1 for lars (the authors' code; the paper's text "
-        "says 0.02), 30 for sgd, 0.3,1,3,10,30 where auto is sgd."
+        "says 0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto is sgd."
     )
     batch: int = 0
     (

@@ -51,17 +51,18 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
 def _head(pretrained: Pretrained, format: str, file: str) -> list[str]:
     """Return title and introduction: they claim no more of the weights than is known."""
     name, config = title(pretrained.model.backbone), pretrained.config
+    layout = "a plain state dict" if format == "plain" else f"the layout of {format}"
     holds = f"`{file}` holds the weights of {pretrained.described(pretrained.path.name)}, "
     if config is None and not any(key.startswith("predictor.") for key in pretrained.state):
         return [
             f"# {name}, converted by fastsiam",
-            f"{holds}converted by fastsiam to the layout of {format}.",
+            f"{holds}converted by fastsiam to {layout}.",
         ]
     labels = "; no labels were used" if config is not None and not config.run.init else ""
     method = pretrained.model.method
     return [
         f"# {name}, pre-trained with {method.title}",
-        f"{holds}in the layout of {format}. {method.title}: {method.paper}{labels}.",
+        f"{holds}in {layout}. {method.title}: {method.paper}{labels}.",
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 
 IMAGENET = 1_281_167
-RATES = [0.3, 1, 3, 10, 30]
+RATES = [0.1, 0.3, 1, 3, 10, 30]
 
 
 @pytest.mark.parametrize(

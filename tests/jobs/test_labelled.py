@@ -56,7 +56,7 @@ def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFi
     assert "SGD with several rates, not the paper's LARS: 24 images x 90 epochs" in said
     assert "warning" not in said
     assert record.protocol["optimizer"] == "sgd" and record.protocol["batch"] == 16
-    assert [line["lr"] for line in record.results] == [0.3, 1, 3, 10, 30]
+    assert [line["lr"] for line in record.results] == [0.1, 0.3, 1, 3, 10, 30]
     papers = evaluate_linear(run, replace(config, optimizer="lars"), HERE)
     assert "it may stop short" in capsys.readouterr().err
     assert record.best["top1"] >= papers.best["top1"] + 10
