@@ -255,3 +255,8 @@ def duration(seconds: float) -> str:
     if hours < 36:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def rounded(value: float) -> str:
+    """Write a number for people, with two decimals at most: 24, 7.17."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")

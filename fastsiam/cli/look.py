@@ -63,7 +63,7 @@ def views(
     save_picture(sheet, out)
     print(
         f"wrote {out}: source and {len(augment.views)} views of {len(record)} images, "
-        f"pipeline {', '.join(names)}, epoch {epoch}, seed {seed}"
+        f"epoch {epoch}, seed {seed}"
     )
     if json_file:
         write_json(json_file, record)

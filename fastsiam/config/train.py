@@ -118,8 +118,9 @@ class NumericsConfig:
     """Seed of the initial weights, the order of the images and their augmentations."""
     precision: Precision = "auto"
     (
-        "Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32; "
-        "auto is bf16 where the hardware has it."
+        "Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32. auto is as the run began; "
+        "else bf16 on a GPU that computes in it (others fp16) and on a CPU with AMX (others fp32: "
+        "bf16 without AMX is slower)."
     )
     tf32: bool = True
     """On a GPU, let float32 matrix products and convolutions use TF32."""

@@ -36,8 +36,8 @@ from fastsiam.training.log import read_metrics
 SIDE = 40
 TRAIN, VAL = 400, 100
 """Images of each class."""
-LINEAR_RATES = "0.3,1,3,10"
-"""Base rates of the linear evaluation, by SGD: so few images are few steps for LARS."""
+_SEEN = "64 to 79%"
+"""kNN accuracies of this demo after its last epoch, on different machines."""
 
 Plane = NDArray[np.float64]
 
@@ -154,21 +154,20 @@ def run_demo(out: Path) -> None:
     train_here(config, "demo")
     place = distributed.start(config.run)
     knn = evaluate_knn(run, KnnConfig(baselines=True), place)
-    linear = evaluate_linear(
-        run, LinearConfig(cached=True, optimizer="sgd", lrs=LINEAR_RATES), place
-    )
+    linear = evaluate_linear(run, LinearConfig(cached=True), place)
     sheet, _ = show_views([config.data], config.augment, images=12, epoch=0, seed=0)
     save_picture(sheet, out / "views.png")
     page = write_report([run], run / "report.html")
     curve = [line for line in read_metrics(run) if line["kind"] == "knn"]
-    print(_summary(knn, curve, linear.best["top1"]))
+    print(_summary(knn, curve, linear))
     print(f"images and their views   {out / 'views.png'}")
     print(f"curves and settings      {page}")
     print("\nthe real job, on 8 GPUs:  fastsiam train --data /path/to/imagenet --gpus 8")
 
 
-def _summary(knn: Record, curve: list[dict[str, Any]], linear: float) -> str:
+def _summary(knn: Record, curve: list[dict[str, Any]], linear: Record) -> str:
     """The demo's figures: kNN accuracy of pixels, and of the network before, during and after."""
+    rates = ", ".join(f"{line['lr']:g}" for line in linear.results)
     protocol = knn.first_with("trained")
     rows = [
         ("raw pixels", knn.first_with("pixels")["top1"]),
@@ -179,6 +178,8 @@ def _summary(knn: Record, curve: list[dict[str, Any]], linear: float) -> str:
         f"\nkNN top-1 on {len(CLASSES) * VAL:,} new images of {len(CLASSES)} classes "
         f"(k {protocol['k']}, T {protocol['temperature']:g}, bank {protocol['bank']:,})\n"
         + "".join(f"  {name:18} {top1:5.1f}%\n" for name, top1 in rows)
-        + f"linear classifier on the frozen features (best of the rates {LINEAR_RATES})\n"
-        f"  {rows[-1][0]:18} {linear:5.1f}%\n"
+        + f"linear classifier on the frozen features (best of the rates {rates})\n"
+        f"  {rows[-1][0]:18} {linear.best['top1']:5.1f}%\n"
+        f"So small a run ends elsewhere on each kind of machine, by rounding alone: kNN {_SEEN}\n"
+        "were seen with this seed. Compare figures of one machine.\n"
     )

@@ -41,8 +41,6 @@ from fastsiam.views.batch import EvalLoader
 
 _PIXELS_GB = 8
 """Raw pixels above this are not offered as a baseline."""
-_FEW_STEPS = 2000
-"""Below so many steps of LARS, the rates of the paper's protocol hardly leave the start."""
 _FEW_PERCENT = 2
 """A list of up to so many images is one of about 1%, which is fine-tuned for longer."""
 Features = Literal["pixels", "untrained", "trained"]
@@ -173,13 +171,14 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> Record:
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
+    why, config = config.why_settled(images.train.images), config.settled(images.train.images)
+    assert config.optimizer != "auto"
     evaluation = subject.evaluation("linear", images.facts(), _linear_protocol(config, images))
-    subject.introduce(*_linear_conventions(config, images))
-    steps = images.steps * config.epochs
-    if config.optimizer == "lars" and steps < _FEW_STEPS:
+    subject.introduce(*_linear_conventions(config, images), *filter(None, [why]))
+    if config.optimizer == "lars" and config.little_for_lars(images.train.images):
         subject.console.warn(
-            f"{steps:,} steps in all, where ImageNet gives LARS 28,080: it may stop short; "
-            "see what --optimizer sgd --lrs 0.1,0.3,1,3,10,30 finds"
+            f"{images.steps * config.epochs:,} steps in all, where ImageNet gives LARS 28,080: it "
+            "may stop short; see what it finds without --optimizer and --lrs"
         )
     details = (
         "" if config.optimizer == "lars" else "sgd",

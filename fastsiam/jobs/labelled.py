@@ -86,10 +86,11 @@ class LabelledImages:
     """
 
     def __init__(self, subject: Subject, config: LabelConfig) -> None:
-        self.subject, self.config = subject, config
+        self.subject = subject
         self.part = TrainingPart.of(subject.data, config)
         self.train, self.val = subject.loaders(self.part.positions)
-        self.batch = self._possible(config.global_batch)
+        self.config = config.settled(self.train.images)
+        self.batch = self._possible(self.config.global_batch)
         """Images of a step, over all ranks."""
         self.steps = self.train.images // self.batch
         """Whole batches in an epoch; the tail of the shuffled images is dropped."""

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
-from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled
@@ -268,22 +269,24 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     Raises:
         FastSiamError: the images would be smaller than the crop.
     """
-    own = pretrained.config
-    crop, resize = (224, 256) if pretrained.model.stem == "imagenet" else (32, 32)
-    trained_with = AugmentConfig()
-    if own is not None:
-        crop, resize, trained_with = own.augment.crop, own.monitor.eval_resize, own.augment
+    seen = pretrained.input or _usual_input(pretrained.model.stem)
     augment = AugmentConfig.alike(
-        crop=config.crop or crop,
-        mean=config.mean or trained_with.mean,
-        std=config.std or trained_with.std,
+        crop=config.crop or seen.crop,
+        mean=config.mean or seen.mean,
+        std=config.std or seen.std,
     )
-    resize = config.resize or max(resize, augment.crop)
+    resize = config.resize or max(seen.resize, augment.crop)
     if resize < augment.crop:
         raise FastSiamError(
             f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
         )
     return augment, resize
+
+
+def _usual_input(stem: str) -> Input:
+    """Return how networks take images of which nothing is known."""
+    crop, resize = (224, 256) if stem == "imagenet" else (32, 32)
+    return Input(crop=crop, resize=resize, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:

@@ -109,11 +109,12 @@ def run_folder(config: TrainConfig, recipe: str) -> Path:
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
-    config = with_settled_precision(config, place.device)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
     start, begun = starting_point(config, run, place)
     config, start, said = extended(config, start)
+    own = start.config if start else None
+    config = with_settled_precision(config, place.device, began_with=own)
     if start is not None:
         start.check_continues(config)
     images = run_images(config, begun)
