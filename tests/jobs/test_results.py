@@ -103,7 +103,11 @@ def test_what_was_trained_is_not_trained_again(
     place: Place = CPU
     with small_disk(tmp_path / "disk", 8) as disk:
         shutil.copytree(run, disk / "run")
-        record = evaluate_linear(disk / "run", config, place, show=lambda _: fill(disk) and None)
+
+        def show(record: Record) -> None:
+            fill(disk)
+
+        record = evaluate_linear(disk / "run", config, place, show=show)
         (disk / "filler").unlink()
         again = evaluate_linear(disk / "run", replace(config, epochs=2), place)
         assert again.results == record.results and len(read_records(disk / "run")) == 1
