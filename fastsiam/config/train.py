@@ -20,6 +20,7 @@ from .views import AugmentConfig
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +212,12 @@ class RunConfig:
         "auto goes on where the run folder's last checkpoint was; "
         "never starts anew; or a checkpoint's path."
     )
+    tracker: str = "tensorboard"
+    (
+        "Where figures go beside metrics.jsonl: tensorboard, wandb, mlflow, several as a,b; or "
+        "none. These programs' own variables choose project, experiment and server "
+        "(WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...)."
+    )
     log_every: int = 50
     """Steps between two lines of metrics."""
     save_every: int = 1000
@@ -224,6 +231,16 @@ class RunConfig:
             require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
+        for name in self.trackers:
+            require(
+                name in TRACKERS,
+                f"unknown tracker {name!r}; there are {', '.join(TRACKERS)}, and none for none",
+            )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of the trackers, each once."""
+        return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
