@@ -16,7 +16,7 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import differences
 from fastsiam.errors import CheckpointError
-from fastsiam.files import explained, why, written_whole
+from fastsiam.files import explained, lack_of_room, reason, written_whole
 
 FORMAT = 2
 """Of what is written. 1 is version 0.1's, whose settings have another layout; it is read too."""
@@ -97,7 +97,16 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         with written_whole(path) as temporary:
             torch.save(state, temporary)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"cannot save {path}: {why(error)}") from error
+        short = lack_of_room(error, path, _size(state))
+        raise CheckpointError(f"cannot save {path}: {short or reason(error)}") from error
+
+
+def _size(state: Any) -> int:
+    """Return the bytes of all tensors in nested containers."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    parts = state.values() if isinstance(state, dict) else state
+    return sum(map(_size, parts)) if isinstance(state, dict | list | tuple) else 0
 
 
 def found(path: Path) -> Path:

@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError
-from fastsiam.files import written_for_user
 
 from .store import BetonStore, Store
 
-_FILE = "images.npz"
+FILE = "images.npz"
+"""The list, in a run's folder."""
 _SHOWN = 3
 """Most names that a message shows."""
 
@@ -46,7 +46,7 @@ class Remembered:
         Raises:
             CheckpointError: the list is damaged.
         """
-        path = run / _FILE
+        path = run / FILE
         if not path.is_file():
             return None
         try:
@@ -59,19 +59,14 @@ class Remembered:
                 "what they were when the run began"
             ) from error
 
-    def save(self, run: Path) -> None:
-        """Write the list into a run's folder.
-
-        Raises:
-            FastSiamError: it cannot be written.
-        """
+    def to_bytes(self) -> bytes:
+        """Return the content of ``FILE``, which holds the list in a run's folder."""
         names = "\0".join(self.names).encode("utf-8", "surrogateescape")
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer, names=np.frombuffer(names, np.uint8), accepted=np.array(self.accepted)
         )
-        with written_for_user(run / _FILE) as temporary:
-            temporary.write_bytes(buffer.getbuffer())
+        return buffer.getvalue()
 
     def accepts(self, now: list[str]) -> bool:
         """Tell whether the user agreed to exactly the names that there are now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.errors import CheckpointError
+from tests.disks import small_disk
 from tests.processes import Forked
 
 
@@ -78,6 +80,17 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
     assert checkpoints.load(path).step == 1
     assert not path.with_name("last.pt.tmp").exists()
+
+
+def test_a_full_disk_is_said_with_what_is_needed_and_free(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2) as disk:
+        path = disk / "checkpoints" / "last.pt"
+        checkpoints.save(path, make(1))
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.save(path, make(2, 10**6))
+        assert checkpoints.load(path).step == 1 and len(list(path.parent.iterdir())) == 1
+    said = r"cannot save \S+last\.pt: no space left on its disk: 8\.0 MB needed, 2\.\d MB free;"
+    assert re.match(said, str(caught.value))
 
 
 def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:

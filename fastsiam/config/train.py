@@ -22,6 +22,7 @@ from .views import AugmentConfig
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,6 +261,12 @@ class RunConfig:
         "accept once for this change. The images that are left keep their order and "
         "augmentations, others of them take the places of lost ones, new ones take no part."
     )
+    tracker: str = "tensorboard"
+    (
+        "Where figures go beside metrics.jsonl: tensorboard, wandb, mlflow, several as a,b; or "
+        "none. These programs' own variables choose project, experiment and server "
+        "(WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...)."
+    )
     log_every: int = 50
     """Steps between two lines of metrics."""
     save_every: int = 1000
@@ -282,6 +289,16 @@ class RunConfig:
         )
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
+        for name in self.trackers:
+            require(
+                name in TRACKERS,
+                f"unknown tracker {name!r}; there are {', '.join(TRACKERS)}, and none for none",
+            )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of the trackers, each once."""
+        return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

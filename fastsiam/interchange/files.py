@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
-from fastsiam.files import why, written_whole
+from fastsiam.files import reason, why, written_whole
 
 _HARMLESS_PACKAGES = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
@@ -112,7 +112,7 @@ def write(path: Path, content: Any, writer: Writer) -> None:
         with written_whole(path) as temporary:
             writer(content, temporary)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {why(error)}") from error
+        raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
 def write_torch(content: Any, path: Path) -> None:

@@ -16,9 +16,10 @@ from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import backend_of
-from fastsiam.pipelines.remembered import Change, Remembered, has_names, names_of
+from fastsiam.pipelines.remembered import FILE, Change, Remembered, has_names, names_of
 from fastsiam.pipelines.splits import open_whole, others
 from fastsiam.pipelines.store import picked
+from fastsiam.training.folder import RunFolder
 
 _WAYS_OUT = "restore the data, or choose another --out for a new run"
 
@@ -34,14 +35,14 @@ class RunImages:
     notes: tuple[str, ...] = ()
     """What a user has to know."""
 
-    def keep(self, run: Path) -> None:
+    def keep(self, folder: RunFolder) -> None:
         """Write into a run's folder what it is to remember.
 
         Raises:
             FastSiamError: the folder cannot be written.
         """
-        if self.remembered is not None and self.remembered != Remembered.load(run):
-            self.remembered.save(run)
+        if self.remembered is not None:
+            folder.keep(FILE, self.remembered.to_bytes())
 
 
 def run_images(config: TrainConfig, begun: Path | None) -> RunImages:

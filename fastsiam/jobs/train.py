@@ -6,6 +6,8 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +26,7 @@ from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.files import explained, write_json
+from fastsiam.files import explained
 from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.pipeline import with_settled_pipeline
@@ -41,10 +43,12 @@ from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.step import TrainingStep
+from fastsiam.training.trackers import check_trackers
 from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
@@ -60,6 +64,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         FastSiamError: devices, data or initial weights that are not there, or do not fit.
     """
     distributed.check_devices(config.run)
+    if os.environ.get("RANK", "0") == "0":
+        check_trackers(config.run.trackers)
     batch, parts = config.optim.batch, world * config.optim.accumulate
     if batch % parts:
         raise ValueError(
@@ -111,6 +117,18 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     place = distributed.start(config.run)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
+    folder = RunFolder(run, console=console)
+    with folder.taken() if place.leads else contextlib.nullcontext():
+        _train(config, recipe, folder, place, console)
+    distributed.finish()
+    return run
+
+
+def _train(
+    config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
+) -> None:
+    """Train in a folder that is this run's alone."""
+    run = folder.path
     start, begun = starting_point(config, run, place)
     config, start, said = extended(config, start)
     own = start.config if start else None
@@ -148,16 +166,14 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
             introduce(console, config, place, loader, dtype, run, start)
             for note in filter(None, [said, *images.notes, hint]):
                 console.say(note)
-            images.keep(run)
+            images.keep(folder)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
-            _write_config(step.config, recipe, run)
+            _write_config(step.config, recipe, folder)
         monitor = _monitor(step.config, place, console, dtype)
-        train(step, loader, run=run, start=start, knn=monitor, console=console)
+        train(step, loader, folder=folder, start=start, knn=monitor, console=console)
     finally:
         loader.close()
-    distributed.finish()
-    return run
 
 
 def _prepared_step(
@@ -218,6 +234,7 @@ def _monitor(
     return evaluate
 
 
-def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
+def _write_config(config: TrainConfig, recipe: str, folder: RunFolder) -> None:
     settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
-    write_json(run / "config.json", settings)
+    text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
+    folder.keep("config.json", text.encode())

@@ -19,6 +19,7 @@ from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
 from fastsiam.methods import Method
 from fastsiam.training.clock import Clock, Forecast
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
@@ -35,7 +36,7 @@ def train(
     take_step: TrainingStep,
     loader: Loader,
     *,
-    run: Path,
+    folder: RunFolder,
     start: Checkpoint | None = None,
     knn: Evaluate | None = None,
     console: Console | None = None,
@@ -45,7 +46,7 @@ def train(
     Args:
         take_step: the training step, prepared; every rank calls this function with its own.
         loader: batches of this rank, on its device.
-        run: folder for metrics and checkpoints.
+        folder: the run's, for metrics and checkpoints.
         start: the run's last checkpoint, of the same settings (``Checkpoint.check_continues``), to
             go on from; on a CPU with as many threads, bit for bit as if never interrupted.
         knn: evaluates a backbone; every rank calls it.
@@ -64,9 +65,10 @@ def train(
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-    saver = Saver(run, take_step, clock=clock, images=loader.images, start=start)
+    saver = Saver(folder, take_step, clock=clock, images=loader.images, start=start)
     evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
-    log = metrics_log(run, take_step, done=step, evaluates_again=evaluations.due(step))
+    again = evaluations.due(step)
+    log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
         console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")
@@ -79,7 +81,7 @@ def train(
                 epoch, skip = divmod(step, per_epoch)
                 if evaluations.due(step):
                     if step:
-                        saver.save(step)  # it can take minutes, and a scheduler's patience less
+                        saver.try_to(step)  # it can take minutes, and a scheduler's patience less
                     evaluations.run(step, log)
                 method.train()
                 clock.resume()
@@ -105,7 +107,7 @@ def train(
                     clock.pause()
                     if save_due:
                         points.settle()
-                        saver.save(step)
+                        (saver.save if leaving else saver.try_to)(step)
                     if signalled:
                         raise _interrupted(signalled, step, saver.path)
                     if step == end:

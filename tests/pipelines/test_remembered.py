@@ -12,7 +12,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.remembered import Change, Remembered, fingerprint, names_of
+from fastsiam.pipelines.remembered import FILE, Change, Remembered, fingerprint, names_of
 from tests.sources import folder_members, imagenet_train_tar, tar
 
 NONE = np.zeros(0, np.int64)
@@ -56,10 +56,10 @@ def test_a_message_names_a_few() -> None:
 def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Remembered.load(tmp_path) is None
     odd = Remembered(("a/\udcff.jpg", "b/ä\n.jpg"))
-    odd.save(tmp_path)
+    (tmp_path / FILE).write_bytes(odd.to_bytes())
     assert Remembered.load(tmp_path) == odd
     agreed = odd.accepting(["x", "y"])
-    agreed.save(tmp_path)
+    (tmp_path / FILE).write_bytes(agreed.to_bytes())
     again = Remembered.load(tmp_path)
     assert again == agreed and again.accepts(["y", "x"]) and not again.accepts(["x"])
     (tmp_path / "images.npz").write_bytes((tmp_path / "images.npz").read_bytes()[:60])
