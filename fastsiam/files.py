@@ -44,8 +44,10 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """Give a temporary file's path that becomes ``path`` if all goes well, and else goes away.
 
     Whatever happens, the old file or the new one is there, and the new one is on the disk. The
-    folder is made. A link's target is written, and so is a device or a pipe. Libraries report a full disk in words of their own, as torch does by its
-    "enforce fail": after an error that is none of the system's, the system is asked.
+    folder is made. A link's target is written, and so is a device or a pipe.
+
+    Libraries report a full disk in words of their own, as torch does by its "enforce fail": after
+    an error that is none of the system's, the system is asked.
 
     Args:
         path: the file to be.
