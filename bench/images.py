@@ -78,6 +78,11 @@ class Images:
         return Images(target, self.count, f"{self.about}, encoded anew with quality {quality}")
 
 
+def users_own(config: BenchConfig) -> bool:
+    """Tell whether the images are the user's, not made for it."""
+    return bool(config.data or os.environ.get("FASTSIAM_DATA")) or config.root.exists()
+
+
 def take_images(
     config: BenchConfig, count: int, folder: Path, say: Callable[[str], None]
 ) -> Images:
@@ -93,7 +98,7 @@ def take_images(
         DataError: the user's cannot be read.
     """
     target = folder / f"images-{count}"
-    if config.data or os.environ.get("FASTSIAM_DATA") or config.root.exists():
+    if users_own(config):
         store = open_store(config.root, "train")
         most = min(count, len(store), _TAKEN)
         taken = np.linspace(0, len(store), most, endpoint=False, dtype=np.int64)

@@ -57,9 +57,9 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     whole = page.whole("fastsiam bench", " / ".join(facts), "".join(sections))
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
     with explained(DataError, f"cannot write the report to {out}"):
-        out.mkdir(parents=True, exist_ok=True)
         for name, content in written.items():
-            (out / name).write_bytes(content)
+            with written_whole(out / name) as temporary:
+                temporary.write_bytes(content)
     return [out / name for name in written]
 
 

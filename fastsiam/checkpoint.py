@@ -16,7 +16,7 @@ import fastsiam
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import differences
 from fastsiam.errors import CheckpointError
-from fastsiam.files import explained, why, written_whole
+from fastsiam.files import explained, lack_of_room, reason, written_whole
 
 FORMAT = 2
 """Of what is written. 1 is version 0.1's, whose settings have another layout; it is read too."""
@@ -47,21 +47,31 @@ class Checkpoint:
         """Epochs done."""
         return self.step / self.steps_per_epoch
 
-    def check_continues(self, config: TrainConfig, images: int) -> None:
+    def check_continues(self, config: TrainConfig) -> None:
         """Refuse to go on as something else.
 
         Raises:
-            CheckpointError: names the settings that differ, or how the data changed.
+            CheckpointError: names the settings that differ.
         """
         if changed := differences(self.config, config):
+            longer = config.optim.epochs > self.config.optim.epochs
+            more = f"; --extend {config.optim.epochs} makes this run longer" if longer else ""
             raise CheckpointError(
                 f"the checkpoint was trained with other settings ({'; '.join(changed)}); "
-                "give the same ones, or another --out for a new run"
+                f"give the same ones, or another --out for a new run{more}"
             )
+
+    def check_images(self, images: int) -> None:
+        """Refuse to go on with more or fewer images, where no list tells which they were.
+
+        Raises:
+            CheckpointError: says how many there were and are.
+        """
         if images != self.images:
             raise CheckpointError(
-                f"the data changed: {images:,} images now, {self.images:,} when the run began; "
-                "restore the data, or choose another --out for a new run"
+                f"the data changed: {images:,} images now, {self.images:,} when the run began, of "
+                "which it keeps no list that --data-changed accept could go by; restore the data, "
+                "or choose another --out for a new run"
             )
 
 
@@ -87,7 +97,16 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         with written_whole(path) as temporary:
             torch.save(state, temporary)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"cannot save {path}: {why(error)}") from error
+        short = lack_of_room(error, path, _size(state))
+        raise CheckpointError(f"cannot save {path}: {short or reason(error)}") from error
+
+
+def _size(state: Any) -> int:
+    """Return the bytes of all tensors in nested containers."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    parts = state.values() if isinstance(state, dict) else state
+    return sum(map(_size, parts)) if isinstance(state, dict | list | tuple) else 0
 
 
 def found(path: Path) -> Path:

@@ -1,8 +1,14 @@
-"""What a person sees while a run goes on: a progress bar in a terminal, plain lines in a log."""
+"""What a person sees while a program is at work: bars in a terminal, plain lines in a log.
+
+Nothing here starts a thread: loaders fork, and a lock that it holds then stays locked in the child.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +21,26 @@ _LINE_SECONDS = 10.0
 
 _SETTLED_SECONDS = 2.0
 """Speeds over less time say little."""
+
+_LONG_SECONDS = 5.0
+"""Work that may be quick is told of when it has taken so long."""
+
+_DRAW_SECONDS = 0.1
+"""Between two states of a bar whose work is counted one by one."""
+
+_SPINNER = """
+import select, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+began, turn = time.monotonic(), 0
+while not select.select([sys.stdin], [], [], 0.1)[0]:
+    turn += 1
+    sys.stderr.write(f"\\r{'|/-'[turn % 3]} {sys.argv[1]} ({time.monotonic() - began:.0f} s) ")
+    sys.stderr.flush()
+"""
+"""Draws until its input ends."""
+
+_bars: list[Progress] = []
+"""Those on the screen: the screen holds one."""
 
 
 class Console:
@@ -42,13 +68,54 @@ class Console:
             yield
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
-        count = TextColumn(unit + " {task.completed:,.0f}/{task.total:,.0f}")
-        columns = (count, *bar, TextColumn("{task.description}"))
-        # No refresh thread: loaders fork, and a lock that it holds then stays locked in the child.
-        with Progress(*columns, console=self._out, auto_refresh=False) as self._progress:
+        count = TextColumn(unit + " {task.completed:,.0f}/{task.total:,.0f}", markup=False)
+        columns = (count, *bar, TextColumn("{task.description}", markup=False))
+        with self._bar(*columns) as self._progress:
             self._progress.add_task("", total=total, completed=done)
+            try:
+                yield
+            finally:
+                self._progress = None
+
+    @contextlib.contextmanager
+    def tally(self, what: str, total: int | None = None) -> Iterator[Tally]:
+        """Count work that may take long; it is shown as soon as it does.
+
+        Args:
+            what: the work and its unit, such as "decoding images".
+            total: how many of these there are, if that is known.
+        """
+        with contextlib.ExitStack() as ends:
+            yield Tally(self, what, total, ends)
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Say what is waited for; in a terminal a spinner turns beside it while inside.
+
+        A process draws it: what is waited for keeps this one busy.
+        """
+        if not self._out.is_terminal or self._out.quiet:
+            self.say(text)
             yield
-        self._progress = None
+            return
+        command = [sys.executable, "-S", "-E", "-c", _SPINNER, text[: self._out.width - 12]]
+        spinner = subprocess.Popen(command, stdin=subprocess.PIPE)
+        try:
+            yield
+        finally:
+            spinner.kill()
+            spinner.communicate()
+            self._out.file.write("\r\x1b[K")
+            self._out.file.flush()
+
+    @contextlib.contextmanager
+    def _bar(self, *columns: TextColumn | BarColumn) -> Iterator[Progress]:
+        with Progress(*columns, console=self._out, auto_refresh=False) as bar:
+            _bars.append(bar)
+            try:
+                yield bar
+            finally:
+                _bars.remove(bar)
 
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
         """Move the bar; without a terminal print a line, if the last is some seconds old."""
@@ -68,6 +135,74 @@ class Console:
             f"{duration(left)} left"
         )
         self.advance(values["step"], text, place=f" (epoch {values['epoch']:.2f})")
+
+
+class Tally:
+    """Shows how work goes on that takes long: nothing in its first five seconds.
+
+    Then a bar in a terminal, or a line every ten seconds in a log. Where another bar is on the
+    screen, that one tells of it.
+
+    Args:
+        console: where it is shown.
+        what: the work and its unit.
+        total: how many there are, if that is known.
+        ends: takes the bar away.
+    """
+
+    def __init__(
+        self, console: Console, what: str, total: int | None, ends: contextlib.ExitStack
+    ) -> None:
+        self._console, self._what, self._total, self._ends = console, what, total, ends
+        self._began = time.monotonic()
+        self._next = self._began + _LONG_SECONDS
+        self._bar: Progress | None = None
+        self._is_own = False
+        self.done = 0
+        """So many are done."""
+
+    def add(self, count: int = 1) -> None:
+        """Tell that so many more are done."""
+        self.done += count
+        if (now := time.monotonic()) >= self._next and not self._console._out.quiet:
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        speed = self.done / (now - self._began)
+        text = f"{self._what}: {self.done:,}"
+        if self._total is None:
+            text += f", {speed:,.0f}/s"
+        else:
+            left = max(0, self._total - self.done) / max(speed, 1e-9)
+            text += f" of {self._total:,}, {speed:,.0f}/s, {duration(left)} left"
+        if not self._console._out.is_terminal:
+            self._next = now + _LINE_SECONDS
+            self._console.say(text)
+            return
+        self._next = now + _DRAW_SECONDS
+        if self._bar is None:
+            self._bar = self._opened()
+        if self._is_own:
+            self._bar.update(self._bar.task_ids[0], completed=self.done)
+        self._bar.update(self._bar.task_ids[0], description=text, refresh=True)
+
+    def _opened(self) -> Progress:
+        """Take the words of the bar on the screen, until the end, or open one."""
+        if _bars:
+            own, words = _bars[-1].task_ids[0], _bars[-1].tasks[0].description
+            self._ends.callback(_bars[-1].update, own, description=words, refresh=True)
+            return _bars[-1]
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(20))
+        bar = self._ends.enter_context(self._console._bar(*columns))
+        bar.add_task("", total=self._total)
+        self._is_own = True
+        return bar
+
+
+def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
+    """Count work as ``Console.tally`` does, shown where the program's log messages are."""
+    logs = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
+    return Console(quiet=not logs).tally(what, total)
 
 
 class FileProgress:
@@ -120,3 +255,8 @@ def duration(seconds: float) -> str:
     if hours < 36:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def rounded(value: float) -> str:
+    """Write a number for people, with two decimals at most: 24, 7.17."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")

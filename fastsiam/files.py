@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and a failing file operation as one line for the user."""
+"""Files written whole or not at all; failing file operations, and paths, as users read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
+import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +35,8 @@ _ADVICE = {
     errno.ENFILE: "allow more open files (ulimit -n)",
 }
 """What the user can do about an operating system's error."""
+_PROBE = 1 << 20
+"""Bytes that are written to learn whether a disk is full: more than what a library held back."""
 
 
 @contextlib.contextmanager
@@ -38,7 +44,10 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     """Give a temporary file's path that becomes ``path`` if all goes well, and else goes away.
 
     Whatever happens, the old file or the new one is there, and the new one is on the disk. The
-    folder is made.
+    folder is made. A link's target is written, and so is a device or a pipe.
+
+    Libraries report a full disk in words of their own, as torch does by its "enforce fail": after
+    an error that is none of the system's, the system is asked.
 
     Args:
         path: the file to be.
@@ -48,6 +57,11 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
     Raises:
         OSError: the folder cannot be written, or the disk is full.
     """
+    path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with _copied(path) as temporary:
+            yield temporary
+        return
     own = f".{secrets.token_hex(4)}" if by_many else ""
     temporary = path.with_name(f"{path.name}{own}.tmp")
     try:
@@ -56,9 +70,14 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        refusal = _refusal(error, temporary) if _is_a_librarys(error) else None
+        with contextlib.suppress(OSError):
+            os.truncate(temporary, 0)  # a library may still have it open: its room is free now
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if refusal:
+            raise refusal from error
         raise
     with contextlib.suppress(OSError):  # not every file system can; the file itself is there
         folder = os.open(path.parent, os.O_RDONLY)
@@ -66,6 +85,54 @@ def written_whole(path: Path, *, by_many: bool = False) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def _copied(device: Path) -> Iterator[Path]:
+    """Give a temporary file's path whose content goes into a device or a pipe at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / device.name
+        yield temporary
+        with temporary.open("rb") as content, device.open("wb") as file:
+            shutil.copyfileobj(content, file)
+
+
+def _is_a_librarys(error: BaseException) -> bool:
+    """Tell whether an error may stand for one of the system's, whose number it lacks."""
+    if isinstance(error, OSError):
+        return error.errno is None
+    return isinstance(error, Exception) and not isinstance(error, FastSiamError)
+
+
+def _refusal(error: BaseException, path: Path) -> OSError | None:
+    """Return the system's error behind a library's: named there, or met on making a file longer."""
+    if named := re.search(r"\(os error (\d+)\)", str(error)):  # as Rust writes it
+        number = int(named[1])
+        return OSError(number, os.strerror(number))
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(bytes(_PROBE))
+            os.fsync(file.fileno())
+    except OSError as refusal:
+        return refusal
+    return None
+
+
+def lack_of_room(error: Exception, path: Path, needed: int) -> str:
+    """Say how much room a file lacks, if a full disk is why it could not be written, else "".
+
+    Args:
+        error: why it could not be written.
+        path: the file.
+        needed: bytes that it takes, beside those of the file that it replaces.
+    """
+    if getattr(error, "errno", None) != errno.ENOSPC:
+        return ""
+    try:
+        free = f"{shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free"
+    except OSError:
+        free = "it cannot be looked at"
+    return f"no space left on its disk: {needed / 1e6:,.1f} MB needed, {free}; make room"
 
 
 @contextlib.contextmanager
@@ -87,14 +154,19 @@ def explained(kind: type[FastSiamError], what: str, *, advice: str = "") -> Iter
         raise kind(f"{what}: {reason(error, advice)}") from error
 
 
-def reason(error: OSError, advice: str = "") -> str:
+def quoted(path: object) -> str:
+    """Return a path, or another word, as it is typed in a shell: for commands in messages."""
+    return shlex.quote(str(path))
+
+
+def reason(error: Exception, advice: str = "") -> str:
     """Say why a file operation failed and what to do: the advice, or what is known to help."""
-    advice = advice or _ADVICE.get(error.errno or 0, "")
+    advice = advice or _ADVICE.get(getattr(error, "errno", None) or 0, "")
     return f"{why(error)}; {advice}" if advice else why(error)
 
 
 def why(error: BaseException) -> str:
-    """Say in a few words why a file operation failed; torch reports that as RuntimeError."""
+    """Say in a few words why a file operation failed."""
     if isinstance(error, FileExistsError):  # of a folder to be made
         return f"{error.filename} is no folder"
     first = next(iter(str(error).splitlines()), "")

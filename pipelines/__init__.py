@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
-from .backends import BACKENDS, BASELINE, CentralOpening, Opening
+from .automatic import choose_pipeline, settled
+from .backends import BACKENDS, BASELINE, CentralOpening, Opening, backend_of
 from .order import Order
+from .splits import has_validation, open_split
 from .store import Split, Store, open_store
 from .subsets import choose, read_list
 
@@ -43,6 +45,8 @@ __all__ = [
     "build_eval_loader",
     "build_loader",
     "choose",
+    "has_validation",
+    "open_split",
     "open_store",
     "open_training_images",
     "read_list",
@@ -60,6 +64,7 @@ def build_loader(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
+    store: Store | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of batches of views.
 
@@ -74,6 +79,9 @@ def build_loader(
         dtype: floating type of the views; float32 by default.
         chosen: positions in the data set, ascending, of the images to train on, as
             ``choose`` and ``read_list`` return them; all by default.
+        store: the training images, if they are open already; opened by default.
+
+    With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -88,8 +96,13 @@ def build_loader(
         torch.device(device),
         dtype or torch.float32,
     )
-    backend = BACKENDS[data.pipeline]
-    store = open_training_images(data, batch=batch, chosen=chosen) if backend.real else None
+    if data.loads_images:
+        store = open_training_images(data, batch=batch, chosen=chosen, store=store)
+        if data.pipeline == "auto":
+            choice = choose_pipeline(data, store, device=device, chosen=chosen)
+            log.info(choice)
+            data = settled(data, choice.name)
+    backend = backend_of(data)
     images = len(store) if store is not None else backend.made_up or 0
     order = Order(
         images=images if chosen is None else len(chosen),
@@ -107,9 +120,13 @@ def build_loader(
 
 
 def open_training_images(
-    data: DataConfig, *, batch: int, chosen: NDArray[np.int64] | None = None
+    data: DataConfig,
+    *,
+    batch: int,
+    chosen: NDArray[np.int64] | None = None,
+    store: Store | None = None,
 ) -> Store:
-    """Open the training images, and check that the pipeline can run and read them.
+    """Open the training images if they are not, and check that the pipeline can run and read them.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -117,10 +134,13 @@ def open_training_images(
             of the ``chosen`` there are fewer.
         ValueError: ``chosen`` is no ascending list of positions.
     """
-    backend = BACKENDS[data.pipeline]
-    backend.require_package()
-    store = open_store(data.root, "train")
-    backend.require_readable(store, data)
+    backend = None if data.pipeline == "auto" else backend_of(data)
+    if backend:
+        backend.require_package()
+    if store is None:
+        store = open_split(data, "train")
+    if backend:
+        backend.require_readable(store, data)
     images = len(_positions(store, chosen))
     if images < batch:
         part = "" if chosen is None else "the chosen part of "
@@ -162,7 +182,7 @@ def build_eval_loader(
 
     Args:
         data: which images, by which pipeline, with how many workers.
-        split: "train" or "val".
+        split: "train" or "val", which those are that ``data.holdout`` holds out, if it does.
         augment: for the crop's side and the normalisation.
         resize: shorter side in pixels before the crop is taken.
         batch: images in a batch of this rank.
@@ -181,7 +201,10 @@ def build_eval_loader(
 
     from .central import CentralCrops
 
-    store, device = open_store(data.root, split), torch.device(device)
+    store, device = open_split(data, split), torch.device(device)
+    if data.pipeline == "auto":
+        choice = choose_pipeline(data, store, device=device, keeps=False)
+        data = settled(data, choice.name)
     opening = CentralOpening(
         data=data, store=store, resize=resize, side=augment.crop, device=device
     )
@@ -200,7 +223,7 @@ def build_eval_loader(
 
 def _central_crops(opening: CentralOpening) -> MakeCrops:
     """Return what makes central crops of a store, by the pipeline if it can."""
-    backend, baseline = BACKENDS[opening.data.pipeline], BACKENDS[BASELINE]
+    backend, baseline = backend_of(opening.data), BACKENDS[BASELINE]
     assert baseline.central_crops is not None
     if not backend.installed:
         log.warning(

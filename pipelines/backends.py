@@ -8,6 +8,7 @@ differently asks the table. To import it loads neither torch nor a pipeline's pa
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.console import tally
 from fastsiam.errors import BackendError, DataError
+from fastsiam.files import quoted
 
 from .order import Order
 from .shared_memory import ITEMS_AHEAD, images_of_an_item
@@ -36,6 +39,8 @@ BASELINE: Pipeline = "torchvision"
 """What users have today: others are compared with it, and it stands in for those that cannot."""
 CEILING: Pipeline = "synthetic"
 """What costs nothing: the ceiling of training speed."""
+SPEEDS = "bench/results/loader-imagenet.json"
+"""The record of ``cpu_speed``: ImageNet's photographs, views finished on two cores, no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +75,6 @@ class CentralOpening:
     device: torch.device
 
 
-def _none_ahead(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
-    return 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """A pipeline: what it needs, how it is opened, what it can do."""
@@ -99,6 +100,8 @@ class Backend:
     """How many images it makes up, in an epoch; None if it reads real ones."""
     crops: bool = True
     """Its loaders yield uint8 crops too: see ``fastsiam.views.batch.CropLoader``."""
+    cpu_speed: float | None = None
+    """Images/s as ``SPEEDS`` has them: which is faster on a CPU. None if it reads no images."""
     processes: bool = False
     """Its workers are processes that stay, not threads."""
     resident: bool = False
@@ -107,7 +110,7 @@ class Backend:
     """What decodes the images of an epoch on a CPU, as ``bench decode`` names it; None: nothing."""
     decodes_on_gpu: bool = False
     """Where there is a GPU, that decodes."""
-    made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = _none_ahead
+    made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = lambda *_: 0
     """Says how many batches of so many images a rank makes ahead of the one that is trained on."""
     prefetches: bool = False
     """It makes as many ahead as ``DataConfig.prefetch`` says."""
@@ -125,6 +128,16 @@ class Backend:
         except ModuleNotFoundError:  # the package that it is part of
             return False
 
+    def trouble(self) -> str:
+        """Import it; say why it cannot work here, if so: not installed, or broken."""
+        if not self.installed:
+            return f"{self.name} is not installed"
+        try:
+            importlib.import_module(f"{__package__}.{self.module}")
+        except ImportError as error:
+            return f"{self.name} cannot be loaded ({error})"
+        return ""
+
     def reads(self, store: Store) -> bool:
         """Tell whether it can read a store."""
         return not self.needs_beton or isinstance(store, BetonStore)
@@ -139,8 +152,7 @@ class Backend:
         if not self.reads(store):
             raise DataError(
                 f"--pipeline {self.name} reads one .beton file, and {store} is none: make it with "
-                f"fastsiam convert folder --source {data.root} --out DIR and train with --data "
-                "DIR, or choose --pipeline dali"
+                f"{how_to_convert(data)} and train with --data DIR, or choose --pipeline dali"
             )
 
     @contextlib.contextmanager
@@ -178,12 +190,22 @@ class Backend:
         )
 
 
+def how_to_convert(data: DataConfig) -> str:
+    """Return the command that makes a .beton file of a data set."""
+    return f"fastsiam convert folder --source {quoted(data.root)} --out DIR"
+
+
 def readiness() -> dict[Pipeline, str]:
     """Return what can be said of each pipeline here: whether it can run, and where it works."""
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
-    return {name: backend.readiness(device) for name, backend in BACKENDS.items()}
+    found: dict[Pipeline, str] = {}
+    with tally("trying pipelines", len(BACKENDS)) as done:
+        for name, backend in BACKENDS.items():
+            found[name] = backend.readiness(device)
+            done.add()
+    return found
 
 
 def _open_torchvision(opening: Opening) -> Loader:
@@ -315,6 +337,7 @@ _ROWS = (
         open=_open_torchvision,
         central_crops=_pils_central_crops,
         crops=False,
+        cpu_speed=180,
         processes=True,
         decoder="PIL",
         made_ahead=_ahead_of_workers,
@@ -328,6 +351,7 @@ _ROWS = (
         package="ffcv",
         extra="ffcv",
         needs_beton=True,
+        cpu_speed=1341,
         decoder="fastsiam: the boxes' part",
         made_ahead=_ahead_of_training,
         prefetches=True,
@@ -341,6 +365,7 @@ _ROWS = (
         package="nvidia.dali",
         extra="dali",
         extra_cuda13="dali13",
+        cpu_speed=928,
         decoder="DALI",
         decodes_on_gpu=True,
         made_ahead=_ahead_of_training,
@@ -352,6 +377,7 @@ _ROWS = (
         about="a small data set decoded once, augmented on the {device}",
         open=_open_memory,
         resident=True,
+        cpu_speed=4120,
     ),
     Backend(
         name="synthetic",
@@ -365,3 +391,9 @@ _ROWS = (
 
 BACKENDS: dict[Pipeline, Backend] = {backend.name: backend for backend in _ROWS}
 """All pipelines by their names."""
+
+
+def backend_of(data: DataConfig) -> Backend:
+    """Return the pipeline of settings in which it is settled."""
+    assert data.pipeline != "auto"
+    return BACKENDS[data.pipeline]

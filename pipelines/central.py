@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from fastsiam.views.batch import EvalBatch, to_device
 from fastsiam.views.photometric import normalized
 
 from .store import Store
+from .workers import closes_at_exit
 
-MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Iterator[Tensor]]
+MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
 """Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
 or on their way to it, which the next batch's may overwrite. Raises DataError where an image cannot
 be read or decoded. Its threads or processes end with the iterator."""
@@ -81,7 +82,7 @@ class CentralCrops:
             yield from self._kept
             return
         kept: list[Tensor] = []
-        for made in self._make(self._batches):
+        for made in closes_at_exit(self._make(self._batches)):
             crops = made.to(self._device, non_blocking=True)
             if self._keep:
                 crops = crops.clone() if crops is made else crops  # the next may overwrite it

@@ -15,7 +15,7 @@ and resize it where it lies, to the last bit as PIL does.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -135,7 +135,7 @@ def central_crops(
     hw_decoder_load: float,
     device: torch.device,
     dali_resizes: bool | None = None,
-) -> Iterator[Tensor]:
+) -> Generator[Tensor]:
     """Yield batches of central crops on the device; see ``fastsiam.pipelines.central.MakeCrops``.
 
     Args:

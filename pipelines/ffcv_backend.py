@@ -12,7 +12,7 @@ decode and cut central crops out of the mapped file.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,18 +88,19 @@ class FfcvLoader:
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
-        for made in self._batches(number, skip, finished=False):
+        for made in closes_at_exit(self._batches(number, skip, finished=False)):
             yield made.index, made.params, made.crops
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
-        for made in self._batches(number, skip, finished=self._device.type == "cpu"):
+        finished = self._device.type == "cpu"
+        for made in closes_at_exit(self._batches(number, skip, finished=finished)):
             if made.views is None:
                 yield self._finisher.finish(made.index, made.params, made.crops)
             else:
                 yield self._finisher.batch(made.index, made.views)
 
-    def _batches(self, number: int, skip: int, *, finished: bool) -> Iterator[Made]:
+    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[Made]:
         if self._closed:
             raise RuntimeError("this loader is closed")
         self._leave()
@@ -199,7 +200,7 @@ def central_crops(
     workers: int,
     prefetch: int,
     device: torch.device,
-) -> Iterator[Tensor]:
+) -> Generator[Tensor]:
     """Yield batches of central crops; see ``fastsiam.pipelines.central.MakeCrops``.
 
     Args:

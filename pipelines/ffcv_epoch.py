@@ -113,8 +113,8 @@ class Epoch(EpochIterator):  # type: ignore[misc]
     ) -> None:
         self._store, self._augment, self._device, self._dtype = store, augment, device, dtype
         self._slots, self._seed, self._number, self._left = slots, seed, number, False
-        self._layout = layout
-        super().__init__(loader, np.concatenate(steps))
+        self._layout, self._steps = layout, steps
+        super().__init__(loader, store.in_file(np.concatenate(steps)))  # FFCV reads these pages
 
     def run(self) -> None:
         """Make the batches; FFCV's own loop, but for errors and for threads that are not FFCV's."""
@@ -133,7 +133,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         """Make the batches, each while threads that are done with it begin with the next."""
         begun: _Begun | None = None
         try:
-            for number, index in enumerate(self.iter_ixes):
+            for number, index in enumerate(self._steps):
                 if begun is not None and self._pages:
                     begun.making.end()  # FFCV reads the next batch's pages into this one's memory
                 following = self._begin(number, index, number % len(self._slots))

@@ -5,9 +5,7 @@ An epoch decodes nothing and moves nothing from the host to the device but the p
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fastsiam.config import AugmentConfig
+from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
@@ -23,6 +22,7 @@ from fastsiam.views.draws import ViewParams, draw_views
 from .finish import Finisher
 from .geometric import crop_views
 from .order import Order
+from .room import free_bytes
 from .store import Store
 from .workers import in_workers
 
@@ -92,15 +92,16 @@ class MemoryLoader:
         self._pixels = None
 
 
-class _Decode(Dataset[tuple[NDArray[np.int64], Tensor] | DataError]):
+_Item = tuple[NDArray[np.int64], Tensor] | DataError
+
+
+class _Decode(Dataset[_Item]):
     """One item is a stretch of images: sizes (n, 2), and all their pixels in one uint8 tensor."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    def __getitem__(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], Tensor] | DataError:
+    def __getitem__(self, indices: NDArray[np.int64]) -> _Item:
         try:
             images = [np.asarray(self.store.decode(i)) for i in indices.tolist()]
         except DataError as error:
@@ -128,13 +129,14 @@ class Pixels:
     ) -> None:
         wanted = np.arange(len(store)) if chosen is None else chosen
         stretches = [wanted[i : i + 256] for i in range(0, len(wanted), 256)]
-        room, used = _free_bytes(device), 0
+        room, used = free_bytes(device), 0
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
         host = torch.device("cpu")
-        for item in in_workers(
+        items = in_workers(
             _Decode(store), stretches, workers=workers, device=host, persistent=False
-        ):
+        )
+        for item in _counted(items, len(wanted)):
             if isinstance(item, DataError):
                 raise item
             used += len(item[1])
@@ -158,12 +160,10 @@ class Pixels:
             self.flat[start - len(part) : start].copy_(part)
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return how many bytes can still be had on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _counted(items: Iterable[_Item], images: int) -> Iterator[_Item]:
+    """Pass on what is decoded, and show how much of all images that is."""
+    with tally("decoding images", images) as done:
+        for item in items:
+            if not isinstance(item, DataError):
+                done.add(len(item[0]))
+            yield item

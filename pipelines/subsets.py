@@ -1,12 +1,14 @@
 """Parts of a data set: some percent of every class, so many images, or those that a list names.
 
 Low-shot evaluation trains on 1 or 10 percent of ImageNet's labels; ``convert --limit`` takes so
-many images. A subset is an ascending array of positions in the data set, which ``build_loader`` and
-``build_eval_loader`` take as ``chosen``.
+many images; ``--holdout`` keeps a share of each class for validation. A subset is an ascending
+array of positions in the data set, which ``build_loader`` and ``build_eval_loader`` take as
+``chosen``.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,29 @@ def sample(labels: NDArray[np.int64], *, size: int, seed: int) -> NDArray[np.int
     order, rank, count = _ranked(labels, key)
     share = (rank + 0.5) / count
     return np.sort(order[np.lexsort((key[order], share))[:size]])
+
+
+def hold_out(store: Store, *, percent: float) -> NDArray[np.int64]:
+    """Draw the same share of every class by the images' names, to validate on.
+
+    Of each class at least one image is drawn and at least one is left. Which ones is a function of
+    the names and labels alone, whatever the order of the images and the container they lie in.
+
+    Args:
+        store: the data set; images without a label are one class.
+        percent: of each class's images, above 0 and below 100; halves are rounded to even.
+
+    Returns:
+        (n,) int64 positions, ascending.
+    """
+    digests = b"".join(
+        hashlib.blake2b(store.name(i).encode("utf-8", "surrogateescape"), digest_size=8).digest()
+        for i in range(len(store))
+    )
+    key = rng.keys(0, 0, rng.Stream.HOLDOUT, np.frombuffer(digests, "<u8"))
+    order, rank, count = _ranked(store.labels, key)
+    wanted = np.minimum(np.maximum(np.rint(count * percent / 100), 1), count - 1)
+    return np.sort(order[rank < wanted])
 
 
 def _ranked(

@@ -10,10 +10,8 @@ Evaluation's central crops are PIL's too, for every pipeline that has no faster 
 
 from __future__ import annotations
 
-import atexit
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -227,7 +225,7 @@ def central_crops(
     side: int,
     workers: int,
     device: torch.device,
-) -> Iterator[Tensor]:
+) -> Generator[Tensor]:
     """Yield batches of central crops by PIL; see ``fastsiam.pipelines.central.MakeCrops``.
 
     Args:
@@ -244,16 +242,13 @@ def central_crops(
     loader = in_workers(
         _CentralCrops(store, resize, side), tasks, workers=workers, device=device, persistent=True
     )
-    end = partial(shut_down, loader)
-    atexit.register(end)  # before multiprocessing waits for the workers of a pass that was left
     try:
         items, whole = iter(loader), _Whole(device)
         for shape in shapes:
             (crops,) = whole.next(items, [shape])
             yield crops[0]
     finally:
-        end()
-        atexit.unregister(end)
+        shut_down(loader)
 
 
 class _CentralCrops(Dataset[Crops | DataError]):

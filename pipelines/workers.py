@@ -64,13 +64,20 @@ class _Closes(Protocol):
     def close(self) -> None: ...
 
 
-def closes_at_exit(loader: _Closes) -> None:
-    """Have a loader closed at the end of the program if its user leaves it open.
+Closes = TypeVar("Closes", bound=_Closes)
+
+
+def closes_at_exit(loader: Closes) -> Closes:
+    """Have a loader, or a pass over its batches, closed at the end of the program if it is open.
 
     Its processes and threads end while they can be waited for: before multiprocessing waits for
     them in vain, and before the interpreter takes apart the modules that they use.
+
+    Returns:
+        The same.
     """
     atexit.register(_close, weakref.ref(loader))
+    return loader
 
 
 def _close(reference: weakref.ref[_Closes]) -> None:

@@ -29,11 +29,15 @@ from fastsiam.config import (
 from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven, mean_across_ranks
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
+from fastsiam.jobs import pipeline
 from fastsiam.methods import Method, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.pipelines.automatic import Choice
+from fastsiam.pipelines.store import FolderStore
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
+from tests.conftest import write_images
 from tests.methods.everything import EverythingConfig, registered
 from tests.networks import short_resnet10
 
@@ -294,6 +298,22 @@ def stop(rank: int, world: int) -> list[int]:
             if verdicts[-1]:
                 break
     return verdicts
+
+
+def pipelines(rank: int, world: int) -> tuple[str, str, float]:
+    """Each rank would choose another pipeline; return the settled one, its line, free memory."""
+    asked = {"free": 0.0}
+
+    def choose(*_: object, free: float, **__: object) -> Choice:
+        asked["free"] = free
+        return Choice("ffcv" if rank == 0 else "dali", f"of rank {rank}")
+
+    free = 1000 if rank == 1 else 2000
+    vars(pipeline).update(choose_pipeline=choose, free_bytes=lambda device: free)
+    with tempfile.TemporaryDirectory() as folder:
+        store = FolderStore(write_images(Path(folder)))
+    config, line = pipeline.with_settled_pipeline(CONFIG, here(rank, world), store, None)
+    return config.data.pipeline, line, asked["free"]
 
 
 def main(job: str, world: int, folder: Path, rank: int) -> None:

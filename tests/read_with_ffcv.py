@@ -24,7 +24,7 @@ def read(readings: list[tuple[str, bool]]) -> None:
 
 
 def crops(path: str, os_cache: bool) -> dict[str, object]:
-    """Return the labels, the crops' shape and their means."""
+    """Return the labels, the crops' shape and means, and which are gray."""
     from ffcv.fields.basics import IntDecoder
     from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -48,4 +48,5 @@ def crops(path: str, os_cache: bool) -> dict[str, object]:
         labels += np.array(label)[:, 0].tolist()
     joined = np.concatenate(found)
     means = joined.reshape(len(joined), -1).mean(1).tolist()
-    return {"labels": labels, "crops": joined.shape, "means": means}
+    gray = (joined == joined[..., :1]).all((1, 2, 3)).tolist()
+    return {"labels": labels, "crops": joined.shape, "means": means, "gray": gray}

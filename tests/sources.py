@@ -33,6 +33,13 @@ def jpeg(seed: int, **options: object) -> bytes:
     return encoded(picture(seed), "JPEG", **options)
 
 
+def gray_jpeg(seed: int, *, sampling: int = 0x11, **options: object) -> bytes:
+    """Return a JPEG of one channel; its sampling factors say nothing then, and some are odd."""
+    data = encoded(picture(seed).convert("L"), "JPEG", **options)
+    frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0")
+    return data[: frame + 11] + bytes([sampling]) + data[frame + 12 :]
+
+
 def rotated_jpeg(seed: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6

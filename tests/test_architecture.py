@@ -16,13 +16,15 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "jobs", "pipelines", "report", "interchange", "evaluate",
     "training", "methods", "model", "views", "distributed", "checkpoint", "config", "environment",
-    "kernels", "console", "files", "trace", "errors", "__init__",
+    "kernels", "console", "leaving", "files", "trace", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 
 WITH_PIPELINES = {"cli", "bench", "jobs", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
-OF_PIPELINES = {"pipelines", "views", "config", "kernels", "errors", "files", "trace", "__init__"}
+OF_PIPELINES = {
+    "pipelines", "views", "config", "kernels", "console", "errors", "files", "trace", "__init__",
+}  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "config", "errors"}
 """Where torch is imported within functions at most: ``--help`` is quick."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.errors import CheckpointError
+from tests.disks import small_disk
 from tests.processes import Forked
 
 
@@ -80,6 +82,17 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     assert not path.with_name("last.pt.tmp").exists()
 
 
+def test_a_full_disk_is_said_with_what_is_needed_and_free(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2) as disk:
+        path = disk / "checkpoints" / "last.pt"
+        checkpoints.save(path, make(1))
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.save(path, make(2, 10**6))
+        assert checkpoints.load(path).step == 1 and len(list(path.parent.iterdir())) == 1
+    said = r"cannot save \S+last\.pt: no space left on its disk: 8\.0 MB needed, 2\.\d MB free;"
+    assert re.match(said, str(caught.value))
+
+
 def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
     class Hostile:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -111,9 +124,9 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
 
 def test_another_run_is_refused_with_what_differs() -> None:
     state, config = make(), TrainConfig()
-    state.check_continues(config, 100)
+    state.check_continues(config)
     state.check_continues(
-        replace(config, run=replace(config.run, gpus=4), data=replace(config.data, workers=3)), 100
+        replace(config, run=replace(config.run, gpus=4), data=replace(config.data, workers=3))
     )
     other = replace(
         config,
@@ -121,10 +134,10 @@ def test_another_run_is_refused_with_what_differs() -> None:
         model=replace(config.model, backbone="resnet18"),
     )
     with pytest.raises(CheckpointError) as caught:
-        state.check_continues(other, 100)
+        state.check_continues(other)
     for part in ("lr: 0.05 -> 0.1", "batch: 512 -> 256", "backbone: resnet50 -> resnet18"):
         assert part in str(caught.value)
     with pytest.raises(
         CheckpointError, match="the data changed: 99 images now, 100 when the run began"
     ):
-        state.check_continues(config, 99)
+        state.check_images(99)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import threading
 import time
+from pathlib import Path
 
 import pytest
+from rich.console import Console as RichConsole
 
-from fastsiam.console import Console, FileProgress
+from fastsiam import console as console_module
+from fastsiam.console import Console, FileProgress, tally
 
 
 def test_speed_and_time_left_count_from_where_the_work_began(
@@ -31,3 +37,124 @@ def test_speed_and_time_left_count_from_where_the_work_began(
     shown.progress(1000, 100_000_000)
     assert "image 1,000 of 1,000: 27 images/s, 3 MB/s, 0 s left" in capsys.readouterr().err
     shown.end()
+
+
+class Screen:
+    """A terminal 200 columns wide that keeps what is written; and the time, which is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.text, self.now = io.StringIO(), 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.console = Console()
+        self.console._out = RichConsole(file=self.text, force_terminal=True, width=200)
+
+    def shown(self) -> str:
+        """Return what was written since the last time."""
+        found = self.text.getvalue()
+        self.text.seek(0)
+        self.text.truncate()
+        return found
+
+
+def test_quick_work_says_nothing_and_long_work_a_line_in_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen(monkeypatch)
+    with Console().tally("decoding images", 1000) as done:
+        for _ in range(49):
+            screen.now += 0.1
+            done.add(2)
+        assert capsys.readouterr().err == ""
+        screen.now += 0.1
+        done.add(2)
+        assert capsys.readouterr().err == "decoding images: 100 of 1,000, 20/s, 45 s left\n"
+        screen.now += 9.9
+        done.add(500)
+        assert capsys.readouterr().err == ""
+        screen.now += 0.1
+        done.add(150)
+        assert capsys.readouterr().err == "decoding images: 750 of 1,000, 50/s, 5 s left\n"
+    assert done.done == 750 and capsys.readouterr().err == ""
+
+
+def test_work_whose_length_nobody_knows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen(monkeypatch)
+    with Console().tally("listing /a [b], files") as done:
+        screen.now += 6
+        done.add(1200)
+    assert capsys.readouterr().err == "listing /a [b], files: 1,200, 200/s\n"
+
+
+def test_only_the_leader_shows_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its messages: the command line of other ranks asks for warnings alone."""
+    for level, shown in ((logging.WARNING, False), (logging.INFO, True)):
+        monkeypatch.setattr(logging.getLogger("fastsiam"), "level", level)
+        logging.getLogger("fastsiam").manager._clear_cache()  # type: ignore[attr-defined]
+        screen = Screen(monkeypatch)
+        with tally("work") as done:
+            screen.now += 6
+            done.add()
+        assert bool(capsys.readouterr().err) == shown
+
+
+def test_a_terminal_has_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(monkeypatch)
+    threads = threading.active_count()
+    with screen.console.tally("listing /a [b], files", 10) as done:
+        done.add()
+        assert screen.shown() == ""
+        screen.now += 6
+        done.add()
+        assert "listing /a [b], files: 2 of 10" in screen.shown()
+        done.add()  # in the same moment
+        assert screen.shown() == "" and threading.active_count() == threads
+        screen.now += 1
+        done.add()
+        assert "files: 4 of 10" in screen.shown()
+    assert not console_module._bars
+
+
+def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(monkeypatch)
+    with screen.console.progress(100, 0):
+        screen.console.advance(50, "loss -0.5")
+        assert "50/100" in screen.shown()
+        with tally("kNN: images", 10) as elsewhere, screen.console.tally("kNN: images", 10) as done:
+            screen.now += 6
+            done.add(4)
+            found = screen.shown()
+            assert "50/100" in found and "kNN: images: 4 of 10" in found
+            assert len(console_module._bars) == 1 and elsewhere.done == 0
+        assert "loss -0.5" in screen.shown()
+
+
+def test_waiting_is_a_line_in_a_log(capfd: pytest.CaptureFixture[str]) -> None:
+    with Console().waiting("compiling, about a minute"):
+        assert capfd.readouterr().err == "compiling, about a minute\n"
+    assert capfd.readouterr().err == ""
+
+
+def test_waiting_is_a_spinner_in_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    """It turns while this process is busy, ends with what was waited for, and starts no thread."""
+    console = Console()
+    console._out = RichConsole(stderr=True, force_terminal=True, width=200)
+    threads, drawn = threading.active_count(), ""
+    with pytest.raises(KeyError), console.waiting("compiling [a]"):
+        while "(1 s)" not in drawn:
+            drawn += capfd.readouterr().err
+        assert threading.active_count() == threads
+        raise KeyError
+    for sign in "|/-":
+        assert f"\r{sign} compiling [a] (" in drawn
+    assert capfd.readouterr().err.endswith("\r\x1b[K")
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+    assert not any(_command(child).startswith("\nimport select") for child in children.split())
+
+
+def _command(process: str) -> str:
+    line = Path(f"/proc/{process}/cmdline").read_text().split("\0")
+    return line[line.index("-c") + 1] if "-c" in line else ""

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import explained, reason, why, written_whole
+from fastsiam.files import explained, reason, why, written_for_user, written_whole
+from tests.disks import small_disk
+from tests.processes import Forked
 
 
 def test_a_file_is_replaced_when_all_went_well(tmp_path: Path) -> None:
@@ -77,3 +83,59 @@ def test_other_errors_pass() -> None:
 def test_errors_that_say_little() -> None:
     assert why(RuntimeError("first line\nsecond")) == "first line"
     assert why(OSError()) == reason(OSError()) == "OSError"
+
+
+def test_a_full_disk_in_the_words_of_a_library(tmp_path: Path) -> None:
+    """torch's and safetensors' errors have no number: the system's stands in their place."""
+    content = {"weight": torch.zeros(10**6)}
+    with small_disk(tmp_path / "disk", 2) as disk:
+        (disk / "file").write_text("old")
+        for save in (torch.save, save_file):
+            with (
+                pytest.raises(DataError, match=r"^cannot write it: No space left .*; make room"),
+                explained(DataError, "cannot write it"),
+                written_whole(disk / "file") as temporary,
+            ):
+                save(content, temporary)
+        assert [(path.name, path.read_text()) for path in disk.iterdir()] == [("file", "old")]
+
+
+def write_too_much(path: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+    with written_for_user(path) as temporary:
+        torch.save(torch.zeros(10**6), temporary)
+
+
+def test_a_file_that_may_not_be_that_large(tmp_path: Path) -> None:
+    done = Forked(write_too_much, tmp_path / "file").wait()
+    assert f"cannot write {tmp_path / 'file'}: File too large; allow larger files" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^mine$"), written_whole(tmp_path / "x") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError("mine")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_link_names_is_written_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "file")
+    with written_whole(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "folder" / "file").read_text() == "new"
+    assert [p.name for p in (tmp_path / "folder").iterdir()] == ["file"]
+
+
+def test_a_pipe_is_written_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit(pipe.read_text)
+        with written_whole(pipe) as temporary:
+            temporary.write_text("through")
+        assert read.result() == "through"
+    assert pipe.is_fifo()

@@ -78,7 +78,7 @@ def test_it_is_evaluated_exported_and_shown(images: Path, run: Path) -> None:
     assert "after 2 epochs" in knn.stdout
     weights = run / "weights.safetensors"
     wide = fastsiam("export", str(run), "--format", "torchvision", "--out", str(weights), code=1)
-    assert "is 4 channels wide" in wide.stderr
+    assert "width 4: torchvision's ResNets are 64 wide" in wide.stderr
     fastsiam("report", str(run))
     page = (run / "report.html").read_text()
     assert "predictor-dim" in page or "predictor_dim" in page

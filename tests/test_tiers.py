@@ -1,4 +1,4 @@
-"""Each test that is slow in all its cases is named in docs/testing.md, with what stands for it."""
+"""Each test that is slow in all its cases is named on the page of tests, with its stand-in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def slow_as_a_whole() -> Iterator[str]:
 
 def rows() -> Iterator[tuple[str, str]]:
     """Yield the table's rows: names of slow tests, and what stands for them."""
-    text = (ROOT / "docs" / "testing.md").read_text()
+    text = (ROOT / "docs" / "develop" / "testing.md").read_text()
     yield from re.findall(r"^\| (`.+?`) \| (.+?) \|$", text, flags=re.MULTILINE)
 
 

@@ -15,16 +15,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastsiam import trace
 from fastsiam.bench.contest import Contender
 from fastsiam.bench.contestants.profile import MARK, build_profile, warm_up
+from fastsiam.bench.images import make_images, users_own
 from fastsiam.bench.records import Record, check_writable, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.tables import markdown
 from fastsiam.bench.timing import Sample, Timing
-from fastsiam.config import DataConfig, Pipeline, TrainConfig
+from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
+from fastsiam.pipelines import open_store
+from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 
 
@@ -47,12 +52,12 @@ class GpuUse:
         )
 
 
-def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> tuple[str, Record]:
+def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> tuple[str, Record]:
     """Trace a few steps of training, from the middle of an epoch.
 
     Args:
         session: what is trained on what.
-        pipeline: that feeds it.
+        asked: the pipeline that feeds it.
         steps: how many.
         out: gets a trace for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
@@ -65,7 +70,7 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> tupl
         DataError: ``out`` cannot be written.
     """
     check_writable(out)
-    batch = session.trained_batch
+    batch, pipeline = session.trained_batch, _settled(session, asked)
     data = DataConfig(pipeline=pipeline, workers=session.workers)
     config = replace(session.train_config(batch), data=data)
     if BACKENDS[pipeline].real:
@@ -94,6 +99,26 @@ def profile(session: Session, pipeline: Pipeline, steps: int, out: Path) -> tupl
         in_the_clock="traced steps in the middle of an epoch; tracing slows them down",
         config=session.settings(batch=batch, workers=session.workers),
     )
+
+
+def _settled(session: Session, asked: PipelineSetting) -> Pipeline:
+    """Return the pipeline that training would choose for all of the data, not for those traced.
+
+    Images that are made stand for ImageNet's, of which no memory holds all.
+    """
+    if asked != "auto":
+        return asked
+    device = torch.device(session.device)
+    with tempfile.TemporaryDirectory() as folder:
+        own = users_own(session.config)
+        if not own:
+            make_images(Path(folder), 1)
+        root = session.config.root if own else Path(folder)
+        choice = choose_pipeline(
+            DataConfig(data=str(root)), open_store(root, "train"), device=device, keeps=own
+        )
+    session.console.say(f"pipeline {choice.name}: {choice.why}")
+    return choice.name
 
 
 def _traced(

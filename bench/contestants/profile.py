@@ -14,7 +14,7 @@ from fastsiam.bench.contest import Work
 from fastsiam.bench.contestants.step import fed, step_of
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.config import TrainConfig
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.backends import backend_of
 
 MARK = "fastsiam: the clocks meet"
 """A range of no length, by which the times of our own notes and of torch's trace are compared."""
@@ -57,5 +57,5 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
 
 def warm_up(config: TrainConfig) -> int:
     """Return how many steps go before those that are traced: all that were made ahead."""
-    made_ahead = BACKENDS[config.data.pipeline].made_ahead
+    made_ahead = backend_of(config.data).made_ahead
     return 2 + made_ahead(config.data, config.augment, config.optim.batch)

@@ -12,7 +12,7 @@ from fastsiam.bench.contest import Work
 from fastsiam.bench.contestants.step import Fed, fed, step_of, steps_in_time
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.config import TrainConfig
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.backends import backend_of
 from fastsiam.training.clock import Clock
 from fastsiam.views.batch import Batch
 
@@ -38,7 +38,7 @@ class _Training:
             self._stepper.take(batch)
         wanted = steps_in_time(partial(self._stepper.take, batch), own.place)
         data, images = own.config.data, own.config.optim.batch // own.place.world
-        ahead = BACKENDS[data.pipeline].made_ahead(data, own.config.augment, images)
+        ahead = backend_of(data).made_ahead(data, own.config.augment, images)
         on_gpu = own.place.device.type == "cuda"
         self._warm, self.steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
         self._feed: Iterator[Batch] = iter(())

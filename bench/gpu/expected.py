@@ -1,6 +1,6 @@
 """What was expected of an H200 before fastsiam had run on any GPU, and where it is found.
 
-Each figure was worked out or taken from what others published; docs/gpu-expectations.md says how.
+Each figure was worked out or taken from what others published; docs/benchmarks/gpu.md says how.
 """
 
 from __future__ import annotations

@@ -14,16 +14,18 @@ from typing import Annotated, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, convert, evaluate, export, look, train
+from fastsiam.cli import bench, config, convert, evaluate, export, look, train
+from fastsiam.cli.help import Commands
 from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.leaving import leave_at_the_second
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, evaluate, export, look):
+for _commands in (train, config, evaluate, export, look):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")
@@ -36,6 +38,7 @@ def main() -> None:
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
     for NCCL, NCCL for the other ranks, and they for this one.
     """
+    leave_at_the_second()
     try:
         _run()
     except BaseException as ending:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-import typer.core
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig
+from fastsiam.cli.help import Commands, Group
 from fastsiam.cli.options import command_of
-from fastsiam.config import Pipeline
+from fastsiam.config import PipelineSetting
 
 
-class _BenchGroup(typer.core.TyperGroup):
+class _BenchGroup(Group):
     """``fastsiam bench`` alone, or followed by options, means ``fastsiam bench all``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -24,7 +24,7 @@ class _BenchGroup(typer.core.TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = Commands(
     cls=_BenchGroup,
     help="Measure: how fast each pipeline is here, what bounds training, what would be faster. "
     "Without a command: all.",
@@ -50,8 +50,9 @@ for _case in CASES.values():
 @app.command()
 def profile(
     pipeline: Annotated[
-        Pipeline, typer.Option(help="Pipeline that feeds the training.")
-    ] = "torchvision",
+        PipelineSetting,
+        typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
+    ] = "auto",
     data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
     batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,

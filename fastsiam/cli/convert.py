@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fastsiam.cli.help import Commands
 from fastsiam.cli.options import command_of
 from fastsiam.config import ConvertConfig
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Turn a data set into one verified file that every pipeline reads.",
 )
@@ -31,7 +32,7 @@ def cifar10(config: ConvertConfig) -> None:
 
 
 def folder(config: ConvertConfig) -> None:
-    """Whatever --data of the train command takes: folders of images, tars, .beton files or parts.
+    """Whatever --data of the train command takes: images, tars, Hugging Face's, .beton or parts.
 
     Class folders or none; train/ beside val/ or test/, or training images alone.
     """

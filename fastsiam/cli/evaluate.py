@@ -8,8 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
+from fastsiam.cli.help import Commands
 from fastsiam.cli.options import command_of, picture_path
 from fastsiam.config import RunConfig
 from fastsiam.config.evaluate import (
@@ -24,8 +23,8 @@ from fastsiam.config.evaluate import (
 if TYPE_CHECKING:
     from fastsiam.evaluate.records import Record
 
-app = typer.Typer()
-measures = typer.Typer(no_args_is_help=True, help="Measure the quality of a trained encoder.")
+app = Commands()
+measures = Commands(no_args_is_help=True, help="Measure the quality of a trained encoder.")
 
 _NETWORK = "run", "Run folder, a checkpoint, or a weights file of another program."
 
@@ -34,9 +33,12 @@ def knn(run: Path, config: KnnConfig) -> None:
     """Classify the validation images by their nearest training images (pool5 features, cosine)."""
     from fastsiam.jobs.evaluate import evaluate_knn
 
-    record = _evaluated(evaluate_knn, run, config)
-    if record and config.per_class:
-        print("\n".join(record.class_lines()))
+    def show(record: Record) -> None:
+        _show(record)
+        if config.per_class:
+            print("\n".join(record.class_lines()), flush=True)
+
+    _evaluated(evaluate_knn, run, config, show)
 
 
 def linear(run: Path, config: LinearConfig) -> None:
@@ -53,8 +55,17 @@ def finetune(run: Path, config: FinetuneConfig) -> None:
     _evaluated(evaluate_finetuned, run, config)
 
 
-def _evaluated(evaluate: Callable[..., Record], run: Path, config: EvalConfig) -> Record | None:
-    """Evaluate on as many ranks as are asked for; rank 0 prints the summary and gets the record."""
+def _show(record: Record) -> None:
+    print("\n".join(record.summary), flush=True)
+
+
+def _evaluated(
+    evaluate: Callable[..., Record],
+    run: Path,
+    config: EvalConfig,
+    show: Callable[[Record], None] = _show,
+) -> None:
+    """Evaluate on as many ranks as are asked for; rank 0 shows the record, then it is written."""
     from fastsiam import distributed
     from fastsiam.jobs.evaluate import preflight
 
@@ -64,12 +75,8 @@ def _evaluated(evaluate: Callable[..., Record], run: Path, config: EvalConfig) -
         preflight(run, config)
         sys.exit(distributed.launch(config.gpus, sys.argv[1:]))
     place = distributed.start(where)
-    record = evaluate(run, config, place)
+    evaluate(run, config, place, show=show)
     distributed.finish()
-    if not place.leads:
-        return None
-    print("\n".join(record.summary))
-    return record
 
 
 measures.command()(command_of(knn, KnnConfig, argument=_NETWORK))

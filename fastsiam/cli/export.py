@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer()
+from fastsiam.cli.help import Commands
+
+app = Commands()
 
 
 @app.command()
@@ -15,13 +17,17 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run folder, checkpoint, or a file of weights: of simsiam's authors, mmselfsup, "
-            "solo-learn, lightly, torchvision or timm."
+            help="Run folder, checkpoint, or a file of weights: a plain one, or of simsiam's "
+            "authors, mmselfsup, solo-learn, lightly, torchvision or timm."
         ),
     ],
     layout: Annotated[
-        Literal["torchvision", "timm", "simsiam", "detectron2"],
-        typer.Option("--format", help="Library whose names the weights shall have."),
+        Literal["plain", "torchvision", "timm", "simsiam", "detectron2"],
+        typer.Option(
+            "--format",
+            help="plain takes every network: a state dict, with a few lines of Python that rebuild "
+            "the network. The others are libraries whose names the weights shall have.",
+        ),
     ],
     out: Annotated[
         Path,
@@ -49,9 +55,9 @@ def export(
         bool, typer.Option("--force", help="Overwrite the file and its card if they are there.")
     ] = False,
 ) -> None:
-    """Write the backbone's weights for another library, with a model card.
+    """Write the backbone's weights for use elsewhere, with a model card.
 
-    simsiam takes the heads too.
+    simsiam takes the heads too. A run says at its start which formats can hold its network.
     """
     from fastsiam.interchange import load_pretrained
     from fastsiam.jobs import export as jobs

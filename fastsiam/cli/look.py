@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
-from fastsiam.cli.options import picture_path, recipe_named
-from fastsiam.config import DataConfig, Pipeline
+from fastsiam.cli.help import Commands
+from fastsiam.cli.options import picture_path, settings_command, use_run
+from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
+from fastsiam.config.flags import augment_from_flags, section_flags
 from fastsiam.files import write_json
 
-app = typer.Typer()
+app = Commands()
 
 
-@app.command()
 def views(
-    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
-    data: Annotated[
-        str, typer.Option(help="Data as of train; default: $FASTSIAM_DATA, else ./data.")
+    recipe: str,
+    seen: tuple[DataConfig, AugmentConfig, int],
+    *,
+    run: Annotated[
+        str,
+        typer.Option(
+            is_eager=True,
+            callback=use_run,
+            help="Run, or a checkpoint of one, whose data and augmentation are shown.",
+        ),
     ] = "",
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("views.png"),
     pipeline: Annotated[
-        str, typer.Option(help="Pipeline that makes the views; a,b shows several side by side.")
-    ] = "torchvision",
-    recipe: Annotated[str, typer.Option(help="Recipe whose augmentation is shown.")] = "imagenet",
+        str,
+        typer.Option(
+            help="Pipeline that makes the views; a,b shows several side by side. "
+            "auto is the fastest here, but for memory, which would decode all images. "
+            "Default: the run's, else auto."
+        ),
+    ] = "",
     images: Annotated[int, typer.Option(min=1, help="How many images.")] = 12,
     epoch: Annotated[
         int, typer.Option(min=0, help="Epoch whose first images and draws are shown.")
     ] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the drawn parameters of every view there.")
     ] = None,
@@ -38,20 +52,31 @@ def views(
     from fastsiam.report.pictures import save_picture
 
     out = picture_path(out)
-    augment = recipe_named(recipe).augment
-    names = cast("list[Pipeline]", pipeline.split(","))
+    data, augment, seed = seen
+    names = (pipeline or (data.pipeline if run else "auto")).split(",")
     try:
-        sources = [DataConfig(data=data, pipeline=name, workers=0) for name in names]
+        settings = [cast("PipelineSetting", name) for name in names]
+        sources = [replace(data, pipeline=name, workers=0) for name in settings]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     sheet, record = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(
         f"wrote {out}: source and {len(augment.views)} views of {len(record)} images, "
-        f"pipeline {', '.join(names)}, epoch {epoch}, seed {seed}"
+        f"epoch {epoch}, seed {seed}"
     )
     if json_file:
         write_json(json_file, record)
+
+
+def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
+    """Build what decides how an image is seen: data, augmentation and seed."""
+    data = DataConfig(**{f.name: flags[f.name] for f in fields(DataConfig)})
+    return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
+
+
+_SHOWN = {"data", "seed", *(flag.name for flag in section_flags()["augment"])}
+app.command()(settings_command(views, options=_SHOWN, build=_seen))
 
 
 @app.command()

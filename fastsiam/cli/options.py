@@ -1,53 +1,54 @@
 """Typer options made out of the config dataclasses, so that every option is written exactly once.
 
-Typer reads a command's parameters from its signature. ``train_command`` builds that signature from
-the flags of ``TrainConfig``, ``command_of`` from the fields of one dataclass: name, type, default,
-and as help the literal below the field. Typer honours the built ``__signature__``;
-tests/cli/test_cli.py holds that it does for every field.
+Typer reads a command's parameters from its signature. ``settings_command`` builds that signature
+from the flags of ``TrainConfig``, ``command_of`` from the fields of one dataclass: name, type,
+default, and as help the literal below the field. Typer honours the built ``__signature__``;
+tests/cli/test_options.py holds that it does for every field.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
-from collections.abc import Callable, Collection
-from dataclasses import fields, is_dataclass
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
-from fastsiam.config import METHOD_CONFIGS, AugmentConfig, MethodConfig, ModelConfig, TrainConfig
+from fastsiam.config.docs import field_docs, heading, owner_of
+from fastsiam.config.files import (
+    Settings,
+    layered,
+    read_settings,
+    recorded,
+    run_folder,
+)
 from fastsiam.config.flags import Flag, from_flags, to_flags, train_flags
 from fastsiam.config.recipes import RECIPES
 
-_RECIPE, _METHOD = "fastsiam.recipe", "fastsiam.method"
+_CHOSEN = "fastsiam.chosen"
+"""Key of what is known of the settings while the options are read."""
+_FRESH = "auto", "never", ""
+"""Values of ``--resume`` that name no run."""
 
 
-def field_docs(cls: type) -> dict[str, str]:
-    """Map the name of each field of a dataclass to the string literal below it."""
-    docs: dict[str, str] = {}
-    for base in cls.__bases__:
-        if is_dataclass(base):
-            docs |= field_docs(base)
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    for first, second in pairwise(body.body):
-        match first, second:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(text))
-            ):
-                docs[name] = text
-    return docs
+def settings_command(
+    run: Callable[..., None],
+    *,
+    options: Collection[str] | None = None,
+    build: Callable[[Mapping[str, Any]], Any] = from_flags,
+) -> Callable[..., None]:
+    """Turn ``run(recipe, config)`` into a Typer command with options for a training run's settings.
 
+    ``--recipe``, ``--method``, ``--config`` and what names a run are read first and give the others
+    their defaults, in whatever order all are given. A value that the config refuses is a usage
+    error (exit code 2).
 
-def train_command(run: Callable[[str, TrainConfig], None]) -> Callable[..., None]:
-    """Turn ``run(recipe, config)`` into a Typer command with one option for each flag.
-
-    ``--recipe`` and ``--method`` are read first and give the others their defaults, in whatever
-    order all are given. A value that the config refuses is a usage error (exit code 2).
+    Args:
+        run: the command; parameters of its own beside the two become options as in any command.
+        options: names of the flags that there are options for; by default all.
+        build: makes the config out of every flag's value.
     """
     recipe = typer.Option(
         next(iter(RECIPES)),
@@ -55,30 +56,39 @@ def train_command(run: Callable[[str, TrainConfig], None]) -> Callable[..., None
         callback=_use_recipe,
         help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
     )
-    options = [_parameter("recipe", str, recipe), *map(_option_of, train_flags())]
-    context = inspect.Parameter(
-        "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    file = typer.Option(
+        None,
+        is_eager=True,
+        callback=_use_file,
+        help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat the "
+        "recipe's; flags beat them. fastsiam config writes such a file.",
     )
+    own = _own_parameters(run)
+    flags = [flag for flag in train_flags() if options is None or flag.name in options]
+    defaults = layered().flags
+    parameters = [
+        inspect.Parameter(
+            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        ),
+        _parameter("recipe", str, recipe),
+        _parameter("config", Path | None, file),
+        *own,
+        *(_option_of(flag, defaults) for flag in flags),
+    ]
 
-    def command(context: typer.Context, recipe: str, **flags: Any) -> None:
-        for flag in train_flags():
-            if issubclass(flag.owner, MethodConfig) and not _given(context, flag.name):
-                flags[flag.name] = (context.default_map or {}).get(flag.name)
+    def command(context: typer.Context, **given: Any) -> None:
+        settings = _defaults(context)
+        changed = {f.name: given[f.name] for f in flags if _given(context, f.name)}
         try:
-            config = from_flags(flags)
+            built = build({**settings.flags, **changed})
         except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-        run(recipe, config)
+            where = f" (with the settings of {settings.source})" if settings.source else ""
+            raise typer.BadParameter(f"{error}{where}") from error
+        run(settings.recipe, built, **{x.name: given[x.name] for x in own})
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    """Tell whether an option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def command_of(
@@ -92,7 +102,7 @@ def command_of(
 
     Args:
         run: the command.
-        cls: of the config.
+        cls: of the config; options are in sections if it inherits some.
         options: names of the fields that the command has options for; by default all.
         argument: name and help of a path that stands without a flag; then it is ``run(path,
             config)``.
@@ -108,8 +118,18 @@ def command_of(
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     hints, docs = get_type_hints(cls), field_docs(cls)
+    owners = {f.name: owner_of(cls, f.name) for f in fields(cls)}
+    several = len(set(owners.values())) > 1
     parameters = [
-        _parameter(f.name, hints[f.name], typer.Option(f.default, help=docs[f.name]))
+        _parameter(
+            f.name,
+            hints[f.name],
+            typer.Option(
+                f.default,
+                help=docs[f.name],
+                rich_help_panel=heading(owners[f.name]) if several else None,
+            ),
+        )
         for f in fields(cls)
         if options is None or f.name in options
     ]
@@ -118,13 +138,6 @@ def command_of(
         parameters.insert(0, _parameter(name, Path, typer.Argument(help=text)))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
-
-
-def recipe_named(name: str) -> TrainConfig:
-    """Return a recipe's settings; an unknown name is a usage error."""
-    if name not in RECIPES:
-        raise typer.BadParameter(f"unknown recipe {name!r}; there are {', '.join(RECIPES)}")
-    return RECIPES[name]()
 
 
 def picture_path(path: Path) -> Path:
@@ -138,57 +151,113 @@ def picture_path(path: Path) -> Path:
     return path
 
 
+def use_run(context: typer.Context, path: str) -> str:
+    """Take all settings from a run: a callback of an option that names its folder or checkpoint."""
+    if path not in _FRESH:
+        _choose(context, run=_settings_of_run(Path(path)))
+    return path
+
+
+def _resume(context: typer.Context, path: str) -> str:
+    """Take all settings from the run that goes on, in its folder if no other is given."""
+    if path not in _FRESH:
+        settings, folder = _settings_of_run(Path(path)), run_folder(Path(path))
+        place = {"resume": path, "out": "" if folder is None else str(folder)}
+        _choose(context, run=replace(settings, flags={**settings.flags, **place}))
+    return path
+
+
+def _settings_of_run(path: Path) -> Settings:
+    """Read the config.json of a run, or a checkpoint's own settings where there is none."""
+    file = recorded(path)
+    if file is None:
+        from fastsiam import checkpoint
+
+        return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
+    try:
+        return read_settings(file, goes_on=True)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _use_file(context: typer.Context, path: Path | None) -> Path | None:
+    if path is not None:
+        try:
+            _choose(context, file=read_settings(path))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+    return path
+
+
 def _use_recipe(context: typer.Context, name: str) -> str:
-    recipe_named(name)
-    context.meta[_RECIPE] = name
-    _use_defaults(context)
+    _choose(context, **({"recipe": name} if _given(context, "recipe") else {}))
     return name
 
 
 def _use_method(context: typer.Context, name: str) -> str:
-    if name not in METHOD_CONFIGS:
-        raise typer.BadParameter(f"unknown method {name!r}; there are {', '.join(METHOD_CONFIGS)}")
-    context.meta[_METHOD] = name
-    _use_defaults(context)
+    if _given(context, "method"):
+        _choose(context, method=name)
     return name
 
 
-def _use_defaults(context: typer.Context) -> None:
-    """Give all options the defaults of the recipe and the method, as far as these are read."""
-    defaults = to_flags(recipe_named(context.meta.get(_RECIPE, next(iter(RECIPES)))))
-    own = METHOD_CONFIGS[defaults["method"]]
-    chosen = METHOD_CONFIGS[context.meta.get(_METHOD, own.name)]
-    if chosen is not own:
-        defaults = {
-            name: x for name, x in defaults.items() if name not in {f.name for f in fields(own)}
-        }
-        defaults |= {"method": chosen.name} | {f.name: f.default for f in fields(chosen)}
-    context.default_map = defaults
+def _choose(context: typer.Context, **chosen: Any) -> None:
+    """Note what else is known of the settings, and give all options their defaults anew."""
+    context.meta.setdefault(_CHOSEN, {}).update(chosen)
+    settings = _defaults(context)
+    defaults: dict[str, Any] = {"recipe": settings.recipe, **settings.flags}
+    for parameter in context.command.params:
+        of_settings = parameter.name == "recipe" or getattr(parameter, "rich_help_panel", None)
+        if of_settings and parameter.name in defaults:  # a command may have others of that name
+            parameter.default = defaults[parameter.name]
 
 
-def _option_of(flag: Flag) -> inspect.Parameter:
-    """Return the option of a training run's flag; its default comes from recipe and method."""
-    kind, name = flag.kind, flag.name
-    match (flag.owner, name):
-        case _ if flag.owner is ModelConfig and name == "method":
-            option = typer.Option(
-                next(iter(METHOD_CONFIGS)),
-                is_eager=True,
-                callback=_use_method,
-                help=f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}.",
-            )
-        case _ if flag.owner is AugmentConfig and name == "views":
-            option = typer.Option(
-                2, min=2, help="Views of each image; settings of views: one for all, or a,b."
-            )
-        case _ if flag.for_each_view:
-            metavar = f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
-            option = typer.Option("", metavar=metavar, help=field_docs(flag.owner)[name])
-            kind = str
-        case _:
-            default = next(f.default for f in fields(flag.owner) if f.name == name)
-            option = typer.Option(default, help=field_docs(flag.owner)[name])
-    return _parameter(name, kind, option)
+def _defaults(context: typer.Context) -> Settings:
+    """Return every setting as it is without the flags of the command line."""
+    chosen = context.meta[_CHOSEN]
+    files = [chosen[kind] for kind in ("run", "file") if kind in chosen]
+    try:
+        found = layered(
+            recipe=chosen.get("recipe", ""), method=chosen.get("method", ""), files=files
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if "run" in chosen and not found.flags["out"]:  # a file that names no folder asks for no other
+        return replace(found, flags={**found.flags, "out": chosen["run"].flags["out"]})
+    return found
+
+
+def _given(context: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _own_parameters(run: Callable[..., None]) -> list[inspect.Parameter]:
+    """Return what a command takes beside recipe and config."""
+    hints = get_type_hints(run, include_extras=True)
+    _, _, *own = inspect.signature(run).parameters.values()
+    return [x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name]) for x in own]
+
+
+def _option_of(flag: Flag, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    """Return the option of a training run's flag."""
+    kind, how = flag.kind, dict[str, Any](help=flag.help, rich_help_panel=flag.heading)
+    if flag.name in defaults:
+        default = defaults[flag.name]
+    else:  # of another method
+        default = next(f.default for f in fields(flag.owner) if f.name == flag.name)
+    if flag.name in _CALLBACKS:
+        how |= {"is_eager": True, "callback": _CALLBACKS[flag.name]}
+    if flag.name == "views":
+        how |= {"min": 2}
+    if flag.for_each_view:
+        how |= {"metavar": f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"}
+        kind, default = str, str(default)
+    return _parameter(flag.name, kind, typer.Option(default, **how))
+
+
+_CALLBACKS = {"method": _use_method, "resume": _resume}
+"""What the flags do that give others their defaults."""
 
 
 def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:

@@ -9,16 +9,18 @@ from typing import Annotated
 
 import typer
 
-from fastsiam.cli.options import train_command
+from fastsiam.cli.help import Commands
+from fastsiam.cli.options import settings_command
 from fastsiam.config import TrainConfig
 
-app = typer.Typer()
+app = Commands()
 
 
 def train(recipe: str, config: TrainConfig) -> None:
     """Train a backbone without labels. The defaults shown are those of --recipe and --method."""
     from fastsiam import distributed
     from fastsiam.jobs import train as jobs
+    from fastsiam.training.folder import RunFolder
 
     world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else config.run.gpus
     try:
@@ -27,11 +29,13 @@ def train(recipe: str, config: TrainConfig) -> None:
         raise typer.BadParameter(str(error)) from error
     if world > 1 and not distributed.is_worker():
         folder = jobs.run_folder(config, recipe)
+        with RunFolder(folder).taken():
+            pass  # refused here, or rank 0 would be when all have begun
         sys.exit(distributed.launch(world, [*sys.argv[1:], "--out", str(folder)]))
     jobs.train_here(config, recipe)
 
 
-app.command()(train_command(train))
+app.command()(settings_command(train))
 
 
 @app.command()

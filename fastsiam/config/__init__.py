@@ -2,14 +2,14 @@
 
 ``train`` and its sections (``data``, ``views``, ``model``), ``convert``, ``evaluate``; ``recipes``
 are named starting points; ``flags`` and ``plain`` are the same settings for command lines and
-files.
+records; ``files`` reads settings files and says what beats what.
 """
 
 from __future__ import annotations
 
 from .checks import require
 from .convert import ConvertConfig
-from .data import DataConfig, ImagePipeline, Pipeline
+from .data import DataConfig, ImagePipeline, Pipeline, PipelineSetting
 from .model import (
     METHOD_CONFIGS,
     OWN_BACKBONES,
@@ -46,6 +46,7 @@ __all__ = [
     "NumericsConfig",
     "OptimConfig",
     "Pipeline",
+    "PipelineSetting",
     "Precision",
     "RunConfig",
     "SimSiamConfig",

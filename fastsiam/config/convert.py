@@ -16,7 +16,10 @@ class ConvertConfig:
     source: str = ""
     """Where the data are: a folder or a file. Default: $FASTSIAM_DATA, else ./data."""
     out: str = ""
-    """Folder for train.beton, val.beton and manifest.json. Default: where the source was found."""
+    (
+        "Folder for train.beton, val.beton and manifest.json. "
+        "Default: beside the source, its name with -beton."
+    )
     max_side: int = 0
     """Shrink images whose longer side has more pixels than this; 0 leaves them."""
     short_side: int = 0

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from .checks import require
+from .checks import require, share
 
 ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
+PipelineSetting = Literal["auto", Pipeline]
+"""One by name, or the one that ``fastsiam.pipelines.automatic`` chooses for the images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +22,21 @@ class DataConfig:
 
     data: str = ""
     (
-        "Converted folder or .beton file, .tar archive, or folder of images or tars, "
-        "with train/ beside val/ or test/ or without. Default: $FASTSIAM_DATA, else ./data."
+        "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
+        "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
+        "without. Default: $FASTSIAM_DATA, else ./data."
     )
-    pipeline: Pipeline = "torchvision"
+    holdout: str = ""
     (
-        "How images become batches: PIL in worker processes; FFCV; DALI; "
-        "decoded once and kept on the device; or ready tensors."
+        "Share of each class of the training images to leave out and validate on, such as 10%, "
+        "where there are no validation images: the same images in every command."
+    )
+    pipeline: PipelineSetting = "auto"
+    (
+        "How images become batches: PIL in worker processes (torchvision); FFCV; DALI; decoded "
+        "once and kept on the device (memory); or ready tensors (synthetic). auto is the fastest "
+        "that is installed and can read the data, memory if all images fit; a resumed run keeps "
+        "its own."
     )
     workers: int = -1
     (
@@ -50,7 +60,8 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
-        known = get_args(Pipeline)
+        share(self.holdout, "holdout")
+        known = get_args(PipelineSetting)
         require(
             self.pipeline in known,
             f"pipeline must be one of {', '.join(known)}, not {self.pipeline!r}",
@@ -65,7 +76,12 @@ class DataConfig:
     @property
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; ready tensors come from none."""
-        return self.pipeline in get_args(ImagePipeline)
+        return self.pipeline in ("auto", *get_args(ImagePipeline))
+
+    @property
+    def held_percent(self) -> float:
+        """Percent of the training images that are held out; 0 is none."""
+        return share(self.holdout, "holdout")
 
     @property
     def root(self) -> Path:

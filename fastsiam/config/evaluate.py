@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, Self, get_args
 
-from .checks import require
+from .checks import require, share
 from .data import ImagePipeline
 from .model import Stem
 from .train import Precision
 
 Storage = Literal["fp32", "fp16", "bf16"]
 
+_PAPERS_BATCH = 4096
+"""Of linear evaluation with LARS."""
+_LARS_STEPS = 2000
+"""With fewer of that batch LARS hardly leaves its start; ImageNet gives 28,080."""
+_RATES_FOR_LITTLE = "0.1,0.3,1,3,10,30"
+"""Base rates for SGD on few images: which is best depends on how many, and on the features."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """Which images are evaluated on, how the network takes them, and where."""
+    """Images and network: what is evaluated, and where."""
 
     data: str = ""
     """Data as of train, with a validation split where there is one; default: the run's."""
-    pipeline: Literal["run", ImagePipeline] = "run"
-    """How images are loaded, as of train; run is as the run had it, torchvision for other files."""
+    holdout: str = ""
+    """Share of each class to validate on, as of train; default: the run's."""
+    pipeline: Literal["run", "auto", ImagePipeline] = "run"
+    (
+        "How images are loaded, as of train; run is as the run had it, auto for other files. "
+        "auto is never memory, which would decode all images before the first."
+    )
     workers: int = -1
     """Loader processes or threads of each rank; -1 is one for each core of the rank."""
     backbone: str = ""
@@ -56,8 +68,9 @@ class EvalConfig:
     """Write the record there too; it also goes into the run's eval folder."""
 
     def __post_init__(self) -> None:
+        share(self.holdout, "holdout")
         for name, kind in (("pipeline", ImagePipeline), ("precision", Precision)):
-            known = ["run", *get_args(kind)]
+            known = list(dict.fromkeys(("run", "auto", *get_args(kind))))
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
         stems = get_args(Stem)
@@ -80,7 +93,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnnConfig(EvalConfig):
-    """The kNN classifier; all combinations of k and temperature in one pass."""
+    """Classifier: kNN, all combinations of k and temperature in one pass."""
 
     k: str = ""
     """Neighbours that vote, one number or several: 10,20,100,200. Default: the run's, else 200."""
@@ -115,7 +128,7 @@ class KnnConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelConfig(EvalConfig):
-    """What evaluations that train with labels share."""
+    """Training with labels: on which images, and how."""
 
     percent: float = 100.0
     (
@@ -154,21 +167,32 @@ class LabelConfig(EvalConfig):
         """Images of a step over all ranks, with the default filled in."""
         raise NotImplementedError
 
+    def settled(self, images: int) -> Self:
+        """Return the settings with what depends on the number of training images filled in."""
+        return self
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearConfig(LabelConfig):
-    """Linear evaluation; the defaults are the paper's and its code's."""
+    """Classifier: linear; the defaults are the paper's and its code's, where data are enough."""
 
-    optimizer: Literal["lars", "sgd"] = "lars"
-    """lars as in the paper, or sgd, which it names as an alternative with --lrs 30 --batch 256."""
+    optimizer: Literal["auto", "lars", "sgd"] = "auto"
+    (
+        "lars as in the paper, or sgd, which it names as an alternative with --lrs 30 --batch 256. "
+        "auto is lars if images x epochs are 2,000 steps of 4096 or more, or if --lrs are given; "
+        "else sgd with several rates, for so few steps of lars hardly leave the start."
+    )
     lrs: str = ""
     (
         "Base rates for a batch of 256, scaled by batch / 256; several (.02,.05,.1,.2) train as "
         "many classifiers at once. Default: 0.1 for lars (the authors' code; the paper's text "
-        "says 0.02), 30 for sgd."
+        "says 0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto is sgd."
     )
     batch: int = 0
-    """Global batch. Default: 4096 for lars, 256 for sgd; at most the training images."""
+    (
+        "Global batch; at most the training images. Default: 4096 for lars, 256 for sgd (where "
+        "auto is sgd, down to 16 for eight steps an epoch)."
+    )
     epochs: int = 90
     """Passes over the training images; the cosine ends here."""
     lars_trust: float = 0.001
@@ -184,8 +208,8 @@ class LinearConfig(LabelConfig):
     def __post_init__(self) -> None:
         LabelConfig.__post_init__(self)
         require(
-            self.optimizer in ("lars", "sgd"),
-            f"optimizer must be lars or sgd, not {self.optimizer!r}",
+            self.optimizer in ("auto", "lars", "sgd"),
+            f"optimizer must be auto, lars or sgd, not {self.optimizer!r}",
         )
         require(all(lr > 0 for lr in self.rates), f"lrs must be above 0, not {self.lrs}")
         require(len(set(self.rates)) == len(self.rates), f"lrs has a rate twice: {self.lrs}")
@@ -203,17 +227,49 @@ class LinearConfig(LabelConfig):
     @property
     def rates(self) -> list[float]:
         """The base rates."""
-        return numbers(self.lrs, "lrs") or [0.1 if self.optimizer == "lars" else 30.0]
+        return numbers(self.lrs, "lrs") or [30.0 if self.optimizer == "sgd" else 0.1]
 
     @property
     def global_batch(self) -> int:
         """Images of a step over all ranks, with the default filled in."""
-        return self.batch or (4096 if self.optimizer == "lars" else 256)
+        return self.batch or (256 if self.optimizer == "sgd" else _PAPERS_BATCH)
+
+    def settled(self, images: int) -> Self:
+        """Return the settings with what "auto" means for so many training images."""
+        if self.optimizer != "auto":
+            return self
+        if self.lrs or not self.little_for_lars(images):
+            return replace(self, optimizer="lars")
+        batch = self.batch or _batch_for_little(images)
+        return replace(self, optimizer="sgd", lrs=_RATES_FOR_LITTLE, batch=batch)
+
+    def little_for_lars(self, images: int) -> bool:
+        """Tell whether so many training images leave LARS near its start.
+
+        What it moves a weight by, relative to the weight, is the sum of its rates, which are scaled
+        by the batch: images x epochs count, whatever the batch is.
+        """
+        return images * self.epochs < _LARS_STEPS * _PAPERS_BATCH
+
+    def why_settled(self, images: int) -> str:
+        """Say what "auto" means for so many training images, and why; empty if all is given."""
+        if self.optimizer != "auto":
+            return ""
+        seen = f"{images:,} images x {self.epochs} epochs"
+        if not self.little_for_lars(images):
+            return f"LARS, the paper's: {seen} are enough for it"
+        if self.lrs:
+            return "LARS, the paper's, for rates are given; for rates of SGD: --optimizer sgd"
+        return (
+            f"SGD with several rates, not the paper's LARS: {seen} are "
+            f"{images * self.epochs // _PAPERS_BATCH:,} steps of {_PAPERS_BATCH}, and LARS takes "
+            f"{_LARS_STEPS:,} to leave its start (--optimizer lars has it all the same)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
-    """Fine-tuning of the whole network; the defaults are SimCLR's (appendix B.5), but the batch."""
+    """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), but for the batch."""
 
     lr: float = 0.05
     """Rate for a batch of 256, scaled by batch / 256."""
@@ -236,7 +292,7 @@ class FinetuneConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeaturesConfig(EvalConfig):
-    """Features for work of one's own."""
+    """Features: which, and the file that they go to."""
 
     out: str = "features.npy"
     """File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet."""
@@ -244,6 +300,8 @@ class FeaturesConfig(EvalConfig):
     """Which images; a folder without splits is train."""
     layer: Literal["backbone", "projector"] = "backbone"
     """Pooled features of the backbone (pool5), or the projections that the loss compares."""
+    force: bool = False
+    """Overwrite files that are there."""
 
     def __post_init__(self) -> None:
         EvalConfig.__post_init__(self)
@@ -255,7 +313,7 @@ class FeaturesConfig(EvalConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighboursConfig(EvalConfig):
-    """A picture of images and what is nearest to them."""
+    """Picture: of images and what is nearest to them."""
 
     out: str = "neighbours.png"
     """Picture to write."""
@@ -271,6 +329,11 @@ class NeighboursConfig(EvalConfig):
         for name in ("images", "k"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1")
         require(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
+
+
+def _batch_for_little(images: int) -> int:
+    """Return a batch that leaves eight steps an epoch, for images that fill none are left out."""
+    return next(batch for batch in (256, 128, 64, 32, 16) if batch * 8 <= images or batch == 16)
 
 
 def numbers(text: str, name: str, *, whole: bool = False) -> list[float]:

@@ -11,12 +11,18 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from .checks import require
+from .docs import field_docs, heading
 from .model import METHOD_CONFIGS, BackboneConfig, MethodConfig, ModelConfig
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
+FIXED_SETTINGS = {"data": ("holdout",)}
+"""Settings of the other sections that define what is trained."""
+
+_SECTIONS = {ViewConfig: AugmentConfig, BackboneConfig: ModelConfig}
+"""Sections of settings that other dataclasses than the section's own hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +31,7 @@ class Flag:
 
     name: str
     owner: type
-    """The dataclass that has it as a field, whose literal below the field is its help."""
+    """The dataclass that has it as a field."""
     kind: Any
     """Its type; of a setting of the views, that of one view."""
 
@@ -34,16 +40,37 @@ class Flag:
         """Whether views may differ in it."""
         return self.owner is ViewConfig
 
+    @property
+    def help(self) -> str:
+        """What it is for."""
+        if self.owner is AugmentConfig and self.name == "views":
+            return "Views of each image; settings of views: one for all, or a,b."
+        if self.owner is ModelConfig and self.name == "method":
+            return f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}."
+        return field_docs(self.owner)[self.name]
+
+    @property
+    def heading(self) -> str:
+        """What the settings beside it are about: those of its section, or of its method."""
+        if issubclass(self.owner, MethodConfig):
+            return f"Method {heading(self.owner)}"
+        return heading(_SECTIONS.get(self.owner, self.owner))
+
 
 def train_flags() -> list[Flag]:
     """Return all flags of a training run, section by section; those of every method are there."""
     found: dict[str, Flag] = {}
-    for kind in get_type_hints(TrainConfig).values():
-        for flag in _flags_of_section(kind):
+    for flags in section_flags().values():
+        for flag in flags:
             known = found.setdefault(flag.name, flag)
             both = issubclass(known.owner, MethodConfig) and issubclass(flag.owner, MethodConfig)
             assert known is flag or both, f"{flag.name} is in two sections; flags are flat"
     return list(found.values())
+
+
+def section_flags() -> dict[str, list[Flag]]:
+    """Return the flags of each section; a setting of several methods is there once for each."""
+    return {name: _flags_of_section(kind) for name, kind in get_type_hints(TrainConfig).items()}
 
 
 def to_flags(config: TrainConfig) -> dict[str, Any]:
@@ -70,10 +97,7 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
         ValueError: a value makes no sense, or is of another method.
     """
     method = flags["method"]
-    require(
-        method in METHOD_CONFIGS,
-        f"unknown method {method!r}; there are {', '.join(METHOD_CONFIGS)}",
-    )
+    require(method in METHOD_CONFIGS, unknown_method(method))
     chosen = METHOD_CONFIGS[method]
     own = {f.name for f in fields(chosen)}
     for flag in train_flags():
@@ -83,7 +107,7 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
     sections: dict[str, Any] = {}
     for section, kind in get_type_hints(TrainConfig).items():
         if kind is AugmentConfig:
-            sections[section] = _augment(flags)
+            sections[section] = augment_from_flags(flags)
         elif kind is ModelConfig:
             backbone = {f.name: flags[f.name] for f in fields(BackboneConfig)}
             settings = chosen(**{name: flags[name] for name in own})
@@ -93,17 +117,28 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig(**sections)
 
 
+def unknown_method(name: Any) -> str:
+    """Say that there is no such method, and which there are."""
+    return f"unknown method {name!r}; there are {', '.join(METHOD_CONFIGS)}"
+
+
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """List the settings in which two runs train something different, as ``name: old -> new``."""
     found = []
-    for section in FIXED_SECTIONS:
+    for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
         before, after = (_settings(getattr(config, section)) for config in (old, new))
         found += [
-            f"{name.replace('_', '-')}: {before.get(name)} -> {after.get(name)}"
-            for name in before | after
+            f"{name.replace('_', '-')}: {_said(before, name)} -> {_said(after, name)}"
+            for name in FIXED_SETTINGS.get(section, before | after)
             if before.get(name) != after.get(name)
         ]
     return found
+
+
+def _said(settings: Mapping[str, Any], name: str) -> Any:
+    """Return a setting for a message, where an empty text would be nothing to see."""
+    value = settings.get(name)
+    return "none" if value == "" else value
 
 
 def _flags_of_section(kind: type) -> list[Flag]:
@@ -143,7 +178,8 @@ def _joined(values: list[Any]) -> Any:
     return values[0] if alike else ",".join(map(str, values))
 
 
-def _augment(flags: Mapping[str, Any]) -> AugmentConfig:
+def augment_from_flags(flags: Mapping[str, Any]) -> AugmentConfig:
+    """Build the settings of the views alone; flags and errors as of ``from_flags``."""
     count, hints = flags["views"], get_type_hints(ViewConfig)
     columns = {
         f.name: _for_each_view(f.name, flags[f.name], hints[f.name], count)

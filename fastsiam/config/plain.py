@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .checks import require
+from .checks import or_nearest, require
 from .model import METHOD_CONFIGS, MethodConfig
+
+_CALLED = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    NoneType: "nothing",
+}
 
 
 def to_plain(value: Any) -> Any:
@@ -33,22 +42,56 @@ def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
         where: what the messages call it.
 
     Raises:
-        ValueError: a field or a method is unknown here, or a value makes no sense.
+        ValueError: a field or a method is unknown here, or a value is of another type or makes no
+            sense.
     """
     if isinstance(kind, type) and is_dataclass(kind):
-        require(isinstance(value, Mapping), f"{where or 'settings'} must be a table: {value!r}")
-        values = dict(value)
-        if issubclass(kind, MethodConfig):
-            name = values.pop("name", "")
-            require(name in METHOD_CONFIGS, f"unknown method {name!r}")
-            kind = METHOD_CONFIGS[name]
-        hints = get_type_hints(kind)
-        known = {f.name for f in fields(kind)}
-        prefix = f"{where}." if where else ""
-        for name in values:
-            require(name in known, f"unknown setting {prefix}{name}")
-        return kind(**{k: from_plain(hints[k], v, where=f"{prefix}{k}") for k, v in values.items()})
-    if isinstance(value, (list, tuple)):
-        item = get_args(kind)[0] if get_origin(kind) is tuple else None
-        return tuple(from_plain(item, each, where=where) for each in value)
-    return value
+        require(isinstance(value, Mapping), f"{where or 'settings'} must be a table, not {value!r}")
+        return _dataclass_of(kind, dict(value), where)
+    if get_origin(kind) is tuple:
+        return _tuple_of(get_args(kind), value, where)
+    if kind is float and type(value) is int:
+        return float(value)
+    if _fits(kind, value):
+        return value
+    raise ValueError(f"{where} must be {_called(kind)}, not {value!r}")
+
+
+def _dataclass_of(kind: type, values: dict[str, Any], where: str) -> Any:
+    if issubclass(kind, MethodConfig):
+        name = values.pop("name", "")
+        require(name in METHOD_CONFIGS, f"unknown method {name!r}")
+        kind = METHOD_CONFIGS[name]
+    hints = get_type_hints(kind)
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    prefix = f"{where}." if where else ""
+    for name in values:
+        dotted = prefix + name
+        refusal = f"unknown setting {dotted}"
+        require(name in known, or_nearest(refusal, dotted, (prefix + one for one in known)))
+    return kind(**{k: from_plain(hints[k], v, where=prefix + k) for k, v in values.items()})
+
+
+def _tuple_of(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    require(isinstance(value, list | tuple), f"{where} must be a list, not {value!r}")
+    if items[-1] is Ellipsis:
+        items = items[:1] * len(value)
+    require(len(items) == len(value), f"{where} must have {len(items)} values: {value!r}")
+    return tuple(from_plain(kind, one, where=where) for kind, one in zip(items, value, strict=True))
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(one, value) for one in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    return type(value) is kind
+
+
+def _called(kind: Any) -> str:
+    """Return what a message calls a type."""
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(_called, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    return _CALLED.get(kind, str(kind))

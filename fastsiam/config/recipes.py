@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from fastsiam.config import (
     AugmentConfig,
-    DataConfig,
     ModelConfig,
     MonitorConfig,
     OptimConfig,
@@ -32,7 +31,6 @@ def cifar10() -> TrainConfig:
     without max-pool. The kNN monitor runs every 10 epochs: on a GPU it takes a good part of one.
     """
     return TrainConfig(
-        data=DataConfig(pipeline="memory"),
         augment=AugmentConfig.alike(
             crop=32, blur_p=0.0, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)
         ),
@@ -50,7 +48,6 @@ def demo() -> TrainConfig:
     ``fastsiam demo`` makes the images and runs it.
     """
     return TrainConfig(
-        data=DataConfig(pipeline="memory"),
         augment=AugmentConfig.alike(
             crop=32, scale_min=0.4, blur_p=0.0, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25)
         ),

@@ -8,7 +8,9 @@ only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from .checks import require
@@ -20,14 +22,15 @@ from .views import AugmentConfig
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """Optimisation, with a cosine schedule per step (section 3 and appendix A of the paper)."""
+    """Optimiser: its steps, and their cosine schedule (section 3 of the paper)."""
 
     epochs: int = 100
-    """Passes over the data; the cosine ends here."""
+    """Passes over the data; the cosine ends here. --extend makes a run longer that has begun."""
     batch: int = 512
     """Global batch: images (each all its views) of one optimizer step over all ranks."""
     optimizer: Literal["sgd", "lars"] = "sgd"
@@ -48,6 +51,11 @@ class OptimConfig:
     (
         "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
         "The predictor is not warmed up."
+    )
+    restarts: str = ""
+    (
+        "Where the cosine starts anew from its last rate, as EPOCHS@STEP,...: until that step it "
+        "was to end with these epochs. --extend-schedule restart writes it."
     )
     accumulate: int = 1
     (
@@ -79,6 +87,28 @@ class OptimConfig:
             self.accumulate >= 1 and self.batch % self.accumulate == 0,
             f"batch {self.batch} cannot be cut into {self.accumulate} equal parts (accumulate)",
         )
+        _check_restarts(self.restarts, self.epochs)
+
+    @property
+    def before_restart(self) -> tuple[OptimConfig, int] | None:
+        """The settings until the last restart of the cosine, and its step; None without one."""
+        if not self.restarts:
+            return None
+        earlier, _, last = self.restarts.rpartition(",")
+        epochs, _, step = last.partition("@")
+        return replace(self, epochs=int(epochs), restarts=earlier), int(step)
+
+
+def _check_restarts(restarts: str, epochs: int) -> None:
+    """Refuse restarts that are no numbers, or do not follow one another."""
+    points = re.findall(r"(\d+)@(\d+)", restarts)
+    ends = [*(int(end) for end, _ in points), epochs]
+    steps = [0, *(int(step) for _, step in points)]
+    require(
+        restarts == ",".join(f"{end}@{step}" for end, step in points)
+        and all(x < y for row in (ends, steps) for x, y in pairwise(row)),
+        f"restarts must be EPOCHS@STEP,..., growing, the epochs up to {epochs}: {restarts!r}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +119,9 @@ class NumericsConfig:
     """Seed of the initial weights, the order of the images and their augmentations."""
     precision: Precision = "auto"
     (
-        "Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32; "
-        "auto is bf16 where the hardware has it."
+        "Autocast type: bf16, fp16 (with loss scaling; GPU only), fp32. auto is as the run began; "
+        "else bf16 on a GPU that computes in it (others fp16) and on a CPU with AMX (others fp32: "
+        "bf16 without AMX is slower)."
     )
     tf32: bool = True
     """On a GPU, let float32 matrix products and convolutions use TF32."""
@@ -115,7 +146,7 @@ class StepConfig:
     compile: Compile = "auto"
     (
         "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
-        "auto does it for runs of 1,000 steps and more."
+        "auto does it for runs of 1,000 steps and more; a resumed run goes on as it began."
     )
     batch_views: bool = True
     (
@@ -161,7 +192,10 @@ class MonitorConfig:
     """Monitoring: quality and collapse while the run goes on."""
 
     knn_every: int = 1
-    """Epochs between kNN evaluations; 0 turns them off. Needs train/ and val/ or test/."""
+    (
+        "Epochs between kNN evaluations; 0 turns them off. "
+        "Needs train/ and val/ or test/, or --holdout."
+    )
     knn_first: bool = True
     """Evaluate before the first epoch too, which reads the whole training set once more."""
     knn_k: int = 200
@@ -208,8 +242,30 @@ class RunConfig:
     )
     resume: str = "auto"
     (
-        "auto goes on where the run folder's last checkpoint was; "
-        "never starts anew; or a checkpoint's path."
+        "auto goes on where the run folder's last checkpoint was; never starts anew; a run or a "
+        "checkpoint of one goes on there, with its settings, or with --out in another folder."
+    )
+    extend: int = 0
+    (
+        "Go on until so many epochs in all, more than the run was begun with: --extend 40 makes "
+        "a run of 20 one of 40."
+    )
+    extend_schedule: Literal["whole", "restart"] = "whole"
+    (
+        "Learning rate of an extended run: whole is one cosine over all its epochs, to which the "
+        "rate jumps up; restart is a cosine from the last rate to 0 over the epochs that are left."
+    )
+    data_changed: Literal["refuse", "accept"] = "refuse"
+    (
+        "What a run that goes on does if its data lost or gained files since it began: refuse, or "
+        "accept once for this change. The images that are left keep their order and "
+        "augmentations, others of them take the places of lost ones, new ones take no part."
+    )
+    tracker: str = "tensorboard"
+    (
+        "Where figures go beside metrics.jsonl: tensorboard, wandb, mlflow, several as a,b; or "
+        "none. These programs' own variables choose project, experiment and server "
+        "(WANDB_PROJECT, WANDB_MODE, MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...)."
     )
     log_every: int = 50
     """Steps between two lines of metrics."""
@@ -222,8 +278,27 @@ class RunConfig:
         for name in ("gpus", "log_every", "save_every"):
             value = getattr(self, name)
             require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require(
+            self.data_changed in ("refuse", "accept"),
+            f"data-changed must be refuse or accept, not {self.data_changed!r}",
+        )
+        require(self.extend >= 0, f"extend must be 0 or more, not {self.extend}")
+        require(
+            self.extend_schedule in ("whole", "restart"),
+            f"extend-schedule must be whole or restart, not {self.extend_schedule!r}",
+        )
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
+        for name in self.trackers:
+            require(
+                name in TRACKERS,
+                f"unknown tracker {name!r}; there are {', '.join(TRACKERS)}, and none for none",
+            )
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of the trackers, each once."""
+        return () if self.tracker == "none" else tuple(dict.fromkeys(self.tracker.split(",")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class ViewConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentConfig:
-    """Augmentation: how one image becomes two views or more."""
+    """Views: how one image becomes two of them, or more."""
 
     views: tuple[ViewConfig, ...] = (ViewConfig(), ViewConfig())
     """How each view is made."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastsiam.distributed.place import Place
+from fastsiam.leaving import ECHO, first_is_handled, leave_at_once
 
 
 class StopSignals:
@@ -19,15 +20,16 @@ class StopSignals:
 
     A rank that got a signal says so in a one-number gloo all-reduce, which runs beside the next
     step: the host never waits for the device, and no rank stops while another waits for it in a
-    collective. A second signal ends the process at once.
+    collective. A second signal ends the process at once, and its workers.
     """
 
     PATIENCE = 3.0
-    """Seconds in which further signals are taken for the first one."""
+    """Seconds in which further signals are taken for the first one: a scheduler and a launcher may
+    both send it. A person's second Ctrl-C to a process alone is meant."""
 
     def __init__(self, place: Place) -> None:
         self._got, self._since = 0, 0.0
-        self._alone = place.world == 1
+        self._alone, self._leads = place.world == 1, place.leads
         self._group = None
         if not self._alone:
             self._group = dist.new_group(backend="gloo", timeout=place.timeout)
@@ -53,9 +55,15 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._got:
             self._got, self._since = number, time.monotonic()
-        elif time.monotonic() - self._since > self.PATIENCE:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            first_is_handled()
+            if self._leads:
+                name = signal.Signals(number).name
+                line = f"{name}: stopping after this step or evaluation; again leaves at once"
+                os.write(2, f"{chr(10) * os.isatty(2)}{line}, unsaved\n".encode())
+            return
+        meant = self._alone and number == signal.SIGINT
+        if time.monotonic() - self._since > (ECHO if meant else self.PATIENCE):
+            leave_at_once(number)
 
     def after_step(self) -> int:
         """The signal that all ranks shall stop for now, or 0. Each rank calls it once a step."""

@@ -5,20 +5,25 @@ An ``Evaluation`` says what is evaluated and how; a ``Record`` is one with what 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fastsiam.console import Console
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import write_json
+from fastsiam.files import explained, write_json
 
 Kind = Literal["knn", "linear", "finetune"]
+_RECORD = 1 << 16
+"""Bytes that a disk should have for a record, which are tried before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,15 @@ class DataFacts:
     classes: int
     labels_crc32: str
     """Checksum of all labels, in the order of the images."""
+    holdout: str | None = None
+    """Share of each class of the training images that is validated on; None: there is a split."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, without a hold-out where there is none, as before there was one."""
+        plain = asdict(self)
+        if self.holdout is None:
+            del plain["holdout"]
+        return plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +107,7 @@ class Evaluation:
     @property
     def identity(self) -> str:
         """What evaluations by the same protocol on the same images share, wherever these lie."""
-        data, images = asdict(self.data), asdict(self.images)
+        data, images = self.data.to_dict(), asdict(self.images)
         for elsewhere in ("pipeline", "ranks"):
             del images[elsewhere]
         del data["root"]
@@ -179,7 +193,7 @@ class Record(Evaluation):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; what scripts look for most stands there by its own name."""
-        plain = asdict(self)
+        plain = asdict(self) | {"data": self.data.to_dict()}
         if self.kind == "knn":
             del plain["images_validated"]
             kinds = dict.fromkeys(line["features"] for line in self.results)
@@ -215,29 +229,68 @@ def check_targets(*targets: Path) -> None:
         FastSiamError: one cannot be written.
     """
     for target in targets:
-        try:
+        with explained(FastSiamError, f"cannot write {target}"):
             target.parent.mkdir(parents=True, exist_ok=True)
-            possible = os.access(target.parent, os.W_OK) and not target.is_dir()
-        except OSError:
-            possible = False
-        if not possible:
-            raise FastSiamError(f"cannot write {target}: it is a folder, or not yours to write")
+            with tempfile.TemporaryFile(dir=target.parent, buffering=0) as probe:
+                probe.write(bytes(_RECORD))
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
-def keep_record(record: Record, targets: Sequence[Path]) -> None:
-    """Write a record to some files.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where a record goes: into its run, if it has one, and where the user wants it."""
 
-    Raises:
-        FastSiamError: one cannot be written; the others were tried.
-    """
-    failed = []
-    for target in targets:
-        try:
-            write_json(target, record.to_dict())
-        except FastSiamError as error:
-            failed.append(str(error))
-    if failed:
-        raise FastSiamError("; ".join(failed))
+    own: Path | None
+    """Within the run. That it cannot be written is no error: the run may be a colleague's."""
+    asked: Path | None
+    """The user's file."""
+    console: Console
+
+    def checked(self) -> Destination:
+        """Try what can be tried before hours are spent; return the destinations that are left.
+
+        Raises:
+            FastSiamError: the user's file cannot be written.
+        """
+        if self.asked:
+            check_targets(self.asked)
+        if self.own:
+            try:
+                check_targets(self.own)
+            except FastSiamError as error:
+                self.console.warn(f"{error}; the result will not be kept with its run{self._else}")
+                return replace(self, own=None)
+        return self
+
+    @property
+    def first(self) -> Path | None:
+        """A file beside which the evaluation may keep its state; None if there is none."""
+        return self.own or self.asked
+
+    def keep(self, record: Record) -> bool:
+        """Write a record; warn if it cannot be written into the run.
+
+        Returns:
+            Whether it is in a file now, or was not meant to be.
+
+        Raises:
+            FastSiamError: the user's file cannot be written; the run's was.
+        """
+        if self.own:
+            try:
+                write_json(self.own, record.to_dict())
+            except FastSiamError as error:
+                self.console.warn(f"{error}; the result is not kept with its run{self._else}")
+                if not self.asked:
+                    return False
+        if self.asked:
+            write_json(self.asked, record.to_dict())
+        return True
+
+    @property
+    def _else(self) -> str:
+        return f", but goes to {self.asked}" if self.asked else ": --json FILE keeps it elsewhere"
 
 
 def read_records(run: Path) -> list[Record]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from .export import FORMATS, export_weights
-from .recognise import Pretrained, load_pretrained
+from .export import FORMATS, export_weights, exports_of
+from .pretrained import Input, Pretrained
+from .recognise import load_pretrained
 
-__all__ = ["FORMATS", "Pretrained", "export_weights", "load_pretrained"]
+__all__ = [
+    "FORMATS",
+    "Input",
+    "Pretrained",
+    "export_weights",
+    "exports_of",
+    "load_pretrained",
+]

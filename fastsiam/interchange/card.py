@@ -12,16 +12,15 @@ import torchvision
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
+from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
-from fastsiam.model.backbones import skeleton
+from fastsiam.files import quoted
 from fastsiam.training.log import read_metrics
 
-from .recognise import Pretrained, title
-
-_PADDING = {"cifar": 1, "cifar-pad2": 2, "cifar-no-relu": 1}
+from .loading import detectron2_settings, normalisation, snippet
+from .pretrained import Input, Pretrained, title
 
 
 def model_card(pretrained: Pretrained, *, format: str, file: str, results: Sequence[Record]) -> str:
@@ -37,7 +36,7 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
     parts = [
         *_head(pretrained, format, file),
         f"## Loading\n\n{_loading(pretrained, format, file)}",
-        f"## Input\n\n{_input(config)}",
+        f"## Input\n\n{_input(pretrained.input, *normalisation(pretrained))}",
     ]
     if config is not None:
         recipe = recorded.get("recipe")
@@ -53,17 +52,18 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
 def _head(pretrained: Pretrained, format: str, file: str) -> list[str]:
     """Return title and introduction: they claim no more of the weights than is known."""
     name, config = title(pretrained.model.backbone), pretrained.config
+    layout = "a plain state dict" if format == "plain" else f"the layout of {format}"
     holds = f"`{file}` holds the weights of {pretrained.described(pretrained.path.name)}, "
     if config is None and not any(key.startswith("predictor.") for key in pretrained.state):
         return [
             f"# {name}, converted by fastsiam",
-            f"{holds}converted by fastsiam to the layout of {format}.",
+            f"{holds}converted by fastsiam to {layout}.",
         ]
     labels = "; no labels were used" if config is not None and not config.run.init else ""
     method = pretrained.model.method
     return [
         f"# {name}, pre-trained with {method.title}",
-        f"{holds}in the layout of {format}. {method.title}: {method.paper}{labels}.",
+        f"{holds}in {layout}. {method.title}: {method.paper}{labels}.",
     ]
 
 
@@ -96,81 +96,22 @@ def _version(fastsiam: str, commit: str, torch: str) -> str:
 def _loading(pretrained: Pretrained, format: str, file: str) -> str:
     """Return how the file is loaded, to be run in its folder."""
     if format == "detectron2":
-        return _fenced("yaml", _detectron2_lines(pretrained, file))
-    load = f'torch.load("{file}", map_location="cpu", weights_only=True)'
-    lines = ["import torch"]
-    if file.endswith(".safetensors"):
-        load = f'load_file("{file}")'
-        lines.append("from safetensors.torch import load_file")
-    if format == "timm":
-        name = pretrained.model.backbone.removeprefix("timm/")
-        lines += ["import timm", "", f'model = timm.create_model("{name}", num_classes=0)']
-    else:
-        lines += ["import torchvision", "", *_torchvision_lines(pretrained)]
-    if format == "simsiam":
-        lines += [
-            f'state = {load}["state_dict"]',
-            'state = {k.removeprefix("module.encoder."): v for k, v in state.items()}',
-            'state = {k: v for k, v in state.items() if not k.startswith(("fc.", "module."))}',
-            "model.load_state_dict(state)",
-        ]
-    else:
-        lines.append(f"model.load_state_dict({load})")
-    features = skeleton(pretrained.model).features
-    lines.append(f"model.eval()  # (N, 3, S, S) to (N, {features})")
-    text = _fenced("python", lines)
+        return _fenced("yaml", detectron2_settings(pretrained, file))
+    text = _fenced("python", snippet(pretrained, format, file))
     if format == "simsiam":
         text += (
             "\n\nThat is the encoder alone. The authors' programs take the whole file: "
-            f"`python main_lincls.py -a {pretrained.model.backbone} --pretrained {file} ...`"
+            f"`python main_lincls.py -a {pretrained.model.backbone} "
+            f"--pretrained {quoted(file)} ...`"
         )
     return text
 
 
-def _torchvision_lines(pretrained: Pretrained) -> list[str]:
-    model = pretrained.model
-    lines = [f'model = torchvision.models.get_model("{model.backbone}")']
-    if model.backbone == "resnet10":
-        lines = [
-            "from torchvision.models.resnet import BasicBlock, ResNet",
-            "",
-            "model = ResNet(BasicBlock, [1, 1, 1, 1])",
-        ]
-    if model.stem != "imagenet":
-        padding = _PADDING[model.stem]
-        lines += [
-            f"model.conv1 = torch.nn.Conv2d(3, 64, 3, padding={padding}, bias=False)",
-            "model.maxpool = torch.nn.Identity()",
-        ]
-    if model.stem == "cifar-no-relu":
-        lines.append("model.relu = torch.nn.Identity()")
-    classifier = skeleton(model).classifier
-    return [*lines, f'model.set_submodule("{classifier}", torch.nn.Identity())']
-
-
-def _detectron2_lines(pretrained: Pretrained, file: str) -> list[str]:
-    mean, std = _normalisation(pretrained.config)
-    depth = pretrained.model.backbone.removeprefix("resnet")
-    return [
-        "MODEL:",
-        f'  WEIGHTS: "{file}"',
-        f"  PIXEL_MEAN: [{', '.join(f'{255 * x:.3f}' for x in mean)}]",
-        f"  PIXEL_STD: [{', '.join(f'{255 * x:.3f}' for x in std)}]",
-        "  RESNETS:",
-        f"    DEPTH: {depth}",
-        *(["    RES2_OUT_CHANNELS: 64"] if depth in ("18", "34") else []),
-        "    STRIDE_IN_1X1: False",
-        "INPUT:",
-        '  FORMAT: "RGB"',
-    ]
-
-
-def _input(config: TrainConfig | None) -> str:
-    mean, std = _normalisation(config)
+def _input(seen: Input | None, mean: Sequence[float], std: Sequence[float]) -> str:
     text = f"RGB images scaled to 0-1, minus {mean}, divided by {std} for each channel"
-    if config is None:
+    if seen is None:
         return text + ": ImageNet's statistics, as is usual; the file does not say."
-    side, resize = config.augment.crop, config.monitor.eval_resize
+    side, resize = seen.crop, seen.resize
     return (
         f"{text}. It was trained on views of {side} x {side} pixels, and evaluated on the central "
         f"{side} x {side} of images whose shorter side is {resize}."
@@ -184,7 +125,7 @@ def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -
         **({"recipe": recipe} if recipe else {}),
         **({"init": Path(config.run.init).name} if config.run.init else {}),
         "data": (data.root.resolve().name if data.loads_images else "synthetic") + images,
-        "epochs": f"{pretrained.epoch:g} of {optim.epochs}",
+        "epochs": f"{rounded(pretrained.epoch or 0)} of {optim.epochs}",
         "global batch": optim.batch,
         "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
         f"weight decay {optim.weight_decay:g}",
@@ -205,7 +146,7 @@ def _knn_of(pretrained: Pretrained) -> list[str]:
         return []
     lines = [x for x in read_metrics(run) if x["kind"] == "knn" and x["epoch"] <= epoch]
     return [
-        f"kNN top-1 {line['top1']:.2f}% after {line['epoch']:g} epochs (k {line['k']}, "
+        f"kNN top-1 {line['top1']:.2f}% after {rounded(line['epoch'])} epochs (k {line['k']}, "
         f"T {line['temperature']:g}, bank {line['bank']:,})"
         for line in lines[-1:]
     ]
@@ -217,8 +158,13 @@ def _result(record: Record) -> str:
     protocol = ", ".join(f"{key} {_cell(x)}" for key, x in settings if x is not None)
     rows = record.results
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = _table(columns, ([row.get(key, "") for key in columns] for row in rows))
+    table = _table(columns, ([_figure(key, row.get(key, "")) for key in columns] for row in rows))
     return f"**{record.kind}** ({protocol})\n\n{table}"
+
+
+def _figure(name: str, value: Any) -> Any:
+    """Round accuracies and epochs; rates and temperatures stay as they were given."""
+    return rounded(value) if name in ("top1", "top5", "epoch") and value != "" else value
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -231,11 +177,5 @@ def _cell(value: Any) -> str:
     return (f"{value:g}" if isinstance(value, float) else str(value)).replace("|", "\\|")
 
 
-def _normalisation(config: TrainConfig | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if config is None:
-        return IMAGENET_MEAN, IMAGENET_STD
-    return config.augment.mean, config.augment.std
-
-
-def _fenced(language: str, lines: Iterable[str]) -> str:
-    return f"```{language}\n" + "\n".join(lines) + "\n```"
+def _fenced(language: str, code: str) -> str:
+    return f"```{language}\n{code}\n```"

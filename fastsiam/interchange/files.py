@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import warnings
@@ -12,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
-from fastsiam.files import why, written_whole
+from fastsiam.files import reason, why, written_whole
 
 _HARMLESS_PACKAGES = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
@@ -85,7 +86,7 @@ def read(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"no file of weights at {path}")
     try:
-        return load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
+        return _safetensors(path) if path.suffix == ".safetensors" else _unpickled(path)
     except CheckpointError:
         raise
     except OSError as error:
@@ -111,7 +112,7 @@ def write(path: Path, content: Any, writer: Writer) -> None:
         with written_whole(path) as temporary:
             writer(content, temporary)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write {path}: {why(error)}") from error
+        raise CheckpointError(f"cannot write {path}: {reason(error)}") from error
 
 
 def write_torch(content: Any, path: Path) -> None:
@@ -120,8 +121,18 @@ def write_torch(content: Any, path: Path) -> None:
 
 
 def write_safetensors(content: Any, path: Path) -> None:
-    """Write a dictionary of tensors as safetensors."""
-    save_file(content, path, metadata={"format": "pt"})
+    """Write a dictionary of tensors as safetensors.
+
+    If that is its ``state_dict``, the rest becomes the file's metadata: texts, or else JSON.
+    """
+    about = {key: value for key, value in content.items() if key != "state_dict"}
+    if "state_dict" not in content:
+        content, about = {"state_dict": content}, {}
+    texts = {k: x if isinstance(x, str) else json.dumps(x) for k, x in about.items()}
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(content["state_dict"], path, metadata={"format": "pt"} | texts)
+    path.chmod(mode)  # safetensors puts a file of its own there, which its owner alone may read
 
 
 def write_pickle(content: Any, path: Path) -> None:
@@ -136,6 +147,14 @@ def write_pickle(content: Any, path: Path) -> None:
 def write_text(content: str, path: Path) -> None:
     """Write text, UTF-8."""
     path.write_text(content, encoding="utf-8")
+
+
+def _safetensors(path: Path) -> dict[str, Any]:
+    """Read the tensors; those of a plain file of ours as ``state_dict``, beside its facts."""
+    with safe_open(path, framework="pt") as file:
+        about = (file.metadata() or {}).get("fastsiam")
+    state = load_file(path)
+    return state if about is None else {"state_dict": state, "fastsiam": json.loads(about)}
 
 
 def _unpickled(path: Path) -> Any:

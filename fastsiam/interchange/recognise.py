@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,120 +13,17 @@ from torchvision.models.resnet import Bottleneck
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
+from fastsiam.config import ModelConfig, SimSiamConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.methods import Method, build_method, method_skeleton
-from fastsiam.model.backbones import BLOCKS, Backbone, classifier_keys
+from fastsiam.methods import Method, method_skeleton
+from fastsiam.model.backbones import BLOCKS, classifier_keys
 
-from . import files
+from . import files, plain
 from .layouts import Translation, translated
-
-_SHOWN = 3
-"""Keys that an error names; of the others it gives the number."""
+from .pretrained import Input, Pretrained, listed, parts_of
 
 _MOST_EPOCHS = 1e9
 """No number of epochs is larger: it is something else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrained:
-    """A trained network: of a run of ours, or out of a file of another program."""
-
-    path: Path
-    """The file that it came from."""
-    layout: str
-    """fastsiam, simsiam (the authors'), mmselfsup, solo-learn, lightly, torchvision or timm."""
-    model: ModelConfig
-    """The network; inferred from names and shapes for the files of other programs."""
-    state: dict[str, Tensor]
-    """Weights by the names of our SimSiam: ``backbone.*``, and, where the file has them,
-    ``projector.*`` and ``predictor.*``. On the CPU, float32 but for counters."""
-    epoch: float | None
-    """Epochs done, if the file says so."""
-    config: TrainConfig | None
-    """All settings, of a run of ours."""
-    images: int | None
-    """Training images, of a run of ours."""
-    left_out: tuple[str, ...]
-    """Keys of the file that are knowingly not used: classifiers, preprocessing, averages."""
-    stem_assumed: bool = False
-    """Whether the padding of the 3x3 stem is a guess: neither said nor known of the layout."""
-
-    @property
-    def run(self) -> Path | None:
-        """The run's folder, of a checkpoint of ours that lies in one."""
-        folder = self.path.absolute().parent
-        return folder.parent if self.config and folder.name == "checkpoints" else None
-
-    def network(self, layer: Literal["backbone", "projector"] = "backbone") -> Backbone:
-        """Build the network up to a layer, with its weights: float32, on the CPU, in eval mode.
-
-        torch's random generator is left where it was.
-
-        Raises:
-            CheckpointError: there is no projector, or the weights do not fit.
-            BackendError: timm is needed, and not installed.
-        """
-        with torch.random.fork_rng(devices=[]):
-            method = build_method(self.model)
-        before = itertools.takewhile(lambda part: part != layer, method.parts)
-        parts = (*before, layer)
-        state = self.part(*parts)
-        network = _parts_of(method, parts)
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{self.path} does not hold the weights of {self.model.backbone}"
-            ) from error
-        found = method.backbone if layer == "backbone" else _Projected(network, method.dim)
-        return found.eval()
-
-    def part(self, *names: str) -> dict[str, Tensor]:
-        """Return the weights of these parts, by their full names.
-
-        Raises:
-            CheckpointError: the file lacks one of the parts.
-        """
-        for name in names:
-            if not any(key.startswith(f"{name}.") for key in self.state):
-                raise CheckpointError(f"{self.path} holds no {name}, only other parts")
-        starts = tuple(f"{name}." for name in names)
-        return {key: value for key, value in self.state.items() if key.startswith(starts)}
-
-    def __str__(self) -> str:
-        """One line for people."""
-        return self.described(self.path)
-
-    def described(self, source: object) -> str:
-        """Return that line with another name for where the weights come from."""
-        of = {"simsiam": "simsiam (the authors' layout)", "fastsiam": "a run of fastsiam"}
-        stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
-        if self.stem_assumed:
-            stem = f" (stem taken for {self.model.stem})"
-        epochs = "" if self.epoch is None else f", {self.epoch:g} epochs"
-        left_out = f"; left out: {_listed(self.left_out)}" if self.left_out else ""
-        name = title(self.model.backbone)
-        layout = of.get(self.layout, self.layout)
-        return f"{name}{stem} of {layout}{epochs}, from {source}{left_out}"
-
-
-class _Projected(Backbone):
-    """An encoder and the projector behind it."""
-
-    def __init__(self, parts: nn.Sequential, dim: int) -> None:
-        super().__init__()
-        self.parts, self.features = parts, dim
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return projections (N, dim) of normalised images (N, 3, S, S)."""
-        out: Tensor = self.parts(x)
-        return out
-
-
-def title(backbone: str) -> str:
-    """Return a network's name as people write it."""
-    return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
 
 
 def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretrained:
@@ -139,8 +33,8 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     mode stay as they are.
 
     Args:
-        path: a run's folder, a checkpoint of ours, or a file of another program: of torch.save, or
-            ``.safetensors``.
+        path: a run's folder, a checkpoint or a plain file of ours, or a file of another program: of
+            torch.save, or ``.safetensors``.
         backbone: the network's name, where its weights' names do not tell: anything but a plain
             ResNet.
         stem: of our ResNets. Padding and pooling leave no trace in weights: without it, a 3x3 stem
@@ -157,6 +51,8 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     content = files.read(found)
     if isinstance(content, dict) and "steps_per_epoch" in content:
         return _of_ours(checkpoints.parsed(found, content), found, backbone, stem)
+    if plain.is_plain(content):
+        return _of_plain(content, found, backbone, stem)
     state, beside = _weights(found, content)
     given = translated(state, foreign=foreign)
     if len(given.weights) + len(given.left_out) < len(state):
@@ -171,7 +67,7 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     weights = {key: value for key, value in given.weights.items() if key not in classifier}
     _require_plain(found, weights, given.origin)
     _fold_biases(weights)
-    network = _parts_of(method, _parts(method, weights))
+    network = parts_of(method, _parts(method, weights))
     _add_counters(weights, network)
     _check(found, weights, network, given.origin)
     layout = "timm" if model.backbone.startswith("timm/") else given.layout
@@ -189,27 +85,63 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
 
 
 def _of_ours(checkpoint: Checkpoint, path: Path, backbone: str, stem: str) -> Pretrained:
-    model, weights = checkpoint.config.model, checkpoint.model
+    model, images = checkpoint.config.model, checkpoint.images
+    _require_as_said(path, model, backbone, stem)
+    network = method_skeleton(model, images=images)
+    return Pretrained(
+        path=path,
+        layout="fastsiam",
+        model=model,
+        state=_checked(path, checkpoint.model, network),
+        epoch=checkpoint.epoch,
+        config=checkpoint.config,
+        images=images,
+        left_out=(),
+        input=Input.of(checkpoint.config),
+    )
+
+
+def _of_plain(content: dict[str, Any], path: Path, backbone: str, stem: str) -> Pretrained:
+    try:
+        facts = plain.Facts.of(content)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"{path} is a plain file of another version of fastsiam, or damaged: {error}"
+        ) from error
+    model = ModelConfig(**facts.backbone)
+    _require_as_said(path, model, backbone, stem)
+    weights = {f"backbone.{key}": value for key, value in content["state_dict"].items()}
+    network = parts_of(method_skeleton(model), ("backbone",))
+    return Pretrained(
+        path=path,
+        layout="plain",
+        model=model,
+        state=_checked(path, weights, network),
+        epoch=facts.epoch,
+        config=None,
+        images=None,
+        left_out=(),
+        input=facts.input,
+    )
+
+
+def _require_as_said(path: Path, model: ModelConfig, backbone: str, stem: str) -> None:
+    """Refuse another network than the user names."""
     for said, own in ((backbone, model.backbone), (stem, model.stem)):
         if said not in ("", own):
-            raise CheckpointError(f"{path} is of a run with {own}, not {said}")
+            raise CheckpointError(f"{path} holds {own}, not {said}")
+
+
+def _checked(path: Path, weights: Any, network: nn.Module) -> dict[str, Tensor]:
+    """Return weights that a file of ours holds, if they are those of the network."""
     if not isinstance(weights, Mapping) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
     ):
         raise CheckpointError(f"{path} holds no weights by name where a run of ours has them")
     names = {key: key for key in weights}
     _require_plain(path, weights, names)
-    _check(path, weights, method_skeleton(model, images=checkpoint.images), names)
-    return Pretrained(
-        path=path,
-        layout="fastsiam",
-        model=model,
-        state={key: _plain(value) for key, value in weights.items()},
-        epoch=checkpoint.epoch,
-        config=checkpoint.config,
-        images=checkpoint.images,
-        left_out=(),
-    )
+    _check(path, weights, network, names)
+    return {key: _plain(value) for key, value in weights.items()}
 
 
 def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
@@ -238,7 +170,7 @@ def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> Model
     weights, name = given.weights, backbone or _resnet(given.weights)
     if not name:
         raise CheckpointError(
-            f"cannot tell which network {path} holds ({_listed(given.origin.values())}): "
+            f"cannot tell which network {path} holds ({listed(given.origin.values())}): "
             "name it with --backbone, such as convnext_tiny or timm/NAME"
         )
     settings: dict[str, Any] = {"backbone": name}
@@ -320,11 +252,6 @@ def _parts(method: Method, weights: Iterable[str]) -> tuple[str, ...]:
     return (first, *(part for part in others if part in present))
 
 
-def _parts_of(method: Method, parts: Iterable[str]) -> nn.Sequential:
-    """Put some of a method's parts one behind the other."""
-    return nn.Sequential(OrderedDict((part, method.get_submodule(part)) for part in parts))
-
-
 def _check(
     path: Path, weights: Mapping[str, Tensor], network: nn.Module, origin: Mapping[str, str]
 ) -> None:
@@ -338,9 +265,7 @@ def _check(
         if key in weights and weights[key].shape != value.shape
     ]
     found = {"missing": missing, "unknown": unknown, "of another shape": misshapen}
-    if problems := [
-        f"{len(keys)} {kind} ({_listed(keys)})" for kind, keys in found.items() if keys
-    ]:
+    if problems := [f"{len(keys)} {kind} ({listed(keys)})" for kind, keys in found.items() if keys]:
         backbone = network.get_submodule("backbone")
         kind = type(getattr(backbone, "network", backbone)).__name__
         raise CheckpointError(
@@ -367,9 +292,3 @@ def _plain(value: Tensor) -> Tensor:
     """Return a tensor of its own, in float32 if it is of numbers with a point."""
     value = value.detach().float() if value.is_floating_point() else value.detach()
     return value.contiguous()
-
-
-def _listed(keys: Iterable[str]) -> str:
-    keys = list(keys)
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(keys[:_SHOWN]) + more

@@ -14,13 +14,14 @@ from types import FrameType
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
+from fastsiam.files import quoted
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
-    """Convert a data set, show the progress, and print what was written.
+    """Convert a data set, show the progress, and print what was written, or was there already.
 
     Raises:
         BadImagesError: after having listed the bad images.
@@ -44,11 +45,16 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
     if not written:
         print(f"part {config.part} has no images: there are so few that part 1 has them all")
         return written
-    if any(file.about.get("planes") for file in written):
+    out, made = quoted(written[0].path.parent), [file for file in written if not file.there]
+    if not made:
+        files = " ".join(quoted(file.path) for file in written)
+        print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
+        return written
+    if any(file.about.get("planes") for file in made):
         print("every pipeline here reads these planes; FFCV's own readers refuse such a file")
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-    print(f"in {took}; check it with: fastsiam convert verify {written[0].path.parent}")
+    print(f"in {took}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
     return written
 
 
@@ -103,8 +109,9 @@ def _summary(file: Written) -> str:
     stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
     left_out = f"; bad and left out: {len(about['left_out']):,}" if about["left_out"] else ""
     classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
+    there = "there already: " if file.there else ""
     return (
-        f"{file.path}: {_count(about['images'], 'image')} {classes}, "
+        f"{there}{file.path}: {_count(about['images'], 'image')} {classes}, "
         f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
     )
 

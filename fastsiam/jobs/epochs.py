@@ -106,16 +106,16 @@ class Partial:
     """The state of an evaluation under way, in a file beside where its record will be; of rank 0.
 
     Args:
-        targets: where the record will go; without any, nothing is saved.
+        beside: where the record will go; without it, nothing is saved.
         evaluation: tells whether a state that is found is of the same.
         place: this rank.
         console: for warnings.
     """
 
     def __init__(
-        self, targets: list[Path], evaluation: Evaluation, *, place: Place, console: Console
+        self, beside: Path | None, evaluation: Evaluation, *, place: Place, console: Console
     ) -> None:
-        self._path = targets[0].with_suffix(".partial") if targets else None
+        self._path = beside.with_suffix(".partial") if beside else None
         self._same = f"{evaluation.network.fingerprint} {evaluation.identity}"
         self._place, self._console, self._saved = place, console, time.monotonic()
 

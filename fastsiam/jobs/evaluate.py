@@ -6,6 +6,8 @@ Every rank calls these functions, and each gets the same record (see ``evaluate.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,13 +22,13 @@ from fastsiam.config.evaluate import (
     LinearConfig,
 )
 from fastsiam.console import duration
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError
 from fastsiam.evaluate.features import fingerprint, pixel_batches
 from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.evaluate.linear import LinearTraining
-from fastsiam.evaluate.records import Evaluation, Record, check_targets, keep_record
+from fastsiam.evaluate.records import Destination, Evaluation, Record, check_targets
 from fastsiam.jobs.epochs import Partial, Trained, train_epochs
 from fastsiam.jobs.labelled import (
     AugmentedFeatures,
@@ -41,8 +43,6 @@ from fastsiam.views.batch import EvalLoader
 
 _PIXELS_GB = 8
 """Raw pixels above this are not offered as a baseline."""
-_FEW_STEPS = 2000
-"""Below so many steps of LARS, the rates of the paper's protocol hardly leave the start."""
 _FEW_PERCENT = 2
 """A list of up to so many images is one of about 1%, which is fine-tuned for longer."""
 Features = Literal["pixels", "untrained", "trained"]
@@ -50,6 +50,14 @@ Features = Literal["pixels", "untrained", "trained"]
 _NAMES = {"pixels": "raw pixels", "untrained": "untrained network", "trained": "trained"}
 
 _STORAGE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+Show = Callable[[Record], None]
+"""What shows a record to the user: it is seen even if it cannot be written."""
+
+
+def unseen(record: Record) -> None:
+    """Show nothing."""
 
 
 def preflight(path: Path, config: EvalConfig) -> None:
@@ -66,13 +74,14 @@ def preflight(path: Path, config: EvalConfig) -> None:
         check_shared(config.global_batch, config.gpus)
 
 
-def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> Record:
+def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = unseen) -> Record:
     """Classify the validation images by their nearest training images; return the record.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program.
         config: the protocol.
         place: this rank.
+        show: is given the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
     votes = _votes(config, subject)
@@ -84,7 +93,7 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> Record:
         data_facts(subject.data, bank, queries),
         {"features": "pool5", "similarity": "cosine", "votes": [list(vote) for vote in votes]},
     )
-    targets = _targets(subject, config, evaluation)
+    destination = _destination(subject, config, evaluation)
     subject.introduce()
     own: Features = "untrained" if subject.untrained else "trained"
     kinds: tuple[Features, ...] = (own,)
@@ -113,7 +122,8 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place) -> Record:
         speed=speed,
     )
     if place.leads:
-        keep_record(record, targets)
+        show(record)
+        destination.keep(record)
     return record
 
 
@@ -160,33 +170,37 @@ def _classified(
     return knn_between(known, asked, votes=votes, classes=len(bank.classes))
 
 
-def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> Record:
+def evaluate_linear(
+    path: Path, config: LinearConfig, place: Place, *, show: Show = unseen
+) -> Record:
     """Train a linear classifier for each rate on frozen features, and validate; return the record.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program.
         config: the protocol.
         place: this rank.
+        show: is given the record on rank 0, before it is written.
 
     Raises:
         RuntimeError: the backbone is not what it was before.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
+    why, config = config.why_settled(images.train.images), config.settled(images.train.images)
+    assert config.optimizer != "auto"
     evaluation = subject.evaluation("linear", images.facts(), _linear_protocol(config, images))
-    subject.introduce(*_linear_conventions(config, images))
-    steps = images.steps * config.epochs
-    if config.optimizer == "lars" and steps < _FEW_STEPS:
+    subject.introduce(*_linear_conventions(config, images), *filter(None, [why]))
+    if config.optimizer == "lars" and config.little_for_lars(images.train.images):
         subject.console.warn(
-            f"{steps:,} steps in all, where ImageNet gives LARS 28,080: it may stop short; "
-            "see what --optimizer sgd --lrs 0.1,0.3,1,3,10,30 finds"
+            f"{images.steps * config.epochs:,} steps in all, where ImageNet gives LARS 28,080: it "
+            "may stop short; see what it finds without --optimizer and --lrs"
         )
     details = (
         "" if config.optimizer == "lars" else "sgd",
         "cached" if config.cached else "",
         images.part.name,
     )
-    targets = _targets(subject, config, evaluation, *details)
+    destination = _destination(subject, config, evaluation, *details)
     source: Source = (
         CachedFeatures(images, _STORAGE[config.storage])
         if config.cached
@@ -210,7 +224,7 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> Record:
         seed=config.seed,
         place=place,
     )
-    partial = Partial(targets, evaluation, place=place, console=subject.console)
+    partial = Partial(destination.first, evaluation, place=place, console=subject.console)
     trained = train_epochs(
         training, source, held, images=images, epochs=config.epochs, partial=partial
     )
@@ -218,7 +232,12 @@ def evaluate_linear(path: Path, config: LinearConfig, place: Place) -> Record:
         raise RuntimeError("linear evaluation changed the backbone, which is an error of fastsiam")
     subject.console.say("the backbone is what it was before, by its hash")
     summary = _linear_summary(config, images, trained)
-    return _kept(_record(evaluation, images, trained, summary), targets, partial, place)
+    record = _record(evaluation, images, trained, summary)
+    if place.leads:
+        show(record)
+        if destination.keep(record):
+            partial.remove()
+    return record
 
 
 def _linear_protocol(config: LinearConfig, images: LabelledImages) -> dict[str, Any]:
@@ -267,13 +286,16 @@ def _linear_summary(config: LinearConfig, images: LabelledImages, trained: Train
     return summary
 
 
-def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> Record:
+def evaluate_finetuned(
+    path: Path, config: FinetuneConfig, place: Place, *, show: Show = unseen
+) -> Record:
     """Train the whole network with labels, and validate; return the record.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program; it stays as it is.
         config: the protocol.
         place: this rank.
+        show: is given the record on rank 0, before it is written.
     """
     subject = open_subject(path, config, place)
     images = LabelledImages(subject, config)
@@ -295,7 +317,7 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> Reco
         f"momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
         f"trained on random crops ({config.scale_min:g} to 1 of the area) and flips",
     )
-    targets = _targets(subject, config, evaluation, images.part.name)
+    destination = _destination(subject, config, evaluation, images.part.name)
     source = AugmentedImages(images)
     training = FineTuning(
         OptimConfig(
@@ -313,13 +335,18 @@ def evaluate_finetuned(path: Path, config: FinetuneConfig, place: Place) -> Reco
         dtype=subject.dtype,
         place=place,
     )
-    partial = Partial(targets, evaluation, place=place, console=subject.console)
+    partial = Partial(destination.first, evaluation, place=place, console=subject.console)
     trained = train_epochs(
         training, source, images.val, images=images, epochs=epochs, partial=partial
     )
     start = "untrained network, fine-tuned" if subject.untrained else "fine-tuned"
     summary = [f"{start} {trained.best} ({how})"]
-    return _kept(_record(evaluation, images, trained, summary), targets, partial, place)
+    record = _record(evaluation, images, trained, summary)
+    if place.leads:
+        show(record)
+        if destination.keep(record):
+            partial.remove()
+    return record
 
 
 def _label_protocol(config: LabelConfig, images: LabelledImages) -> dict[str, Any]:
@@ -347,25 +374,21 @@ def _record(
     )
 
 
-def _kept(record: Record, targets: list[Path], partial: Partial, place: Place) -> Record:
-    """Write the record where it goes, in place of the state of the evaluation under way."""
-    if place.leads:
-        keep_record(record, targets)
-        partial.remove()
-    return record
-
-
-def _targets(
+def _destination(
     subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
-) -> list[Path]:
+) -> Destination:
     """Return where a record will go: into its run, and where the user wants it.
 
     Raises:
-        FastSiamError: it cannot be written there.
+        FastSiamError: it cannot be written where the user wants it.
     """
     run = subject.pretrained.run
-    targets = [evaluation.path(run, *details)] if run is not None else []
-    targets += [Path(config.json)] if config.json else []
+    destination = Destination(
+        own=None if run is None else evaluation.path(run, *details),
+        asked=Path(config.json) if config.json else None,
+        console=subject.console,
+    )
     if subject.place.leads:
-        check_targets(*targets)
-    return targets
+        destination = destination.checked()
+    writable = from_leader("yes" if destination.own else "")  # all go on from the same state
+    return destination if writable else replace(destination, own=None)

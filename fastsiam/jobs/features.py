@@ -19,9 +19,9 @@ from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.records import check_targets
 from fastsiam.files import explained, written_whole
 from fastsiam.jobs.subject import Subject, open_subject
-from fastsiam.pipelines import build_eval_loader, open_store
+from fastsiam.pipelines import build_eval_loader, open_split
 from fastsiam.pipelines.store import Split
-from fastsiam.report.pictures import picture_rows, save_picture
+from fastsiam.report.pictures import Captioned, picture_rows, save_picture
 from fastsiam.views.batch import EvalLoader
 
 _GROUP_ROWS = 8192
@@ -45,8 +45,13 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
 
     Raises:
         BackendError: pyarrow is missing, and a .parquet file was asked for.
+        FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
     """
     out = Path(config.out)
+    files = [out] if out.suffix == ".parquet" else [out, _table_of(out)]
+    if there := [file for file in files if file.exists() and not config.force]:
+        raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
+    check_targets(*files)
     if out.suffix == ".parquet":
         _import_pyarrow()
     subject = open_subject(path, config, place, layer=config.layer)
@@ -57,8 +62,13 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
         return write(subject, loader, out)
 
 
+def _table_of(out: Path) -> Path:
+    """Return where the names and labels of an array's rows go."""
+    return out.with_name(f"{out.name}.csv")
+
+
 def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
-    table = out.with_name(f"{out.name}.csv")
+    table = _table_of(out)
     shape = {"shape": (loader.images, subject.features), "descr": "<f4", "fortran_order": False}
     with (
         written_whole(out) as temporary,
@@ -144,10 +154,10 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
         place: this process, alone.
     """
     subject = open_subject(path, config, place)
-    bank = open_store(subject.data.root, "train")
+    bank = open_split(subject.data, "train")
     split: Split = "val"
     try:
-        store = open_store(subject.data.root, "val")
+        store = open_split(subject.data, "val")
     except NoSplitError:
         store, split = bank, "train"
     shuffled = torch.randperm(len(store), generator=torch.Generator().manual_seed(config.seed))
@@ -163,11 +173,12 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
         chosen.tolist(), nearest.tag.tolist(), nearest.similarity.tolist(), strict=True
     ):
         kind = store.class_name(query)
-        row = [(store.decode(query), kind, True)]
+        row: list[Captioned] = [(store.decode(query), kind, None)]
         for tag, cosine in zip(tags, cosines, strict=True):
             if len(row) <= config.k and not (split == "train" and tag == query):
                 own = bank.class_name(tag)
-                row.append((bank.decode(tag), f"{cosine:.2f} {own}", own == kind))
+                alike = own == kind if own and kind else None  # without labels nobody knows
+                row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
         rows.append(row)
     return picture_rows(rows)
 

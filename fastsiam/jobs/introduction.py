@@ -11,6 +11,7 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
+from fastsiam.interchange import exports_of
 from fastsiam.training.optim import peak_lr
 from fastsiam.views.batch import Loader
 
@@ -44,6 +45,7 @@ def introduce(
         f"learning rate {peak_lr(config.optim):g} "
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
     )
+    console.say(exports_of(config.model))
     if start is not None:
         console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")
 

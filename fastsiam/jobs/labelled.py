@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.config import AugmentConfig
+from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.features import collected, frozen
 from fastsiam.evaluate.records import TrainingDataFacts
 from fastsiam.jobs.subject import Subject, data_facts
-from fastsiam.pipelines import Order, build_loader, choose, open_store, read_list
+from fastsiam.pipelines import Order, build_loader, choose, open_split, read_list
 from fastsiam.views.batch import Loader, to_device
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -47,11 +47,11 @@ class TrainingPart:
     seed: int
 
     @classmethod
-    def of(cls, root: Path, config: LabelConfig) -> TrainingPart:
+    def of(cls, data: DataConfig, config: LabelConfig) -> TrainingPart:
         """Choose the part that is asked for.
 
         Args:
-            root: where the data lie.
+            data: where the images lie, and which share of them is held out.
             config: a percentage, or a list of names.
 
         Raises:
@@ -59,7 +59,7 @@ class TrainingPart:
         """
         if not config.subset and config.percent == 100:
             return cls(positions=None, percent=100.0, name="", origin="", seed=config.seed)
-        store = open_store(root, "train")
+        store = open_split(data, "train")
         if config.subset:
             positions = read_list(store, Path(config.subset))
             name, origin = Path(config.subset).stem, f"by {config.subset}"
@@ -86,10 +86,11 @@ class LabelledImages:
     """
 
     def __init__(self, subject: Subject, config: LabelConfig) -> None:
-        self.subject, self.config = subject, config
-        self.part = TrainingPart.of(subject.data.root, config)
+        self.subject = subject
+        self.part = TrainingPart.of(subject.data, config)
         self.train, self.val = subject.loaders(self.part.positions)
-        self.batch = self._possible(config.global_batch)
+        self.config = config.settled(self.train.images)
+        self.batch = self._possible(self.config.global_batch)
         """Images of a step, over all ranks."""
         self.steps = self.train.images // self.batch
         """Whole batches in an epoch; the tail of the shuffled images is dropped."""
@@ -125,6 +126,7 @@ class LabelledImages:
             val=data.val,
             classes=data.classes,
             labels_crc32=data.labels_crc32,
+            holdout=data.holdout,
             percent=self.config.percent,
             subset=self.config.subset or None,
             chosen_crc32=None if chosen is None else f"{zlib.crc32(chosen.tobytes()):08x}",

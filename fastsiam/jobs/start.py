@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,14 +15,23 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
+from fastsiam.files import quoted
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
+from fastsiam.training.optim import longer
 
 
-def starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint | None:
-    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error."""
+def starting_point(
+    config: TrainConfig, run: Path, place: Place
+) -> tuple[Checkpoint | None, Path | None]:
+    """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
+
+    Returns:
+        The checkpoint and the folder of its run; None and None for a new run.
+    """
     last = checkpoints.last(run)
     own = checkpoints.load(last) if last.is_file() else None
+    folder = run
     match config.run.resume:
         case "auto":
             start = own
@@ -32,14 +42,70 @@ def starting_point(config: TrainConfig, run: Path, place: Place) -> Checkpoint |
                 )
             start = None
         case path:
-            given = checkpoints.load(Path(path))
-            start = own if own is not None and own.step > given.step else given
+            start = own
+            if branches(config, run):
+                given = checkpoints.load(Path(path))
+                if own is None or own.step <= given.step:
+                    start, folder = given, checkpoints.found(Path(path)).parent.parent
     steps = torch.tensor([-1 if start is None else start.step], device=place.device)
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(
             f"the ranks find different checkpoints under {run}; all machines must share that folder"
         )
-    return start
+    return (None, None) if start is None else (start, folder)
+
+
+def branches(config: TrainConfig, run: Path) -> bool:
+    """Tell whether ``--resume`` names a checkpoint that is not this run's own last one.
+
+    Raises:
+        CheckpointError: it names one that is not there.
+    """
+    if config.run.resume in ("auto", "never"):
+        return False
+    return checkpoints.found(Path(config.run.resume)).resolve() != checkpoints.last(run).resolve()
+
+
+def extended(
+    config: TrainConfig, start: Checkpoint | None
+) -> tuple[TrainConfig, Checkpoint | None, str]:
+    """Give a run and its checkpoint the schedule that ``--extend`` asks for, and say what it is.
+
+    It is the checkpoint's, made longer unless it is as long already: the same command goes on with
+    an extended run as with any other.
+
+    Raises:
+        CheckpointError: there is nothing to extend, or it cannot be.
+    """
+    epochs, schedule = config.run.extend, config.run.extend_schedule
+    if not epochs:
+        return config, start, ""
+    if start is None:
+        raise CheckpointError(
+            f"--extend {epochs} makes a run longer that has begun, and there is none to go on "
+            f"with: name it by --resume, or begin one with --epochs {epochs}"
+        )
+    optim, said = start.config.optim, ""
+    if epochs < optim.epochs:
+        raise CheckpointError(
+            f"the run has {optim.epochs} epochs: give --extend more than these, not {epochs}"
+        )
+    if epochs > optim.epochs:
+        try:
+            optim, rates = longer(
+                optim,
+                epochs=epochs,
+                schedule=schedule,
+                step=start.step,
+                steps_per_epoch=start.steps_per_epoch,
+            )
+        except ValueError as error:
+            raise CheckpointError(f"--extend-schedule {schedule}: {error}") from error
+        said = f"extended from {start.config.optim.epochs} to {epochs} epochs; {rates}"
+    asked = max(config.optim.epochs, epochs)  # more than --extend is refused with the settings
+    own = replace(config.optim, epochs=asked, restarts=optim.restarts)
+    start = replace(start, config=replace(start.config, optim=optim))
+    return replace(config, optim=own), start, said
 
 
 def goes_on(config: TrainConfig) -> bool:
@@ -67,7 +133,7 @@ def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:
     other_stem = pretrained.model.stem != config.model.stem and not pretrained.stem_assumed
     if "backbone" not in fitting or other_stem:
         raise CheckpointError(
-            f"--init {config.run.init} holds {pretrained.model.backbone} (stem "
+            f"--init {quoted(config.run.init)} holds {pretrained.model.backbone} (stem "
             f"{pretrained.model.stem}, width {pretrained.model.width}), not the network that "
             "the settings name: give the same --backbone, --stem and --width"
         )

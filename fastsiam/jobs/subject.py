@@ -6,12 +6,13 @@ both is the business of ``jobs.evaluate``, writing the features out that of ``jo
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,15 +21,17 @@ from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.console import Console, duration
-from fastsiam.distributed import Place
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.distributed import Place, from_leader
+from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
-from fastsiam.interchange import Pretrained, load_pretrained
+from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.methods import build_method
-from fastsiam.pipelines import build_eval_loader
-from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.pipelines import build_eval_loader, has_validation, open_split
+from fastsiam.pipelines.automatic import choose_pipeline, settled
+from fastsiam.pipelines.store import Split
 from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
 
@@ -82,8 +85,20 @@ class Subject:
             f"{self.resize} pixels, central {self.augment.crop} x {self.augment.crop}; "
             f"{_short(self.dtype)} on {self.place.world} x {kind}"
         )
-        for line in lines:
+        for line in (*self._held_out(), *lines):
             self.console.say(line)
+
+    def _held_out(self) -> Iterator[str]:
+        """Say on which of the training images is validated, if on any."""
+        own, held = self.pretrained.config, self.data.holdout
+        if held:
+            yield f"validating on {held} of each class of the training images, held out"
+        if own is None or own.data.holdout == held:
+            return
+        if not held:
+            yield f"{self.data.root} has validation images: the run's --holdout does not count"
+        elif own.data.root == self.data.root:
+            yield "the network was trained on images that are held out here, without labels"
 
     def facts(self) -> NetworkFacts:
         """Return for a record which network this is; its weights are hashed as they are now."""
@@ -156,7 +171,7 @@ def open_subject(
         network=_placed(network, place),
         features=network.features,
         untrained=config.untrained,
-        data=_data_settings(own.data if own else DataConfig(), config),
+        data=_data_settings(own.data if own else DataConfig(), config, place),
         augment=augment,
         resize=resize,
         dtype=_precision(config, own, place),
@@ -188,8 +203,9 @@ def labelled_loaders(
     Raises:
         DataError: a split or its labels are missing, or the classes differ.
     """
-    val, train = (
-        build_eval_loader(
+
+    def loader(split: Split, chosen: NDArray[np.int64] | None) -> EvalLoader:
+        return build_eval_loader(
             data,
             split,
             augment,
@@ -198,10 +214,12 @@ def labelled_loaders(
             rank=place.rank,
             world=place.world,
             device=place.device,
-            chosen=chosen if split == "train" else None,
+            chosen=chosen,
         )
-        for split in cast("tuple[Any, ...]", ("val", "train"))  # the one that may be missing first
-    )
+
+    with _naming_the_holdout(data):
+        val = loader("val", None)
+    train = loader("train", chosen)
     if min(train.images, val.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not train.classes:
@@ -217,6 +235,21 @@ def labelled_loaders(
     return train, val
 
 
+@contextlib.contextmanager
+def _naming_the_holdout(data: DataConfig) -> Iterator[None]:
+    """Say where there are no validation images how to do without, if the images have labels."""
+    try:
+        yield
+    except NoLabelsError:
+        raise
+    except NoSplitError as error:
+        if not open_split(data, "train").classes:
+            raise
+        raise NoSplitError(
+            f"{error}; --holdout 10% holds out a share of each class instead"
+        ) from error
+
+
 def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:
     """Return for a record which images there are, with a checksum of their labels."""
     checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
@@ -226,6 +259,7 @@ def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFact
         val=val.images,
         classes=len(train.classes),
         labels_crc32=f"{checksum:08x}",
+        holdout=data.holdout or None,
     )
 
 
@@ -235,17 +269,13 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     Raises:
         FastSiamError: the images would be smaller than the crop.
     """
-    own = pretrained.config
-    crop, resize = (224, 256) if pretrained.model.stem == "imagenet" else (32, 32)
-    trained_with = AugmentConfig()
-    if own is not None:
-        crop, resize, trained_with = own.augment.crop, own.monitor.eval_resize, own.augment
+    seen = pretrained.input or _usual_input(pretrained.model.stem)
     augment = AugmentConfig.alike(
-        crop=config.crop or crop,
-        mean=config.mean or trained_with.mean,
-        std=config.std or trained_with.std,
+        crop=config.crop or seen.crop,
+        mean=config.mean or seen.mean,
+        std=config.std or seen.std,
     )
-    resize = config.resize or max(resize, augment.crop)
+    resize = config.resize or max(seen.resize, augment.crop)
     if resize < augment.crop:
         raise FastSiamError(
             f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
@@ -253,15 +283,35 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
     return augment, resize
 
 
-def _data_settings(trained_on: DataConfig, config: EvalConfig) -> DataConfig:
-    """Settle which images are loaded, and by which pipeline."""
-    pipeline = trained_on.pipeline if config.pipeline == "run" else config.pipeline
-    return replace(
+def _usual_input(stem: str) -> Input:
+    """Return how networks take images of which nothing is known."""
+    crop, resize = (224, 256) if stem == "imagenet" else (32, 32)
+    return Input(crop=crop, resize=resize, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:
+    """Settle which images are loaded, and by which pipeline; the same on every rank.
+
+    A run that loaded no images has no pipeline to be evaluated by.
+    """
+    as_run = trained_on.pipeline if trained_on.loads_images else "auto"
+    data = replace(
         trained_on,
         data=config.data or trained_on.data,
-        pipeline=pipeline if BACKENDS[pipeline].real else BASELINE,
+        holdout=config.holdout or trained_on.holdout,
+        pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
     )
+    if data.holdout and not config.holdout and has_validation(data.root):
+        data = replace(data, holdout="")
+    if data.pipeline != "auto":
+        return data
+    try:
+        store = open_split(data, "train")
+    except DataError:  # there may be images of the other split, or whoever opens it says what is
+        return data
+    choice = choose_pipeline(data, store, device=place.device, keeps=False)
+    return settled(data, from_leader(choice.name))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

@@ -5,12 +5,16 @@ The data come from ``fastsiam.pipelines``, the loop from ``train``.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
@@ -22,19 +26,30 @@ from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.files import explained, write_json
+from fastsiam.files import explained
+from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
-from fastsiam.jobs.start import goes_on, initial_weights, starting_point, take_weights
+from fastsiam.jobs.pipeline import with_settled_pipeline
+from fastsiam.jobs.start import (
+    branches,
+    extended,
+    goes_on,
+    initial_weights,
+    starting_point,
+    take_weights,
+)
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import build_loader, open_training_images
-from fastsiam.training.compile import with_settled_compilation, without_compilation
+from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate
 from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.training.trackers import check_trackers
+from fastsiam.views.batch import EvalLoader, Loader
 
 _KNN_BATCH = {"cuda": 1024, "cpu": 256}
 """Images that the kNN monitor takes through the backbone at a time: forward only, a GPU has room
@@ -49,6 +64,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         FastSiamError: devices, data or initial weights that are not there, or do not fit.
     """
     distributed.check_devices(config.run)
+    if os.environ.get("RANK", "0") == "0":
+        check_trackers(config.run.trackers)
     batch, parts = config.optim.batch, world * config.optim.accumulate
     if batch % parts:
         raise ValueError(
@@ -83,7 +100,8 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.run.init and not distributed.is_worker() and not goes_on(config):
         initial_weights(config)
     if world > 1 and config.data.loads_images:
-        open_training_images(config.data, batch=batch)
+        # A run that goes on keeps its number of images, whatever became of them.
+        open_training_images(config.data, batch=1 if goes_on(config) else batch)
 
 
 def run_folder(config: TrainConfig, recipe: str) -> Path:
@@ -97,11 +115,32 @@ def run_folder(config: TrainConfig, recipe: str) -> Path:
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
-    config = with_settled_precision(config, place.device)
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
-    start = starting_point(config, run, place)
+    folder = RunFolder(run, console=console)
+    with folder.taken() if place.leads else contextlib.nullcontext():
+        _train(config, recipe, folder, place, console)
+    distributed.finish()
+    return run
+
+
+def _train(
+    config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
+) -> None:
+    """Train in a folder that is this run's alone."""
+    run = folder.path
+    start, begun = starting_point(config, run, place)
+    config, start, said = extended(config, start)
+    own = start.config if start else None
+    config = with_settled_precision(config, place.device, began_with=own)
+    if start is not None:
+        start.check_continues(config)
+    images = run_images(config, begun)
+    config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
     dtype = autocast_type(config.numerics.precision, place.device)
+    config, chosen = with_settled_pipeline(config, place, images.store, start)
+    if chosen:
+        console.say(chosen)
     loader = build_loader(
         config.data,
         config.augment,
@@ -111,27 +150,30 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
         world=place.world,
         device=place.device,
         dtype=dtype,
+        store=images.store,
     )
     try:
         began_with = None if start is None else start.config.step.compile
-        config = with_settled_compilation(
-            config, began_with=began_with, steps_per_epoch=loader.steps
-        )
+        end = last_step(config, loader.steps)
+        left = end - (0 if start is None else start.step)
+        hint = worth_compiling(config, steps=left) if began_with == "off" else ""
+        config = with_settled_compilation(config, began_with=began_with, steps=end)
         if start is not None:
-            start.check_continues(config, loader.images)
-            if place.leads and config.run.resume != "auto":
+            start.check_images(loader.images)
+            if place.leads and branches(config, run):
                 checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
         if place.leads:
             introduce(console, config, place, loader, dtype, run, start)
+            for note in filter(None, [said, *images.notes, hint]):
+                console.say(note)
+            images.keep(folder)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
-            _write_config(step.config, recipe, run)
+            _write_config(step.config, recipe, folder)
         monitor = _monitor(step.config, place, console, dtype)
-        train(step, loader, run=run, start=start, knn=monitor, console=console)
+        train(step, loader, folder=folder, start=start, knn=monitor, console=console)
     finally:
         loader.close()
-    distributed.finish()
-    return run
 
 
 def _prepared_step(
@@ -148,7 +190,11 @@ def _prepared_step(
             config = without_compilation(config)
         return TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
-    if line := step.prepare():
+    said = "compiling, about a minute; --compile off goes without"
+    compiles = config.step.compile == "on"
+    with console.waiting(said) if compiles else contextlib.nullcontext():
+        line = step.prepare()
+    if line:
         console.say(line)
     return step
 
@@ -172,14 +218,23 @@ def _monitor(
         return None
 
     def evaluate(backbone: nn.Module) -> KnnResult:
-        known, asked = (feature_batches(backbone, x, dtype=dtype) for x in (bank, queries))
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
-        (result,) = knn_between(known, asked, votes=votes, classes=len(bank.classes))
-        return result
+        with console.tally("kNN: images", bank.images + queries.images) as done:
+
+            def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
+                for part in feature_batches(backbone, loader, dtype=dtype):
+                    done.add(len(part[1]) * place.world)
+                    yield part
+
+            found = knn_between(
+                features(bank), features(queries), votes=votes, classes=len(bank.classes)
+            )
+        return found[0]
 
     return evaluate
 
 
-def _write_config(config: TrainConfig, recipe: str, run: Path) -> None:
+def _write_config(config: TrainConfig, recipe: str, folder: RunFolder) -> None:
     settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
-    write_json(run / "config.json", settings)
+    text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
+    folder.keep("config.json", text.encode())

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.errors import DataError
-from fastsiam.pipelines import build_loader, open_store
+from fastsiam.console import Console
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.pipelines import Store, build_loader, open_split
+from fastsiam.pipelines.automatic import choose_pipeline, settled
 from fastsiam.report.pictures import contact_sheet, denormalize
+from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
+
+log = logging.getLogger(__name__)
 
 
 def show_views(
     sources: Sequence[DataConfig], augment: AugmentConfig, *, images: int, epoch: int, seed: int
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
     """Draw the first images of an epoch beside the views that pipelines make of them.
+
+    A pipeline that cannot make them is left out, and a line says why.
 
     Args:
         sources: the same data, by one pipeline or more.
@@ -30,21 +39,32 @@ def show_views(
         seed: of the run.
 
     Returns:
-        The contact sheet; for each image its path, position, label and the parameters of its views.
+        The contact sheet, with the pipelines' names above their columns; for each image its path,
+        position, label and the parameters of its views.
+
+    Raises:
+        FastSiamError: no pipeline can make the views.
     """
-    if not all(source.loads_images for source in sources):
-        raise DataError("the synthetic pipeline has no images to show")
-    store = open_store(sources[0].root, "train")
+    store = open_split(sources[0], "train")
     images = min(images, len(store))
-    views: list[NDArray[np.uint8]] = []
-    for source in sources:
-        loader = build_loader(source, augment, batch=images, seed=seed)
+    views: list[tuple[str, NDArray[np.uint8]]] = []
+    failed: dict[str, FastSiamError] = {}
+    for source in (_settled(source, store) for source in sources):
         try:
-            batch = next(iter(loader.epoch(epoch)))
-        finally:
-            loader.close()
-        views += [denormalize(view, augment) for view in batch.views]
-    index = batch.index.tolist()
+            batch = _first_batch(source, augment, images=images, epoch=epoch, seed=seed)
+        except FastSiamError as error:
+            failed[source.pipeline] = error
+            continue
+        shown = (denormalize(view, augment) for view in batch.views)
+        views += [(f"{source.pipeline} {number}", view) for number, view in enumerate(shown, 1)]
+        index = batch.index.tolist()
+    if not views and len(failed) == 1:
+        raise next(iter(failed.values()))
+    if not views:
+        reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
+        raise DataError(f"no pipeline can show these images: {reasons}")
+    for name, why in failed.items():
+        Console().warn(f"{name} is left out: {why}")
     pictures = [store.decode(i) for i in index]
     sheet = contact_sheet(pictures, views, columns=max(1, 8 // len(views)))
     size = np.array([(picture.height, picture.width) for picture in pictures])
@@ -62,3 +82,29 @@ def show_views(
         for row, i in enumerate(index)
     ]
     return sheet, record
+
+
+def _settled(source: DataConfig, store: Store) -> DataConfig:
+    """Choose the pipeline where none is named; say which it is."""
+    if source.pipeline != "auto":
+        return source
+    choice = choose_pipeline(source, store, device=torch.device("cpu"), keeps=False)
+    log.info(choice)
+    return settled(source, choice.name)
+
+
+def _first_batch(
+    source: DataConfig, augment: AugmentConfig, *, images: int, epoch: int, seed: int
+) -> Batch:
+    """Return an epoch's first images as a pipeline makes them.
+
+    Raises:
+        FastSiamError: it does not work here, or not with these data.
+    """
+    if not source.loads_images:
+        raise DataError(f"the {source.pipeline} pipeline has no images to show")
+    loader = build_loader(source, augment, batch=images, seed=seed)
+    try:
+        return next(iter(loader.epoch(epoch)))
+    finally:
+        loader.close()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fastsiam.config.recipes import RECIPES
+from fastsiam.console import Console
 from fastsiam.kernels import library
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.views.draws import draw_views
@@ -35,8 +36,9 @@ def warm() -> Iterator[str]:
         params = draw_views(augment, seed=0, epoch=0, index=np.arange(2), size=size)
         pixels = torch.zeros(2 * 3 * _SIDE**2, dtype=torch.uint8, device="cuda")
         start = np.array([0, 3 * _SIDE**2])
-        crops = crop_views(pixels, start, size, params, augment)
-        for dtype in (torch.float16, torch.bfloat16, torch.float32):
-            photometric(crops, params, augment, dtype=dtype)
-        torch.cuda.synchronize()
+        with Console().waiting(f"compiling the GPU's kernels of {name}"):
+            crops = crop_views(pixels, start, size, params, augment)
+            for dtype in (torch.float16, torch.bfloat16, torch.float32):
+                photometric(crops, params, augment, dtype=dtype)
+            torch.cuda.synchronize()
         yield f"GPU: crops and photometric stage of {name}"

@@ -6,7 +6,6 @@ run draws at random are its images alone, and that is what makes it resume exact
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.ops import StochasticDepth
 
 from fastsiam.config import OWN_BACKBONES, BackboneConfig
+from fastsiam.config.checks import nearest
 from fastsiam.errors import BackendError
 from fastsiam.model.batch_norm import recomputing, unknown_batch_norm
 
@@ -287,13 +287,10 @@ def _timm_names() -> list[str]:
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=4)
-    return f"unknown backbone {name!r}; " + (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"there are {', '.join(OWN_BACKBONES)}, torchvision's classification networks "
-        "and timm/NAME"
+    there_are = (
+        f"there are {', '.join(OWN_BACKBONES)}, torchvision's classification networks and timm/NAME"
     )
+    return f"unknown backbone {name!r}; {nearest(name, known, most=4) or there_are}"
 
 
 def _without_randomness(module: nn.Module) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #fff }
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
-h1 { font-size: 1.5rem; margin-bottom: .25rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+h1 { font-size: 1.5rem; margin-bottom: .25rem; overflow-wrap: anywhere }
+h2 { font-size: 1.15rem; margin-top: 2rem } h3 { font-size: 1rem; margin-bottom: 0 }
 .facts { color: #59636e; margin-top: 0 }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1rem }
 .charts { display: grid; grid-template-columns: minmax(0, 56.25rem); gap: 1rem }
@@ -18,14 +20,26 @@ figure { margin: 0; border: 1px solid #d1d9e0; border-radius: 6px; padding: .75r
 figcaption { font-weight: 600 }
 figcaption small { display: block; font-weight: 400; color: #59636e }
 img { width: 100%; height: auto; display: block }
-table { border-collapse: collapse; width: 100%; margin-top: 1rem }
+.table { overflow-x: auto; margin-top: 1rem }
+table { border-collapse: collapse; min-width: 100% }
 td, th { text-align: left; vertical-align: top }
-td, th { padding: .2rem .75rem .2rem 0; border-bottom: 1px solid #eaeef2 }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
+td, th { padding: .2rem .75rem .2rem .25rem; border-bottom: 1px solid #eaeef2 }
+th { white-space: nowrap }
+td { font-variant-numeric: tabular-nums; overflow-wrap: break-word; min-width: 4.5rem }
+td.best { font-weight: 600; background: #dafbe1 }
+.settings td { overflow-wrap: anywhere }
 .settings { display: grid; gap: 0 2rem }
 .settings { grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)) }
 summary { cursor: pointer; color: #59636e; margin-top: 1rem }
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table that may be marked."""
+
+    text: str
+    best: bool = False
 
 
 def whole(title: str, facts: str, body: str) -> str:
@@ -50,6 +64,17 @@ def heading(text: str, facts: str) -> str:
     return f'<h2>{html.escape(text)}</h2><p class="facts">{html.escape(facts)}</p>'
 
 
+def subheading(text: str, facts: str = "") -> str:
+    """Return the heading of a part of a section and perhaps a line below it, of plain texts."""
+    below = f'<p class="facts">{html.escape(facts)}</p>' if facts else ""
+    return f"<h3>{html.escape(text)}</h3>{below}"
+
+
+def listing(lines: Iterable[str]) -> str:
+    """Return a list of plain texts."""
+    return f"<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>"
+
+
 def figure(image: bytes, kind: str, alt: str, caption: str = "", note: str = "") -> str:
     """Return an image that lies within the page.
 
@@ -69,9 +94,10 @@ def figure(image: bytes, kind: str, alt: str, caption: str = "", note: str = "")
 
 
 def table(rows: Iterable[Sequence[Any]], heads: Sequence[str] = ()) -> str:
-    """Return a table of plain texts."""
+    """Return a table of plain texts and ``Cell``s; what is too wide for a screen scrolls."""
     lines = [_row("th", heads)] if heads else []
-    return f"<table>{''.join([*lines, *(_row('td', row) for row in rows)])}</table>"
+    lines += [_row("td", row) for row in rows]
+    return f'<div class="table"><table>{"".join(lines)}</table></div>'
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,4 +109,10 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _row(tag: str, cells: Iterable[Any]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(str(c))}</{tag}>" for c in cells) + "</tr>"
+    return f"<tr>{''.join(_cell(tag, cell) for cell in cells)}</tr>"
+
+
+def _cell(tag: str, cell: Any) -> str:
+    mark, text = (cell.best, cell.text) if isinstance(cell, Cell) else (False, cell)
+    start = f'{tag} class="best"' if mark else tag
+    return f"<{start}>{html.escape(str(text))}</{tag}>"

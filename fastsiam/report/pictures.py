@@ -13,7 +13,12 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.files import written_for_user
 
-_GAP = 4
+Captioned = tuple[Image.Image, str, bool | None]
+"""A picture, the text below it, and whether that is good news; None where it is neither."""
+
+_GAP, _LINE = 4, 14
+_NEWS = {None: (60, 60, 60), True: (0, 110, 0), False: (190, 0, 0)}
+"""Colours of texts: plain, good news, bad news."""
 
 
 def check_picture(path: Path) -> None:
@@ -44,47 +49,60 @@ def denormalize(views: Tensor, config: AugmentConfig) -> NDArray[np.uint8]:
 
 
 def contact_sheet(
-    sources: Sequence[Image.Image], views: Sequence[NDArray[np.uint8]], *, columns: int
+    sources: Sequence[Image.Image],
+    views: Sequence[tuple[str, NDArray[np.uint8]]],
+    *,
+    columns: int,
 ) -> Image.Image:
-    """Arrange rows of a source and its views.
+    """Arrange rows of a source and its views, below a line with what the views are.
 
     Args:
         sources: N images of any size; shown shrunk, with a border that keeps their shape.
-        views: arrays (N, S, S, 3) uint8, shown beside the sources in their order; S may differ.
+        views: names, and arrays (N, S, S, 3) uint8 that are shown beside the sources in their
+            order; S may differ.
         columns: sources in a row.
     """
-    cell, shown = max(96, *(view.shape[1] for view in views)), 1 + len(views)
+    names, arrays = ["source", *(name for name, _ in views)], [array for _, array in views]
+    cell, shown = max(96, *(array.shape[1] for array in arrays)), 1 + len(views)
     width, height = shown * cell + (shown + 1) * _GAP, cell + 2 * _GAP
-    rows = -(-len(sources) // columns)
-    sheet = Image.new("RGB", (min(columns, len(sources)) * width, rows * height), "white")
+    columns, rows = min(columns, len(sources)), -(-len(sources) // columns)
+    sheet = Image.new("RGB", (columns * width, _LINE + rows * height), "white")
+    for place in range(columns * shown):
+        left = place // shown * width + _GAP + place % shown * (cell + _GAP)
+        _write(sheet, names[place % shown], left, _GAP // 2, cell)
     for i, source in enumerate(sources):
-        left, top = (i % columns) * width + _GAP, (i // columns) * height + _GAP
-        pictures = [source, *(Image.fromarray(view[i]) for view in views)]
+        left, top = (i % columns) * width + _GAP, _LINE + (i // columns) * height + _GAP
+        pictures = [source, *(Image.fromarray(array[i]) for array in arrays)]
         for place, picture in enumerate(pictures):
             _paste(sheet, picture, left + place * (cell + _GAP), top, cell)
     return sheet
 
 
-def picture_rows(rows: Sequence[Sequence[tuple[Image.Image, str, bool]]]) -> Image.Image:
-    """Arrange rows of pictures with a line of text below each.
+def picture_rows(rows: Sequence[Sequence[Captioned]]) -> Image.Image:
+    """Arrange rows of pictures of any size with a line of text below each.
 
-    Args:
-        rows: pictures of any size, their texts, and whether the text is good news: green, not red.
-            The first of a row stands apart.
+    The first of a row stands apart. Good news is green, bad news is red.
     """
-    cell, line, apart = 112, 14, 12
-    width, height = cell + 2 * _GAP, cell + line + 2 * _GAP
+    cell, apart = 112, 12
+    width, height = cell + 2 * _GAP, cell + _LINE + 2 * _GAP
     size = width * max(map(len, rows)) + apart, height * len(rows)
     sheet = Image.new("RGB", size, "white")
-    draw = ImageDraw.Draw(sheet)
     for y, row in enumerate(rows):
         for x, (picture, text, good) in enumerate(row):
             left, top = x * width + _GAP + apart * (x > 0), y * height + _GAP
             _paste(sheet, picture, left, top, cell)
-            while text and draw.textlength(text) > cell:
-                text = text[:-1]
-            draw.text((left, top + cell + 1), text, fill=(0, 110, 0) if good else (190, 0, 0))
+            _write(sheet, text, left, top + cell + 1, cell, good)
     return sheet
+
+
+def _write(
+    sheet: Image.Image, text: str, left: int, top: int, most: int, good: bool | None = None
+) -> None:
+    """Write a text, cut off where it takes more than so many pixels."""
+    draw = ImageDraw.Draw(sheet)
+    while text and draw.textlength(text) > most:
+        text = text[:-1]
+    draw.text((left, top), text, fill=_NEWS[good])
 
 
 def _paste(sheet: Image.Image, picture: Image.Image, left: int, top: int, cell: int) -> None:

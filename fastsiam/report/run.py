@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import html
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import differences, flags_by_section
+from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
+from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
 from fastsiam.files import written_for_user
 from fastsiam.report import html as page
+from fastsiam.report.evaluations import evaluations
 from fastsiam.training.log import read_metrics
 
 _CURVES = (
@@ -88,17 +89,22 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
             )
         metrics[_name(run, runs)] = lines
     settings = _Settings.of(runs[0])
-    changes = "".join(_changes(settings, other) for other in runs[1:])
+    first, *others = metrics
+    changes = "".join(
+        _changes(first, settings.config, other, _Settings.of(run).config)
+        for other, run in zip(others, runs[1:], strict=True)
+    )
+    found = {name: read_records(run) for name, run in zip(metrics, runs, strict=True)}
     figures = "".join(
         page.figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
         for kind, field, title, note in _CURVES
         if (chart := _chart(metrics, kind, field))
     )
     body = (
-        f"{_results(metrics)}{_evaluations(runs)}{changes}"
-        f'<h2>Curves</h2><div class="curves">{figures}</div>'
+        f'{_results(metrics)}<h2>Curves</h2><div class="curves">{figures}</div>'
+        f"{changes}{evaluations(found)}"
         f'<h2>Settings</h2><div class="settings">{_sections(settings.config)}</div>'
-        f"<h2>Machine</h2>{page.table(page.flat(settings.environment).items())}"
+        f"<h2>Machine</h2>{_named(page.flat(settings.environment))}"
     )
     text = page.whole(f"fastsiam: {', '.join(metrics)}", _facts(settings), body)
     with written_for_user(out) as temporary:
@@ -111,11 +117,41 @@ def _name(run: Path, runs: Sequence[Path]) -> str:
     return run.name if len({r.resolve().name for r in runs}) == len(runs) and run.name else str(run)
 
 
-def _changes(settings: _Settings, run: Path) -> str:
-    """Name the settings in which another run trained something different."""
-    other = _Settings.of(run).config
-    text = "; ".join(differences(settings.config, other)) or "the same settings"
-    return f"<p>{html.escape(f'{run.name}: {text}')}</p>"
+def _changes(first: str, its: TrainConfig, name: str, config: TrainConfig) -> str:
+    """Say in which settings another run trained something different from the first."""
+    before, after = (
+        {flag: x for section in FIXED_SECTIONS for flag, x in flags_by_section(c)[section].items()}
+        for c in (its, config)
+    )
+    lines = [
+        f"{flag.replace('_', '-')}: {_words(after.get(flag))}; "
+        f"in {first} {_words(before.get(flag))}"
+        for flag in before | after
+        if before.get(flag) != after.get(flag)
+    ]
+    if not lines:
+        return page.heading(f"{name} beside {first}", "It was trained with the same settings.")
+    facts = f"It was trained with other settings ({len(lines)}):"
+    return page.heading(f"{name} beside {first}", facts) + page.listing(lines)
+
+
+def _words(value: Any) -> str:
+    """Write a setting's value for people."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return ", ".join(map(_words, value)) or "none"
+        case "" | None:
+            return "none"
+    return str(value)
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    """Return a table of names and values."""
+    return page.table((name, _words(value)) for name, value in values.items())
 
 
 def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> bytes:
@@ -180,8 +216,8 @@ def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
         if knn:
             best = knn[-1]
             cells.append(
-                f"{knn[0]['top1']:.2f} at epoch {knn[0]['epoch']:g}, "
-                f"{best['top1']:.2f} at epoch {best['epoch']:g} "
+                f"{knn[0]['top1']:.2f} at epoch {rounded(knn[0]['epoch'])}, "
+                f"{best['top1']:.2f} at epoch {rounded(best['epoch'])} "
                 f"(k {best['k']}, T {best['temperature']:g}, bank {best['bank']:,})"
             )
         else:
@@ -191,25 +227,9 @@ def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
     return page.table(rows, heads)
 
 
-def _evaluations(runs: Sequence[Path]) -> str:
-    """A table of what ``fastsiam eval`` found of each run, protocols included."""
-    rows = []
-    for run in runs:
-        for record in read_records(run):
-            images, data, epoch = record.images, record.data, record.network.epoch
-            seen = (
-                f"{data.root}: {data.train:,} / {data.val:,}; shorter side "
-                f"{images.resize}, crop {images.crop}"
-            )
-            epochs = "" if epoch is None else f"{epoch:g}"
-            rows += [(_name(run, runs), epochs, line, seen, record.date) for line in record.summary]
-    heads = ("run", "epochs", "result", "images to train on / to validate", "date")
-    return "<h2>Evaluations</h2>" + page.table(rows, heads) if rows else ""
-
-
 def _sections(config: TrainConfig) -> str:
     """Tables of all settings by their flat names, which are those of the command line."""
     return "".join(
-        f"<div><h3>{section}</h3>{page.table(settings.items())}</div>"
+        f"<div>{page.subheading(section)}{_named(settings)}</div>"
         for section, settings in flags_by_section(config).items()
     )

@@ -11,6 +11,13 @@ import torch
 
 T = TypeVar("T")
 
+_WINDOW_SECONDS = 3.0
+"""Steps are timed together for so long."""
+_MOST_WINDOWS = 5
+"""After so many the last one counts, however unsteady."""
+_STEADY = 0.2
+"""By so much two windows may differ."""
+
 
 class Clock:
     """Times the steps since the last reading and the part of them spent waiting for data.
@@ -34,6 +41,12 @@ class Clock:
         self._steps = 0
         self._device = torch.device(device)
         self._waits: _Waits = _DeviceWaits() if self._device.type == "cuda" else _HostWaits()
+
+    @property
+    def now(self) -> float:
+        """Training time of the whole run up to this moment, in seconds."""
+        running = 0.0 if self._begun is None else time.perf_counter() - self._begun
+        return self.seconds + running
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches, timing how long each one keeps us waiting; call it running.
@@ -84,6 +97,51 @@ class Clock:
         self._elapsed = 0.0
         self._steps = 0
         return reading
+
+
+class Forecast:
+    """Finds out, once, how long a step takes when the speed has settled.
+
+    The first step is left out. The others are timed together, a few seconds at a time, until two
+    such times in a row agree, or an epoch is about to end. Nothing waits for a device: on a GPU the
+    host is ahead by what its queue holds, a small part of such a time.
+
+    Args:
+        clock: the run's; it stands still while nothing is trained.
+        last: the step before which it has to be known, with a guess if need be.
+    """
+
+    def __init__(self, clock: Clock, *, last: int) -> None:
+        self._clock, self._last = clock, last
+        self._since: float | None = None
+        self._steps = self._windows = 0
+        self._before = 0.0
+        self._told = False
+
+    def note(self, done: int) -> float | None:
+        """Note that a step is taken; return the seconds of a step, the one time they are found.
+
+        Args:
+            done: steps done so far.
+        """
+        if self._told:
+            return None
+        now = self._clock.now
+        if self._since is None:  # the first step compiles, reads ahead
+            self._since = now
+            return None
+        self._steps += 1
+        elapsed = now - self._since
+        if elapsed < _WINDOW_SECONDS:
+            return None
+        each, before = elapsed / self._steps, self._before
+        self._since, self._steps, self._before = now, 0, each
+        self._windows += 1
+        steady = abs(each - before) <= _STEADY * each
+        if not (steady or self._windows >= _MOST_WINDOWS or done >= self._last):
+            return None
+        self._told = True
+        return each
 
 
 class _Waits(Protocol):

@@ -22,26 +22,33 @@ _WORTH_COMPILING = 1000
 
 
 def with_settled_compilation(
-    config: TrainConfig, *, began_with: Compile | None, steps_per_epoch: int
+    config: TrainConfig, *, began_with: Compile | None, steps: int
 ) -> TrainConfig:
-    """Write down what "auto" means here: as the run began, or what its schedule's length asks for.
-
-    ``max_steps`` does not count: a run may go on after it.
+    """Write down what "auto" means here: as the run began, or what its length asks for.
 
     Args:
         config: of the run.
         began_with: what the checkpoint says that the run goes on from; None without one.
-        steps_per_epoch: optimizer steps in an epoch.
+        steps: how many this run takes, up to ``max_steps``.
     """
     if config.step.compile != "auto":
         return config
-    long = config.optim.epochs * steps_per_epoch >= _WORTH_COMPILING
-    choice: Compile = "on" if long else "off"
+    choice: Compile = "on" if steps >= _WORTH_COMPILING else "off"
     if began_with not in (None, "auto"):
         choice = began_with
     if config.step.cuda_graphs:
         choice = "on"
     return replace(config, step=replace(config.step, compile=choice))
+
+
+def worth_compiling(config: TrainConfig, *, steps: int) -> str:
+    """Say it if a run began without the compiler and goes on for so many steps that it would pay.
+
+    Empty if not, or if the run was told.
+    """
+    if config.step.compile != "auto" or steps < _WORTH_COMPILING:
+        return ""
+    return f"not compiled, as the run began; --compile on may be faster for {steps:,} steps"
 
 
 def without_compilation(config: TrainConfig) -> TrainConfig:

@@ -1,61 +1,123 @@
-"""The metrics of a run in its folder: ``metrics.jsonl`` and TensorBoard's events."""
+"""The metrics of a run: ``metrics.jsonl`` in its folder, and the trackers that it has."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import explained, reason, written_whole
+from fastsiam.training.folder import RunFolder
+from fastsiam.training.trackers import Tracked, Trackers
 
 
 class MetricsLog:
-    """``metrics.jsonl`` and TensorBoard events of a run; written by rank 0 alone."""
+    """``metrics.jsonl`` of a run, and its trackers; written by rank 0 alone.
+
+    A line that cannot be written is kept until it can be, and training goes on: its hours are worth
+    more than a curve, and a full disk is often made free again.
+    """
 
     def __init__(
-        self, run: Path, *, step: int, steps_per_epoch: int, evaluates_again: bool = False
+        self,
+        folder: RunFolder,
+        *,
+        step: int,
+        steps_per_epoch: int,
+        end: int = 0,
+        evaluates_again: bool = False,
+        trackers: Iterable[str] = (),
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Open for appending after ``step`` steps; drop what a lost part of the run left.
 
         Raises a ``FastSiamError`` where the folder cannot be written.
 
         Args:
-            run: the run's folder.
+            folder: the run's folder.
             step: steps that the run goes on from.
             steps_per_epoch: to place evaluation lines, which carry only the epoch.
+            end: the last step of this run, at which trackers are told that it is complete.
             evaluates_again: whether the evaluation after ``step`` is about to be repeated.
+            trackers: names of those that get the figures too.
+            settings: every setting by its flag's name, for them.
         """
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.path = run / "metrics.jsonl"
-        self._steps_per_epoch = steps_per_epoch
+        self.path = folder.path / "metrics.jsonl"
+        self._folder, self._steps_per_epoch, self._end = folder, steps_per_epoch, end
+        self._last = step
         kept = [
             line
-            for line in read_metrics(run)
+            for line in read_metrics(folder.path)
             if self._step_of(line) <= step - (line["kind"] != "train" and evaluates_again)
         ]
-        with explained(FastSiamError, f"cannot write the metrics in {run}"):
-            with written_whole(self.path) as temporary:
-                temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-            self._file = self.path.open("a", buffering=1)
-            self._board = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+        with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
+            self._begin("".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._unwritten: list[str] = []
+        self._trackers = Trackers(
+            trackers, Tracked(folder=folder, settings=settings or {}, step=step)
+        )
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
-        """Append one line; numbers go to TensorBoard too."""
+        """Append one line; its numbers go to the trackers too."""
         line = {"kind": kind, **values}
-        with explained(FastSiamError, f"cannot write {self.path}"):
-            self._file.write(json.dumps(line) + "\n")
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and name not in ("step", "epoch"):
-                    self._board.add_scalar(f"{kind}/{name}", value, self._step_of(line))
+        self._last = max(self._last, self._step_of(line))
+        self._unwritten.append(json.dumps(line) + "\n")
+        self._folder.restore()
+        try:
+            self._append()
+        except OSError as error:
+            if len(self._unwritten) == 1:
+                self._folder.console.warn(
+                    f"cannot write {self.path}: {reason(error)}; training goes on, and the lines "
+                    "are written as soon as they can be"
+                )
+        figures = {
+            f"{kind}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and name not in ("step", "epoch")
+        }
+        self._trackers.write(figures, self._step_of(line))
 
     def close(self) -> None:
-        """Flush and close the files; what cannot be written any more was said by ``write``."""
-        for file in (self._file, self._board):
+        """Write what is still to be written, close the file, and end the trackers."""
+        try:
+            self._append()
+        except OSError as error:
+            self._folder.console.warn(
+                f"{len(self._unwritten):,} lines of {self.path} are lost: {reason(error)}"
+            )
+        os.close(self._file)
+        self._trackers.close(complete=self._last >= self._end)
+
+    def _begin(self, content: bytes) -> None:
+        """Write the file anew and open it."""
+        with written_whole(self.path) as temporary:
+            temporary.write_bytes(content)
+        self._file, self._size = os.open(self.path, os.O_RDWR | os.O_APPEND), len(content)
+
+    def _append(self) -> None:
+        """Write the lines that are still to be written: all of them, or none."""
+        if not self._unwritten:
+            return
+        if not self.path.exists():  # deleted; what this process has open is still whole
+            before = self._file
+            self._begin(os.pread(before, self._size, 0))
+            os.close(before)
+        content = "".join(self._unwritten).encode()
+        try:
+            written = 0
+            while written < len(content):
+                written += os.write(self._file, content[written:])
+        except OSError:
             with contextlib.suppress(OSError):
-                file.close()
+                os.ftruncate(self._file, self._size)
+            raise
+        self._size += len(content)
+        self._unwritten.clear()
 
     def _step_of(self, line: dict[str, Any]) -> int:
         """Steps done when a line was written; evaluations carry only the epoch."""

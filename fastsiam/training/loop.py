@@ -14,11 +14,12 @@ from pathlib import Path
 
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
-from fastsiam.console import Console
+from fastsiam.console import Console, duration
 from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
 from fastsiam.methods import Method
-from fastsiam.training.clock import Clock
+from fastsiam.training.clock import Clock, Forecast
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
@@ -35,7 +36,7 @@ def train(
     take_step: TrainingStep,
     loader: Loader,
     *,
-    run: Path,
+    folder: RunFolder,
     start: Checkpoint | None = None,
     knn: Evaluate | None = None,
     console: Console | None = None,
@@ -45,7 +46,7 @@ def train(
     Args:
         take_step: the training step, prepared; every rank calls this function with its own.
         loader: batches of this rank, on its device.
-        run: folder for metrics and checkpoints.
+        folder: the run's, for metrics and checkpoints.
         start: the run's last checkpoint, of the same settings (``Checkpoint.check_continues``), to
             go on from; on a CPU with as many threads, bit for bit as if never interrupted.
         knn: evaluates a backbone; every rank calls it.
@@ -64,13 +65,15 @@ def train(
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-    saver = Saver(run, take_step, clock=clock, images=loader.images, start=start)
+    saver = Saver(folder, take_step, clock=clock, images=loader.images, start=start)
     evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
-    log = metrics_log(run, take_step, done=step, evaluates_again=evaluations.due(step))
+    again = evaluations.due(step)
+    log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
         console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")
     began, first = time.monotonic(), step
+    forecast = Forecast(clock, last=per_epoch * (step // per_epoch + 1) - 1)
     try:
         with StopSignals(place) as stop, console.progress(end, step):
             while step < end:
@@ -78,7 +81,7 @@ def train(
                 epoch, skip = divmod(step, per_epoch)
                 if evaluations.due(step):
                     if step:
-                        saver.save(step)  # it can take minutes, and a scheduler's patience less
+                        saver.try_to(step)  # it can take minutes, and a scheduler's patience less
                     evaluations.run(step, log)
                 method.train()
                 clock.resume()
@@ -88,6 +91,8 @@ def train(
                     loss, embedding = take_step(batch, at=step)
                     step += 1
                     points.note(step, loss)
+                    if (each := forecast.note(step)) and step < end:
+                        console.say(_outlook(each, config, per_epoch, end - step))
                     signalled = stop.after_step()
                     leaving = bool(signalled) or step == end
                     log_due = leaving or step % config.run.log_every == 0
@@ -102,7 +107,7 @@ def train(
                     clock.pause()
                     if save_due:
                         points.settle()
-                        saver.save(step)
+                        (saver.save if leaving else saver.try_to)(step)
                     if signalled:
                         raise _interrupted(signalled, step, saver.path)
                     if step == end:
@@ -126,6 +131,16 @@ def train(
         with closing(log) if log else nullcontext():
             points.close()
     return saver.path
+
+
+def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:
+    """Say how long an epoch takes and what is left of the run, if a step takes so many seconds."""
+    speed = config.optim.batch / each
+    return (
+        f"at {speed:,.{0 if speed >= 10 else 1}f} images/s an epoch takes about "
+        f"{duration(each * per_epoch)}, the {left:,} steps that are left {duration(each * left)}"
+        f"{', evaluations apart' if config.monitor.knn_every else ''}"
+    )
 
 
 def _batches(

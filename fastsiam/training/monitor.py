@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fastsiam.config import MonitorConfig
+from fastsiam.config.flags import to_flags
 from fastsiam.console import Console
 from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import TrainingError
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import CollapseGuard, gram, rank_of_gram, z_std
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
@@ -37,23 +38,27 @@ Evaluate = Callable[[nn.Module], Quality]
 
 
 def metrics_log(
-    run: Path, step: TrainingStep, *, done: int, evaluates_again: bool
+    folder: RunFolder, step: TrainingStep, *, done: int, end: int, evaluates_again: bool
 ) -> MetricsLog | None:
     """Open the metrics of a run that goes on after so many steps; None on all ranks but the first.
 
     Args:
-        run: the run's folder.
+        folder: the run's folder.
         step: the training step.
         done: steps that the run goes on from.
+        end: the last step of this run.
         evaluates_again: whether the evaluation after them is about to be repeated.
     """
     if not step.place.leads:
         return None
     return MetricsLog(
-        run,
+        folder,
         step=done,
         steps_per_epoch=step.steps_per_epoch,
+        end=end,
         evaluates_again=evaluates_again,
+        trackers=step.config.run.trackers,
+        settings=to_flags(step.config),
     )
 
 

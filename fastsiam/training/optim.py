@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fastsiam.config import OptimConfig
 from fastsiam.methods import ParamGroup
+
+_TOO_SMALL = 0.01
+"""Share of the peak below which a cosine does not start anew from the last rate."""
 
 
 def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.optim.Optimizer:
@@ -181,10 +185,72 @@ def rates_at(
         step: optimizer step, from 0.
         steps_per_epoch: optimizer steps in an epoch.
     """
-    peak, total = peak_lr(config), config.epochs * steps_per_epoch
-    warmup = round(config.warmup_epochs * steps_per_epoch)
-    decaying = cosine(peak, step, total=total, warmup=warmup)
+    peak, decaying = peak_lr(config), decaying_rate(config, step, steps_per_epoch)
     return {group.name: decaying if group.schedule == "cosine" else peak for group in groups}
+
+
+def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:
+    """Return the rate of the groups that decay; arguments as of ``rates_at``.
+
+    A restart is a cosine from the rate of the step before it.
+    """
+    total = config.epochs * steps_per_epoch
+    if config.before_restart is None:
+        warmup = round(config.warmup_epochs * steps_per_epoch)
+        return cosine(peak_lr(config), step, total=total, warmup=warmup)
+    before, restart = config.before_restart
+    if step < restart:
+        return decaying_rate(before, step, steps_per_epoch)
+    last = decaying_rate(before, restart - 1, steps_per_epoch)
+    return cosine(last, step - restart, total=total - restart)
+
+
+def longer(
+    config: OptimConfig,
+    *,
+    epochs: int,
+    schedule: Literal["whole", "restart"],
+    step: int,
+    steps_per_epoch: int,
+) -> tuple[OptimConfig, str]:
+    """Make a schedule longer that has begun.
+
+    Args:
+        config: until now.
+        epochs: in all, more than until now.
+        schedule: one cosine over all epochs, or one from the last rate over those that are left.
+        step: steps done.
+        steps_per_epoch: optimizer steps in an epoch.
+
+    Returns:
+        The settings from now on, and what becomes of the learning rate, for people.
+
+    Raises:
+        ValueError: a restart makes no sense: the rate has fallen to next to nothing, or still
+            rises.
+    """
+    whole = replace(config, epochs=epochs, restarts="")
+    last = decaying_rate(config, max(0, step - 1), steps_per_epoch)
+    jump = decaying_rate(whole, step, steps_per_epoch)
+    if schedule == "whole":
+        return whole, (
+            f"learning rate: {last:.3g} now, {jump:.3g} at the next step: "
+            f"a cosine over all {epochs} epochs"
+        )
+    peak = peak_lr(config)
+    if step < max(1, round(config.warmup_epochs * steps_per_epoch)):
+        raise ValueError("the rate has not begun to fall, so there is none to start from anew")
+    if last < _TOO_SMALL * peak:
+        raise ValueError(
+            f"the learning rate has fallen to {last:.3g}, {last / peak:.2%} of its peak, from "
+            f"which hardly anything would be learnt: --extend-schedule whole goes on at {jump:.3g}"
+        )
+    restarts = ",".join(filter(None, [config.restarts, f"{config.epochs}@{step}"]))
+    left = f"{epochs - step / steps_per_epoch:g} epochs"
+    return replace(config, epochs=epochs, restarts=restarts), (
+        f"learning rate: {last:.3g} now and at the next step, {last / peak:.0%} of its peak: "
+        f"a cosine from there to 0 over the {left} that are left"
+    )
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: dict[str, float]) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
+from fastsiam.errors import CheckpointError
 from fastsiam.training.clock import Clock
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.step import TrainingStep
 
 
@@ -14,7 +16,7 @@ class Saver:
     """Writes a run's last checkpoint; each step at most once.
 
     Args:
-        run: the run's folder.
+        folder: the run's.
         step: whose state is saved; rank 0 writes.
         clock: the run's.
         images: in the data set.
@@ -23,16 +25,16 @@ class Saver:
 
     def __init__(
         self,
-        run: Path,
+        folder: RunFolder,
         step: TrainingStep,
         *,
         clock: Clock,
         images: int,
         start: Checkpoint | None,
     ) -> None:
-        self.path = checkpoints.last(run)
+        self.path = checkpoints.last(folder.path)
         """The checkpoint."""
-        self._step, self._clock, self._images = step, clock, images
+        self._folder, self._step, self._clock, self._images = folder, step, clock, images
         self._saved = None if start is None else start.step
 
     def save(self, done: int) -> Path:
@@ -52,9 +54,20 @@ class Saver:
                 steps_per_epoch=self._step.steps_per_epoch,
                 **self._step.state(),
             )
+            self._folder.restore()
             checkpoints.save(self.path, state)
         self._saved = done
         return self.path
+
+    def try_to(self, done: int) -> None:
+        """Save in the middle of a run; if it cannot be done, warn: the next time it may.
+
+        A run that ended here would lose the very steps that are to be saved.
+        """
+        try:
+            self.save(done)
+        except CheckpointError as error:
+            self._folder.console.warn(f"{error}; training goes on, and {self}")
 
     def __str__(self) -> str:
         """Say for people where the last good state is."""

@@ -29,6 +29,8 @@ class Stream(IntEnum):
     """The shuffled order of an epoch, ``pipelines.order``: (seed, epoch, ORDER, image)."""
     LIMIT = -2
     """The images that ``convert --limit`` takes, ``pipelines.subsets``: (seed, 0, LIMIT, image)."""
+    HOLDOUT = -3
+    """The images of ``--holdout``, ``pipelines.subsets``: (0, 0, HOLDOUT, hash of the name)."""
     SHARE = -1
     """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).
 

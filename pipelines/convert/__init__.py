@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "Report",
     "Watcher",
     "Written",
+    "beside",
     "convert",
     "verify",
 ]
@@ -52,6 +54,8 @@ class Written:
     path: Path
     about: dict[str, Any]
     """Its part of the manifest."""
+    there: bool = False
+    """It was there already, so that nothing was done."""
 
 
 def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written]:
@@ -67,13 +71,16 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
 
     Raises:
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
-        DataError: the source is not there or cannot be read, or the file cannot be written.
+        DataError: the source is not there or cannot be read, or the file cannot be written, or is
+            there already and was made of other images or with other options.
         BackendError: planes are asked for, and the code for them is not there.
     """
     if config.yuv:
         planes.require()
-    folder, sources = open_sources(kind, config.root, watcher.say)
-    out = Path(config.out) if config.out else folder
+    found, sources = open_sources(kind, config.root, watcher.say)
+    out = Path(config.out) if config.out else beside(found)
+    if not config.out and (old := next(found.glob("*.beton.partial"), None)):
+        watcher.say(f"{old} is left of a conversion into {found}, which is not gone on with here")
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with explained(DataError, f"cannot make the folder {out}"):
@@ -90,6 +97,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
                 continue
         else:
             images = np.array_split(images, count)[number - 1]
+        there = path.exists()
         watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
             about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
@@ -97,13 +105,27 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
             bad += error.bad
             failures.append(str(error))
             continue
-        written.append(Written(path, about))
+        written.append(Written(path, about, there))
     if failures:
         raise BadImagesError("; ".join(failures), bad)
     if written:
         about_files = {file.path.name: file.about for file in written}
         write_manifest(out / f"manifest{part}.json", sources["train"].classes, about_files)
     return written
+
+
+def beside(source: Path) -> Path:
+    """Return the folder that a source is converted into by default: its own name with -beton.
+
+    It lies beside the source, not in it: a .beton file among the images that it was made of would
+    be taken for the data from then on.
+    """
+    if source.name in ("", ".."):
+        source = Path(os.path.abspath(source))
+    if not source.name:
+        raise DataError(f"there is nothing beside {source}: name a folder with --out")
+    name = source.name if source.is_dir() else source.name.partition(".")[0]
+    return source.with_name(f"{name}-beton")
 
 
 def _chosen(store: Store, config: ConvertConfig) -> NDArray[np.int64]:

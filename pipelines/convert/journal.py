@@ -115,7 +115,10 @@ def read(
     if not known or not partial.exists():
         return []
     if known != json.dumps(plan):
-        say(f"starting {partial.stem} anew: the source or the options are others than before")
+        say(
+            f"starting {partial.stem} anew: the source, the options or the version of fastsiam "
+            "are others than before"
+        )
         return []
     blocks = {}
     for line in lines:

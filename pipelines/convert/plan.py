@@ -21,7 +21,8 @@ from fastsiam.errors import DataError
 
 from ..store import BetonStore, Store
 
-_FORMAT = 2
+_FORMAT = 3
+"""Another number starts half-finished files anew. From 3 on gray JPEGs keep their bytes."""
 _ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
 """Options that have no part in what a finished file holds: one value stands for all others."""
 _LATER: dict[str, Any] = {"yuv": False}
@@ -67,7 +68,7 @@ def finished(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     except DataError as error:
         raise DataError(f"{path} is there already, and damaged: delete it first") from error
     known = about.get("plan", {})
-    if known == plan:
+    if {**known, "format": _FORMAT} == plan:  # what an earlier version finished is as good
         return about
     ours, theirs = (_LATER | own.get("options", {}) for own in (plan, known))
     others = [f"--{k.replace('_', '-')}" for k in ours if k in theirs and ours[k] != theirs[k]]

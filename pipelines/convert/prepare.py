@@ -20,7 +20,6 @@ _LARGEST_SIDE = 65_500
 """libjpeg's limit; the file format's is 65,535."""
 _REENCODED = {
     int(Flags.NOT_JPEG): "re-encoded: not a JPEG",
-    int(Flags.GRAY): "re-encoded: gray",
     int(Flags.CMYK): "re-encoded: CMYK",
     int(Flags.UNUSUAL): "re-encoded: unusual JPEG",
 }
@@ -46,8 +45,9 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     other formats, the JPEG that would be stored is. Planes are stored only where PIL makes the same
     pixels of the JPEG: what is odd stays a JPEG.
 
-    A JPEG of three 8-bit channels that every decoder reads stays as it is, byte for byte; if its
-    EXIF asks viewers to turn it, that segment is left out, so that every reader shows the same
+    A JPEG of one or three 8-bit channels that every decoder reads stays as it is, byte for byte: of
+    one channel FFCV's own decoder, which asks libjpeg-turbo for RGB, makes three that are alike. If
+    its EXIF asks viewers to turn it, that segment is left out, so that every reader shows the same
     pixels. Anything else is decoded, shrunk if that is asked for, and encoded.
 
     Args:

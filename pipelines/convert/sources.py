@@ -11,8 +11,7 @@ from typing import Literal
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained
 
-from ..store import Split, Store, open_store
-from .parquet import ParquetStore, parquet_files
+from ..store import Split, Store, open_parquet, open_store
 
 Kind = Literal["imagenet", "cifar10", "folder", "parquet"]
 
@@ -45,7 +44,7 @@ def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, St
         say: for messages.
 
     Returns:
-        The folder where it was found, and its splits that are there; "train" always is.
+        The file or folder that holds it, and its splits that are there; "train" always is.
 
     Raises:
         DataError: it is not there; says what was looked for, where, and how to get it.
@@ -58,19 +57,18 @@ def _found(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
     """Look for the data set in each place where it may lie, and open it."""
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
-    here = root if root.is_dir() else root.parent
     if kind == "parquet":
-        return here, _splits(partial(_open_parquet, root), say)
+        return root, _splits(partial(open_parquet, root, in_order=True), say)
     if kind == "folder" or root.is_file():
-        return here, _splits(partial(open_store, root, sources=True), say)
+        return root, _splits(partial(open_store, root, sources=True), say)
     find, places, text = (
         (_imagenet, _IMAGENET_PLACES, _IMAGENET_HELP)
         if kind == "imagenet"
         else (_cifar10, _CIFAR_PLACES, _CIFAR_HELP)
     )
-    for folder in (root / place for place in places):
-        if (open_split := find(folder)) is not None:
-            return folder, _splits(open_split, say)
+    for place in places:
+        if (open_split := find(root / place)) is not None:
+            return root / place.partition("/")[0], _splits(open_split, say)
     below = ", ".join(f"{place}/" for place in places if place)
     raise DataError(text.format(root=root, places=below))
 
@@ -87,10 +85,6 @@ def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store
     return found
 
 
-def _open_parquet(root: Path, split: Split) -> Store:
-    return ParquetStore(root, parquet_files(root, split))
-
-
 def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
     """Return what opens the splits of an ImageNet in this folder, if there is one."""
     classes = _names(folder / "train") or _names(folder)
@@ -98,7 +92,7 @@ def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
         return partial(open_store, folder, sources=True)
     for place in (folder, folder / "data"):
         if any(place.glob("train*.parquet")):
-            return partial(_open_parquet, place)
+            return partial(open_parquet, place, in_order=True)
     return None
 
 

@@ -75,7 +75,6 @@ def write(
     with _reporting(path), journal.locked(path.with_name(f"{path.name}.journal")) as log:
         if path.exists():
             about = finished(path, plan)
-            say(f"{path} is there already")
             _forget(partial, Path(log.name))
             return about
         done = journal.read(log, plan, partial, say)

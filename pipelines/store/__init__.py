@@ -1,26 +1,33 @@
 """Data sets as stores: position -> encoded bytes, label, name.
 
 ``open_store`` recognises what lies at a path: a converted folder or .beton file, tars, CIFAR's
-archive, a folder of images.
+archive, folders of Hugging Face's ``datasets``, a folder of images.
 """
 
 from .archive import ArchiveStore
+from .arrow import ArrowStore
 from .base import Bytes, Split, Store
 from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore
 from .joined import JoinedStore
+from .parquet import ParquetStore, open_parquet
+from .picked import picked
 from .recognise import beton_files, open_store
 
 __all__ = [
     "ArchiveStore",
+    "ArrowStore",
     "BetonStore",
     "Bytes",
     "CifarStore",
     "FolderStore",
     "JoinedStore",
+    "ParquetStore",
     "Split",
     "Store",
     "beton_files",
+    "open_parquet",
     "open_store",
+    "picked",
 ]

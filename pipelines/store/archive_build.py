@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
-import time
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.console import tally
 from fastsiam.errors import DataError
 
 from ..processes import forked
@@ -21,8 +21,6 @@ from .mapped import Mapped
 from .probe import Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
 
-log = logging.getLogger(__name__)
-
 ALONE_BYTES = 2**28
 """Tars of fewer bytes in all are walked by this process alone."""
 _WNID = re.compile(r"n\d{8}")
@@ -32,7 +30,6 @@ _MOST_FILES = 0xFFFF
 _CHUNK = 4096
 """Rows are made so many at a time."""
 _LARGEST_CLASS_FILE = 1024
-_SAY_SECONDS = 10.0
 _HEADER_BYTES = 2**20
 """Of a gzipped image so much is decompressed to read its header."""
 
@@ -75,7 +72,8 @@ def build(files: list[Mapped], source: str) -> Index:
         )
     parts = [part for number, file in enumerate(files) for part in _parts(number, file)]
     if sum(map(len, files)) < ALONE_BYTES or len(parts) == 1:
-        found = {number: _scan(files, part) for number, part in enumerate(parts)}
+        with tally(f"indexing {source}, images") as images:
+            found = {n: _scan(files, part, images.add) for n, part in enumerate(parts)}
     else:
         found = _scan_in_processes(files, parts, source)
     ordered = [found[number] for number in range(len(parts))]
@@ -109,15 +107,15 @@ _shared: tuple[list[Mapped], list[_Part]]
 
 
 def _scan_in_processes(files: list[Mapped], parts: list[_Part], source: str) -> dict[int, _Found]:
-    """List the images of all parts, by the part's number; log now and then how many are done."""
+    """List the images of all parts, by the part's number; show how many are done."""
     found: dict[int, _Found] = {}
-    said = time.monotonic()
-    with forked(-1, _share, files, parts) as run:
+    with (
+        tally(f"indexing {source}, tars", len(parts)) as done,
+        forked(-1, _share, files, parts) as run,
+    ):
         for number, part in run(_scan_shared, range(len(parts))):
             found[number] = part
-            if time.monotonic() - said > _SAY_SECONDS:
-                said = time.monotonic()
-                log.info(f"indexing {source}: {len(found):,} of {len(parts):,} parts")
+            done.add()
     return found
 
 
@@ -131,8 +129,8 @@ def _scan_shared(number: int) -> tuple[int, _Found]:
     return number, _scan(files, parts[number])
 
 
-def _scan(files: list[Mapped], part: _Part) -> _Found:
-    """List the images of one part, and its WebDataset class files."""
+def _scan(files: list[Mapped], part: _Part, note: Callable[[], None] = lambda: None) -> _Found:
+    """List the images of one part, and its WebDataset class files; ``note`` hears of each image."""
     file = files[part.file]
     names: list[str] = []
     rows: list[NDArray[np.void]] = []
@@ -152,6 +150,7 @@ def _scan(files: list[Mapped], part: _Part) -> _Found:
                 rows.append(np.zeros(_CHUNK, ROW))
             rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, file.view)
             names.append(f"{part.group}/{name}" if part.group else path)
+            note()
     return _Found(names, np.concatenate([*rows, np.zeros(0, ROW)])[: len(names)], classes)
 
 

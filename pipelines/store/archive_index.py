@@ -1,4 +1,4 @@
-"""The index of a set of tars: what it holds, and where it is kept between runs.
+"""The index of a set of tars, or of parquet files: what it holds, and where it is kept.
 
 One row is 24 bytes: 1.28 million images in 30 MB.
 """
@@ -39,10 +39,10 @@ _FORMAT = 2
 
 @dataclass(frozen=True)
 class Index:
-    """What lies where in a set of tar files."""
+    """What lies where in a set of files; of parquet files the rows alone are kept."""
 
     rows: NDArray[np.void]
-    """(images,) of type ROW, sorted by class and name."""
+    """(images,) of type ROW; of tars, sorted by class and name."""
     classes: tuple[str, ...]
     split: bool
     """Whether folders train/ and val/ tell the splits; ``Flags.HELD_OUT`` marks the second."""

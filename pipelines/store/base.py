@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from fastsiam.errors import DataError
+from fastsiam.files import quoted
 from fastsiam.kernels import planes
 from fastsiam.trace import span
 
@@ -40,8 +41,12 @@ class Store(ABC):
 
     kind: ClassVar[str]
     """What sort of source it is, for people."""
+    repair: ClassVar[str] = "repair the image"
+    """What can be done about a bad image of it, in place."""
     root: Path
     """Where the images lie, for messages."""
+    origin: Path | None = None
+    """What the user calls the data, in which this was found; None: ``root`` itself."""
     classes: tuple[str, ...]
     """Class names, in the order of their labels; empty if the images have none."""
     labels: NDArray[np.int64]
@@ -119,7 +124,11 @@ class Store(ABC):
 
     def cannot_decode(self, index: int, reason: object) -> DataError:
         """Return the error that names an image which cannot be decoded."""
-        return DataError(f"cannot decode {self.where(index)}: {reason}; repair or remove the file")
+        return DataError(
+            f"cannot decode {self.where(index)}: {reason}; {self.repair}, or convert all but such: "
+            f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad; "
+            "a run goes on without them by --data-changed accept"
+        )
 
 
 def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:

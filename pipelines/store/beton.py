@@ -156,6 +156,10 @@ class BetonStore(Store):
         """The whole file as it is mapped, read-only."""
         return np.frombuffer(self._file.view, np.uint8)
 
+    def in_file(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return at which positions of the file some images lie: their own."""
+        return indices
+
     def read(self, index: int) -> Bytes:
         """Return an image's record: a view into the mapped file."""
         start = int(self.start[index])

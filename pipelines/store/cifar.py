@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.console import tally
 from fastsiam.errors import DataError
 
 from .base import Bytes, Split, Store
@@ -88,7 +89,7 @@ class CifarStore(Store):
 def _pickles(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
     """Yield the name and content of each pickle of the archive, by name."""
     try:
-        with tarfile.open(path, "r:*") as tar:
+        with tally(f"reading {path}, files") as done, tarfile.open(path, "r:*") as tar:
             members = [m for m in tar.getmembers() if m.isreg() and m.size <= _LARGEST_MEMBER]
             for member in sorted(members, key=lambda m: m.name):
                 name = PurePosixPath(member.name).name
@@ -96,6 +97,7 @@ def _pickles(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
                     file = tar.extractfile(member)
                     assert file is not None
                     yield name, _unpickle(path, name, file.read())
+                    done.add()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise DataError(f"{path} is no whole CIFAR archive ({error}); fetch it again") from error
 

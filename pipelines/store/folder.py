@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.files import explained, reason
 
@@ -35,13 +36,16 @@ class FolderStore(Store):
     """
 
     kind = "files of a folder"
+    repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
         self.root = root
         names: list[bytes] = []
         labels: list[int] = []
-        flat, folders = _list(root)
-        found = [(folder, images) for folder in folders if (images := _walk(root, folder))]
+        with tally(f"listing {root}, files and folders") as listed:
+            flat, folders = _list(root, listed)
+            walked = ((folder, _walk(root, folder, listed)) for folder in folders)
+            found = [(folder, images) for folder, images in walked if images]
         if flat and found:
             raise DataError(
                 f"{root} holds images both by themselves ({flat[0]}) and in folders "
@@ -101,8 +105,12 @@ class FolderStore(Store):
 
         if self._stats is None:
             stats = np.zeros((len(self), 2), np.int64)
-            with ThreadPoolExecutor(_STAT_THREADS) as pool:
-                list(pool.map(stat, range(0, len(self), _STAT_CHUNK)))
+            with (
+                tally(f"looking at files of {self.root}", len(self)) as done,
+                ThreadPoolExecutor(_STAT_THREADS) as pool,
+            ):
+                for _ in pool.map(stat, range(0, len(self), _STAT_CHUNK)):
+                    done.add(min(_STAT_CHUNK, len(self) - done.done))
             self._stats = stats
         return self._stats
 
@@ -110,11 +118,12 @@ class FolderStore(Store):
         return os.path.join(self._prefix, self._names[index])
 
 
-def _list(folder: Path) -> tuple[list[str], list[str]]:
+def _list(folder: Path, listed: Tally) -> tuple[list[str], list[str]]:
     """Return the sorted names of a folder's images and its sub-folders, hidden ones skipped."""
     images, folders = [], []
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
         for entry in entries:
+            listed.add()
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
@@ -131,10 +140,10 @@ def _leads_up(folder: Path, link: str) -> bool:
     return os.path.commonpath([target, os.path.realpath(folder)]) == target
 
 
-def _walk(root: Path, folder: str) -> list[bytes]:
+def _walk(root: Path, folder: str, listed: Tally) -> list[bytes]:
     """Return the paths, relative to ``root``, of all images in a folder and below it."""
-    images, folders = _list(root / folder)
+    images, folders = _list(root / folder, listed)
     names = [os.fsencode(os.path.join(folder, name)) for name in images]
     for name in folders:
-        names += _walk(root, os.path.join(folder, name))
+        names += _walk(root, os.path.join(folder, name), listed)
     return names

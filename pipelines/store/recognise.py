@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +13,7 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
 
 from .archive import ArchiveStore
+from .arrow import ArrowStore, is_saved_dataset
 from .base import Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
@@ -16,13 +21,20 @@ from .cifar import CifarStore
 from .folder import FolderStore
 from .imagenet import give_labels, told_labels
 from .joined import JoinedStore
+from .parquet import PARQUET, ParquetStore, open_parquet
 
+log = logging.getLogger(__name__)
+
+_said: set[Path] = set()
+"""Folders of which this process has said what is taken of them."""
 _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("val", "validation", "valid", "test"),
 }
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
+_LOOKED_AT = 8
+"""Entries of a folder that tell what is in it."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
@@ -30,11 +42,13 @@ def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
     """Open a split of the data at ``root``.
 
     Args:
-        root: a .beton or .tar file, CIFAR's archive, or a folder. In a folder are looked for, in
-            this order: ``<split>.beton`` or its parts; a folder named after the split; tars;
-            CIFAR's archive; images, which are training images.
+        root: a .beton, .tar or .parquet file, CIFAR's archive, or a folder. In a folder are looked
+            for, in this order: ``<split>.beton`` or its parts; a folder named after the split;
+            tars; CIFAR's archive; parquet files; a data set that ``save_to_disk`` wrote, or images,
+            which are training images.
         split: "train" or "val" (for which "test" stands too).
-        sources: open what .beton files were made of, if it lies beside them, in place of the files.
+        sources: open what .beton files were made of, if it lies beside them, in place of the
+            files, for a conversion: it reads images in order, and each once.
 
     Raises:
         DataError: there is no such data or no such split, or it cannot be read.
@@ -42,10 +56,14 @@ def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
     with explained(DataError, f"cannot open the data at {root}"):
         if not root.exists():
             raise DataError(
-                f"no data at {root}: name a folder of images, a .beton or a .tar "
+                f"no data at {root}: name a folder of images, a .beton, a .tar or a .parquet "
                 "with --data or $FASTSIAM_DATA"
             )
-        store = _open_file(root, split) if root.is_file() else _open_folder(root, split, sources)
+        if root.is_file():
+            store = _open_file(root, split, in_order=sources)
+        else:
+            store = _open_folder(root, split, sources)
+        store.origin = root
         if split == "val" and (store.labels < 0).all():
             _label_validation(store, root)
         return store
@@ -90,7 +108,7 @@ def beton_files(folder: Path, split: Split) -> list[Path]:
     return found
 
 
-def _open_file(path: Path, split: Split) -> Store:
+def _open_file(path: Path, split: Split, in_order: bool) -> Store:
     if path.suffix == ".beton":
         if split == "train":
             return BetonStore(path)
@@ -104,21 +122,25 @@ def _open_file(path: Path, split: Split) -> Store:
         if split == "val" and "train" in _words(path):
             return _open_tars(path.parent, split)
         return ArchiveStore([path], split, of_split=split == "train")
+    if path.suffix == PARQUET:
+        return open_parquet(path, split, in_order=in_order)
     if path.name.endswith(_COMPRESSED):
         raise DataError(f"{path} is compressed as a whole: unpack it, or gunzip it to a plain .tar")
-    raise DataError(f"{path} is neither a folder of images nor a .beton or .tar file")
+    raise DataError(f"{path} is neither a folder of images nor a .beton, .tar or .parquet file")
 
 
 def _open_folder(root: Path, split: Split, sources: bool) -> Store:
     files = beton_files(root, split)
     if sources:
         try:
-            return _open_unconverted(root, split)
+            return _open_unconverted(root, split, in_order=True)
         except DataError:
             if not files:
                 raise
     if not files:
-        return _open_unconverted(root, split)
+        return _open_unconverted(root, split, in_order=False)
+    if split == "train":
+        _say_which(root, files)
     stores = [BetonStore(path) for path in files]
     if len({store.about.get("set") for store in stores}) > 1:
         raise DataError(
@@ -128,37 +150,98 @@ def _open_folder(root: Path, split: Split, sources: bool) -> Store:
     return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
 
 
-def _open_unconverted(root: Path, split: Split) -> Store:
+def _say_which(root: Path, files: list[Path]) -> None:
+    """Log once that .beton files are taken, where images that they may not be made of lie too."""
+    if root in _said or not (beside := _originals(root)):
+        return
+    _said.add(root)
+    parts = "" if len(files) == 1 else f" and its {len(files) - 1} other parts"
+    log.info(
+        f"images from {files[0]}{parts}, not {beside} beside it; if those are meant, move the "
+        ".beton elsewhere"
+    )
+
+
+def _originals(root: Path) -> str:
+    """Say how many folders and files of images, and tars and the like, lie in a folder."""
+    folders = files = 0
+    with explained(DataError, f"cannot list {root}"), os.scandir(root) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders += not entry.name.startswith(".") and _holds_images(entry.path)
+            else:
+                files += _is_original(entry.name)
+    counts = ((folders, "folder"), (files, "file"))
+    words = [f"{n:,} {word}{'s' if n > 1 else ''}" for n, word in counts if n]
+    return f"the {' and '.join(words)} of images" if words else ""
+
+
+def _holds_images(folder: str, depth: int = 2) -> bool:
+    """Tell by some files of a folder, and of folders in it, whether it holds images."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, _LOOKED_AT):
+            if _is_original(entry.name):
+                return True
+            if depth and entry.is_dir() and _holds_images(entry.path, depth - 1):
+                return True
+    return False
+
+
+def _is_original(name: str) -> bool:
+    """Tell by its name whether a file holds images in another form than .beton."""
+    return (
+        is_image_name(name) or name.endswith((PARQUET, ".arrow", ".tar")) or name in CIFAR_ARCHIVES
+    )
+
+
+def _open_unconverted(root: Path, split: Split, in_order: bool) -> Store:
     if (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
     folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
     for name in _SPLIT_NAMES[split]:
         if name in folders:
-            tars = _tars(folders[name])
-            return ArchiveStore(tars, split) if tars else FolderStore(folders[name])
+            return _open_images(folders[name], split, in_order)
     if _tars(root):
         return _open_tars(root, split)
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(root / name, split)
+    if _has_parquet(root) or any(map(_has_parquet, folders.values())):
+        return open_parquet(root, split, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     sets = [path.name for path in folders.values() if _is_data_set(path)]
     if sets:
         raise DataError(f"{root} holds data sets of their own: name one, such as {root / sets[0]}")
-    try:
-        return FolderStore(root)
-    except DataError as error:
-        if any(root.glob("**/*.parquet")):
-            raise DataError(
-                f"{root} holds parquet files, which have to be converted first: "
-                f"fastsiam convert parquet --source {root}"
-            ) from error
-        raise
+    return _open_images(root, split, in_order)
+
+
+def _open_images(folder: Path, split: Split, in_order: bool) -> Store:
+    """Open the images of one split: all that a folder holds, in whatever form."""
+    if tars := _tars(folder):
+        return ArchiveStore(tars, split)
+    if is_saved_dataset(folder):
+        return ArrowStore(folder)
+    if _has_parquet(folder):
+        files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
+        return ParquetStore(folder, files, in_order=in_order)
+    return FolderStore(folder)
+
+
+def _has_parquet(folder: Path) -> bool:
+    """Tell whether parquet files lie in a folder; one of images is not listed to its end."""
+    with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
+                return True
+            if is_image_name(entry.name):
+                return False
+    return False
 
 
 def _is_data_set(folder: Path) -> bool:
-    return (folder / "train").is_dir() or any(folder.glob("train*.beton"))
+    own = (folder / "train").is_dir() or any(folder.glob("train*.beton"))
+    return own or is_saved_dataset(folder)
 
 
 def _tars(folder: Path) -> list[Path]:

@@ -102,6 +102,10 @@ def test_settings_of_0_1_are_read() -> None:
         ({"model": {"method": {"name": "simsiam", "queue": 1}}}, "model.method.queue"),
         ({"model": {"method": {"dim": 1}}}, "unknown method ''"),
         ({"optim": 3}, "optim must be a table"),
+        ({"optim": {"lrr": 1}}, r"unknown setting optim\.lrr; did you mean optim\.lr\?"),
+        ({"optim": {"lr": "fast"}}, r"optim\.lr must be a number, not 'fast'"),
+        ({"numerics": {"tf32": "yes"}}, r"numerics\.tf32 must be true or false, not 'yes'"),
+        ({"augment": {"mean": [0.5]}}, r"augment\.mean must have 3 values"),
     ],
 )
 def test_unknown_settings_are_refused_by_name(sections: Any, message: str) -> None:

@@ -59,13 +59,15 @@ def lines(block: Block) -> Iterator[list[str]]:
         for name, value in variables.items():
             line = line.replace(f"${name}", value)
         words = shlex.split(line, comments=True)
-        if words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
+        while words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
             variables[assigned[1]] = assigned[2]
             words = words[1:]
         while "&&" in words:
             cut = words.index("&&")
             yield words[:cut]
             words = words[cut + 1 :]
+        if ">" in words:
+            words = words[: words.index(">")]
         if words:
             yield words
 
@@ -77,7 +79,13 @@ def test_code_says_its_language() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("sh"), ids=str)
-def test_commands_are_commands(block: Block) -> None:
+def test_commands_are_commands(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()  # --resume and --config read a run before anything else
+    (tmp_path / "runs" / "r50").symlink_to(ROOT / "tests" / "data" / "run-0.1")
+    (tmp_path / "my.toml").write_text('recipe = "cifar10"')
+    monkeypatch.chdir(tmp_path)
     checked = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
     assert not checked.returncode, checked.stderr
     for words in lines(block):

@@ -45,12 +45,14 @@ def trained(module: nn.Module, side: int = 32) -> Any:
     return module.eval()
 
 
-def saved_run(folder: Path, model: ModelConfig, side: int = 32) -> SimSiam:
-    """Write a run's checkpoint without training."""
+def saved_run(
+    folder: Path, model: ModelConfig, side: int = 32, config: TrainConfig | None = None
+) -> SimSiam:
+    """Write a run's checkpoint without training; the model is put into the settings."""
     torch.manual_seed(0)
     method: SimSiam = trained(build_method(model), side)
     state = Checkpoint(
-        config=replace(TrainConfig(), model=model),
+        config=replace(config or TrainConfig(), model=model),
         step=30,
         seconds=1.0,
         images=1234,

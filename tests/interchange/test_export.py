@@ -16,7 +16,7 @@ from torch import nn
 
 from fastsiam.config import ModelConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.interchange import export_weights, exports_of, load_pretrained
 from fastsiam.interchange.export import SHARED_RESNETS
 from fastsiam.model.backbones import skeleton
 from tests.configs import changed_model, model_of
@@ -190,33 +190,65 @@ def test_shared_resnets_have_the_same_names() -> None:
 
 
 @pytest.mark.parametrize(
-    "model, format, message",
+    "model, format, message, instead",
     [
-        (TINY, "torchvision", "is 4 channels wide"),
-        (TINY, "timm", "is resnet10, which it does not have"),
-        (TINY, "detectron2", "is resnet10, which it does not have"),
-        (replace(R18, stem="cifar"), "timm", "has the cifar stem"),
-        (replace(R18, stem="cifar"), "detectron2", "has the cifar stem"),
-        (changed_model(R18, projector_layers=2), "simsiam", "has a projector of 2 layers"),
-        (changed_model(R18, dim=64), "simsiam", "has a projector of 3 layers, 64 wide"),
+        (TINY, "torchvision", "width 4: torchvision's ResNets are 64 wide", "plain"),
+        (TINY, "timm", "no resnet10 there", "plain"),
+        (TINY, "detectron2", "no resnet10 there", "plain"),
+        (replace(R18, stem="cifar"), "timm", "cifar stem", "plain or --format torchvision"),
+        (replace(R18, stem="cifar"), "detectron2", "cifar stem", "plain or --format torchvision"),
+        (
+            changed_model(R18, projector_layers=2),
+            "simsiam",
+            "a projector of 2 layers: the authors' has 3",
+            "plain or --format torchvision or --format timm or --format detectron2",
+        ),
+        (
+            changed_model(R18, dim=64),
+            "simsiam",
+            "a projector 64 wide: the authors' is as wide as the features, 512",
+            "plain or --format torchvision or --format timm or --format detectron2",
+        ),
         (
             replace(R18, backbone="shufflenet_v2_x0_5"),
             "timm",
-            "is shufflenet_v2_x0_5, which it does not have",
+            "no shufflenet_v2_x0_5 there",
+            "plain or --format torchvision",
         ),
-        (replace(R18, backbone="wide_resnet50_2"), "detectron2", "is none of its ResNets"),
+        (
+            changed_model(R18, backbone="resnext50_32x4d", dim=64),
+            "detectron2",
+            "no resnext50_32x4d there",
+            "plain or --format torchvision or --format timm",
+        ),
     ],
     ids=lambda value: value.backbone if isinstance(value, ModelConfig) else value[:12],
 )
 def test_what_a_format_cannot_hold_is_refused(
-    model: ModelConfig, format: str, message: str, tmp_path: Path
+    model: ModelConfig, format: str, message: str, instead: str, tmp_path: Path
 ) -> None:
+    """With a way out; what a run says at its start is the same."""
     read = untrained(model)
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError) as caught:
         export_weights(
             read, format=format, out=tmp_path / ("w.pkl" if format[0] == "d" else "w.pt")
         )
-    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+    assert str(caught.value) == (
+        f"cannot write x.pth as {format} ({message}): use --format {instead}"
+    )
+    assert not list(tmp_path.iterdir())
+    possible, refused = exports_of(model).split("; not ")
+    assert possible == f"exports: {instead.replace(' or --format', ',')}"
+    assert re.search(rf"\b{format}\b[^()]*\({re.escape(message)}\)", refused)
+
+
+def test_what_fits_everywhere_is_said_so() -> None:
+    assert exports_of(R18) == "exports: plain, torchvision, timm, simsiam, detectron2"
+    assert exports_of(replace(R18, backbone="timm/resnet18")) == exports_of(R18)
+    assert exports_of(TINY) == (
+        "exports: plain; not torchvision (width 4: torchvision's ResNets are 64 wide), "
+        "timm, simsiam, detectron2 (no resnet10 there)"
+    )
 
 
 def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
@@ -224,7 +256,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     headless = replace(
         pretrained, state={k: v for k, v in pretrained.state.items() if k[:4] == "back"}
     )
-    with pytest.raises(CheckpointError, match="holds no projector"):
+    with pytest.raises(CheckpointError, match=r"\(no projector in the file\): use --format plain"):
         export_weights(headless, format="simsiam", out=tmp_path / "w.pth")
     for format, name in (("simsiam", "w.safetensors"), ("detectron2", "w.pth"), ("timm", "w")):
         with pytest.raises(ValueError, match=f"a file of format {format} ends in"):

@@ -73,7 +73,7 @@ def test_a_stem_is_said_where_weights_do_not_tell(tmp_path: Path) -> None:
     assert torch.equal(said.network()(X), method.backbone(X))
     with pytest.raises(ValueError, match="stem must be one of"):
         load_pretrained(path, stem="cifar-pad9")
-    with pytest.raises(CheckpointError, match=r"is of a run with cifar-pad2, not cifar$"):
+    with pytest.raises(CheckpointError, match=r"holds cifar-pad2, not cifar$"):
         load_pretrained(tmp_path / "run", stem="cifar")
     assert not load_pretrained(tmp_path / "run").stem_assumed
     linear = prefixed(method.backbone.state_dict(), "backbone.")

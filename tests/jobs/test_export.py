@@ -17,6 +17,7 @@ from fastsiam import __version__
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
+from fastsiam.console import rounded
 from fastsiam.distributed import Place
 from fastsiam.environment import commit
 from fastsiam.interchange import FORMATS, load_pretrained
@@ -60,7 +61,7 @@ def test_export_end_to_end(small: TrainConfig, tmp_path: Path) -> None:
         "kNN top-1 ",
         "**linear** (batch 8, momentum 0.9, weight_decay 0, schedule cosine per step, seed 0, "
         "optimizer lars, lars_trust 0.001, rates [0.1, 3.0], epochs 1, cached True, storage fp32)",
-        f"| 0.1 | {linear.results[0]['top1']:g} | 100 |",
+        f"| 0.1 | {rounded(linear.results[0]['top1'])} | 100 |",
         "views of 32 x 32 pixels",
         'timm.create_model("resnet18", num_classes=0)',
     ):

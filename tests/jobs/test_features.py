@@ -18,6 +18,7 @@ from fastsiam.evaluate.features import collected
 from fastsiam.jobs.features import draw_neighbours, write_features
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
+from fastsiam.report.pictures import Captioned
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
@@ -94,17 +95,47 @@ def test_neighbours(run: Path, tmp_path: Path) -> None:
     assert sheet.tobytes() != other.tobytes()
 
 
-def test_a_training_image_is_not_its_own_neighbour(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without validation images the training images ask; the nearest others are by hand."""
+def noted_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Captioned]]:
+    """Return the list that takes the rows of all pictures that are drawn."""
     rows = []
 
-    def note(found: list[list[tuple[Image.Image, str, bool]]]) -> Image.Image:
+    def note(found: list[list[Captioned]]) -> Image.Image:
         rows.extend(found)
         return Image.new("RGB", (1, 1))
 
     monkeypatch.setattr("fastsiam.jobs.features.picture_rows", note)
+    return rows
+
+
+def test_without_labels_no_neighbour_is_good_or_bad(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = noted_rows(monkeypatch)
+    folder = write_images(tmp_path / "own", classes=1, each=5) / "class0"
+    draw_neighbours(run, NeighboursConfig(data=str(folder), images=3, k=2, workers=0), HERE)
+    assert [len(row) for row in rows] == [3, 3, 3]
+    assert {good for row in rows for _, _, good in row} == {None}
+
+
+def test_files_that_are_there_stay(run: Path, tmp_path: Path) -> None:
+    """Nothing is computed before that is known: no image is read."""
+    config = FeaturesConfig(out=str(tmp_path / "f.npy"), data=str(tmp_path / "none"), workers=0)
+    for name in ("f.npy", "f.npy.csv"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(FastSiamError, match=rf"{name} is there already: .* --force$"):
+            write_features(run, config, HERE)
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "f.npy").write_text("mine")
+    write_features(run, FeaturesConfig(out=config.out, force=True, workers=0), HERE)
+    assert np.load(tmp_path / "f.npy").shape == (24, 32)
+
+
+def test_a_training_image_is_not_its_own_neighbour(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without validation images the training images ask; the nearest others are by hand."""
+    rows = noted_rows(monkeypatch)
     folder = write_images(tmp_path / "own", classes=3, each=4)
     config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
     draw_neighbours(run, config, HERE)

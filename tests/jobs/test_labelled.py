@@ -32,12 +32,34 @@ from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
-QUICK = LinearConfig(epochs=4, batch=8, eval_every=2, workers=0, device="cpu", pipeline="memory")
+QUICK = LinearConfig(
+    optimizer="lars",
+    epochs=4,
+    batch=8,
+    eval_every=2,
+    workers=0,
+    device="cpu",
+    pipeline="memory",
+)
 
 
 @pytest.fixture
 def run(small: TrainConfig) -> Path:
     return train_here(with_settings(small, max_steps=3), "imagenet")
+
+
+def test_little_data_have_a_sensible_default(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LARS as in the paper stays at its start on 24 images; by default it is SGD, and said."""
+    config = LinearConfig(workers=0, device="cpu", cached=True, eval_every=0)
+    record = evaluate_linear(run, config, HERE)
+    said = capsys.readouterr().err
+    assert "SGD with several rates, not the paper's LARS: 24 images x 90 epochs" in said
+    assert "warning" not in said
+    assert record.protocol["optimizer"] == "sgd" and record.protocol["batch"] == 16
+    assert [line["lr"] for line in record.results] == [0.1, 0.3, 1, 3, 10, 30]
+    papers = evaluate_linear(run, replace(config, optimizer="lars"), HERE)
+    assert "it may stop short" in capsys.readouterr().err
+    assert record.best["top1"] >= papers.best["top1"] + 10
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -212,6 +212,7 @@ def test_timms_batch_norm_keeps_its_activation() -> None:
         ("timm/vit_tiny_patch16_224", 32, "takes images of 224 pixels, not 32: use --crop 224$"),
         ("convnet_tiny", 224, "unknown backbone 'convnet_tiny'; did you mean convnext_tiny"),
         ("resnet5O", 224, "did you mean .*resnet50"),
+        ("resnet1", 224, r"did you mean resnet18 or (?!.*resnet18)"),
         ("timm/resnet5O", 224, "unknown backbone 'timm/resnet5O'; did you mean timm/resnet50"),
         ("squeezenet1_0", 224, "no fully-connected classifier"),
         ("googlenet", 224, "does not make one feature vector an image in training"),

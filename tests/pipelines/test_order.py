@@ -87,8 +87,9 @@ def test_no_stream_draws_what_another_does() -> None:
     """Over all places of its mark, for the first images, epochs and views."""
     images = np.arange(50)
     drawn = [rng.keys(7, rng.Stream.SHARE, images), rng.keys(7, 0, rng.Stream.LIMIT, images)]
+    drawn.append(rng.keys(7, 0, rng.Stream.HOLDOUT, images))
     for epoch in range(5):
         drawn.append(rng.keys(7, epoch, rng.Stream.ORDER, images))
         drawn += [rng.keys(7, epoch, images, view) for view in range(3)]
     every = np.concatenate(drawn)
-    assert len(np.unique(every)) == len(every) == 50 * 22
+    assert len(np.unique(every)) == len(every) == 50 * 23

@@ -22,7 +22,7 @@ from fastsiam.pipelines import Order, build_loader, open_store
 from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import NEEDS
-from tests.sources import picture, rotated_jpeg
+from tests.sources import gray_jpeg, picture, rotated_jpeg
 from tests.tiers import slow
 from tests.views.cases import UNEQUAL
 
@@ -64,6 +64,8 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     whole.resize((7, 5)).save(place("tiny"), quality=95)
     whole.resize((1, 1)).save(place("one-pixel"), quality=95)
     whole.convert("L").save(place("gray"))
+    whole.convert("L").save(place("gray-progressive"), progressive=True, quality=90)
+    place("gray-sampled").write_bytes(gray_jpeg(9, sampling=0x22))
     whole.save(place("progressive"), progressive=True)
     whole.save(place("full-chroma"), subsampling="4:4:4")
     whole.save(place("half-chroma"), subsampling="4:2:2")

@@ -46,7 +46,7 @@ def test_a_broken_image_ends_the_epoch_with_its_name(name: str, workers: int, im
 
 
 def test_a_pipeline_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match=r"one of torchvision, ffcv, .* not 'fcv'"):
+    with pytest.raises(ValueError, match=r"one of auto, torchvision, ffcv, .* not 'fcv'"):
         DataConfig(pipeline="fcv")  # type: ignore[arg-type]
 
 
@@ -66,7 +66,7 @@ def test_batch_that_ranks_cannot_share(name: str, images: Path) -> None:
 def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fastsiam.pipelines import memory_backend
 
-    monkeypatch.setattr(memory_backend, "_free_bytes", lambda device: 20_000)
+    monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)
     with pytest.raises(
         DataError, match=r"does not fit: 0 of 24 images .* use --pipeline torchvision"
     ):

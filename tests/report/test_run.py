@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fastsiam.jobs.train import train_here
 from fastsiam.report.run import write_report
 from fastsiam.training.log import read_metrics
 from tests.configs import with_settings
+from tests.processes import fastsiam
 
 
 def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None:
@@ -32,7 +34,10 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
     assert f"<td>{last['loss']:.4f}</td>" in page
     for setting in ("stop_gradient", "weight_decay", "knn_temperature", "pipeline"):
         assert f"<td>{setting}</td>" in page
-    assert "<p>other: stop-gradient: True -&gt; False</p>" in page
+    words = re.search(r"<h2>other beside run</h2><p[^>]*>([^<]+)</p><ul>(.*?)</ul>", page)
+    assert words is not None
+    assert words[1] == "It was trained with other settings (1):"
+    assert words[2] == "<li>stop-gradient: no; in run yes</li>"
     assert "<td>other</td>" in page and "<td>run</td>" in page
 
 
@@ -44,12 +49,33 @@ def test_evaluations_are_shown(small: TrainConfig) -> None:
         run, LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1,1"), place
     )
     page = write_report([run], run / "report.html").read_text()
-    assert "<h2>Evaluations</h2>" in page
-    for line in knn.summary + linear.summary:
-        assert f"<td>{line}</td>" in page
+    assert page.index("<h2>Curves</h2>") < page.index("<h2>Evaluations</h2>")
+    assert f'<td class="best">{knn.headline["top1"]:.2f}</td>' in page
+    rates = ", ".join(f"{line['lr']:g}: {line['top1']:.2f}" for line in linear.results)
+    cells = f"<td>{linear.best['top1']:.2f}</td><td>{linear.best['top5']:.2f}</td><td>{rates}</td>"
+    assert f"<td>linear, lars, batch 8, 1 epochs, cached features</td>{cells}" in page
     (run / "eval" / "knn.json").write_text("{}")
     with pytest.raises(DataError, match=r"knn\.json is no record of an evaluation"):
         write_report([run], run / "report.html")
+
+
+def test_a_report_makes_its_folder_and_rounds_epochs(small: TrainConfig, tmp_path: Path) -> None:
+    run = train_here(with_settings(small, epochs=1), "imagenet")
+    lines = read_metrics(run)
+    knn = {"kind": "knn", "k": 20, "temperature": 0.2, "bank": 24, "top1": 50.0, "epoch": 7.17391}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in [*lines, knn]))
+    out = tmp_path / "new" / "folder" / "page.html"
+    fastsiam("report", str(run), "--out", str(out))
+    assert "50.00 at epoch 7.17 (k 20" in out.read_text()
+
+
+def test_the_same_settings_are_said_to_be(small: TrainConfig, tmp_path: Path) -> None:
+    run, other = (
+        train_here(with_settings(small, max_steps=2, out=str(tmp_path / name)), "imagenet")
+        for name in ("first", "second")
+    )
+    page = write_report([run, other], tmp_path / "report.html").read_text()
+    assert "It was trained with the same settings." in page
 
 
 def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.log import read_metrics
 from fastsiam.training.loop import train
 from fastsiam.training.step import TrainingStep
@@ -60,7 +61,7 @@ def run_once(
         method = build_method(config.model, images=wrapped.images)
         step = TrainingStep(config, method, CPU, steps_per_epoch=wrapped.steps)
         step.prepare()
-        return train(step, wrapped, run=folder, start=start)
+        return train(step, wrapped, folder=RunFolder(folder), start=start)
     finally:
         loader.close()
 

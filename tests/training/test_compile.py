@@ -315,14 +315,38 @@ def test_a_missing_compiler_is_one_line(
 
 def test_auto_compiles_long_runs_and_goes_on_as_the_run_began(small: TrainConfig) -> None:
     def settled(config: TrainConfig, began_with: Any, steps: int) -> str:
-        found = with_settled_compilation(config, began_with=began_with, steps_per_epoch=steps)
-        return found.step.compile
+        return with_settled_compilation(config, began_with=began_with, steps=steps).step.compile
 
-    config = with_settings(small, compile="auto", epochs=10)
-    assert settled(config, None, 99) == "off"
-    assert settled(config, None, 100) == "on"
-    assert settled(with_settings(config, max_steps=20), None, 100) == "on"
+    config = with_settings(small, compile="auto")
+    assert settled(config, None, 999) == "off"
+    assert settled(config, None, 1000) == "on"
     assert settled(with_settings(config, compile="on"), None, 1) == "on"
     assert settled(config, "on", 1) == "on"
     assert settled(config, "off", 1000) == "off"
     assert settled(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
+
+
+def test_the_steps_of_this_run_decide(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a long schedule few steps are not compiled; a run goes on as it began, and is told."""
+    config = with_settings(small, compile="auto", epochs=1000, knn_every=0, max_steps=2)
+    train_here(config, "imagenet")
+    assert "compil" not in capfd.readouterr().err
+    train_here(with_settings(config, max_steps=4), "imagenet")
+    assert "compil" not in capfd.readouterr().err
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fastsiam.jobs.train.train", stop)
+        train_here(with_settings(config, max_steps=0), "imagenet")
+    said = capfd.readouterr().err
+    assert "not compiled, as the run began; --compile on may be faster for 2,996 steps\n" in said
+
+
+def test_it_is_said_before_it_is_done(small: TrainConfig) -> None:
+    done = train_short(with_settings(small, compile="on", knn_every=0, max_steps=1))
+    before, _, after = done.stderr.partition("compiled in")
+    assert after and "compiling, about a minute; --compile off goes without\n" in before

@@ -21,10 +21,12 @@ from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.training import clock, monitor
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
+from fastsiam.training.folder import RunFolder
 from fastsiam.training.log import MetricsLog, read_metrics
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
 from tests.configs import with_settings
+from tests.disks import fill, small_disk
 
 
 def test_measures_equal_float64_numpy() -> None:
@@ -216,7 +218,7 @@ def test_a_rank_that_neither_writes_nor_stops_finds_no_eigenvalues(
 
 
 def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, step=0, steps_per_epoch=2)
+    log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=2)
     for step in range(1, 6):
         if step % 2:
             log.write("knn", {"epoch": (step - 1) / 2, "top1": 10.0})
@@ -224,26 +226,51 @@ def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
     log.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # killed while writing
-    MetricsLog(tmp_path, step=4, steps_per_epoch=2, evaluates_again=True).close()
+    MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2, evaluates_again=True).close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == read_metrics(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
     assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
-    MetricsLog(tmp_path, step=2, steps_per_epoch=2).close()
+    MetricsLog(RunFolder(tmp_path), step=2, steps_per_epoch=2).close()
     assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
 
 
-def test_metrics_that_cannot_be_written_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No folder at the start; a disk that fills up on the way."""
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(FastSiamError, match=r"cannot write the metrics in .*run: "):
-        MetricsLog(blocked / "run", step=0, steps_per_epoch=3)
-    log = MetricsLog(tmp_path, step=0, steps_per_epoch=3)
+        MetricsLog(RunFolder(blocked / "run"), step=0, steps_per_epoch=3)
 
-    monkeypatch.setattr(log, "_file", open("/dev/full", "a", buffering=1))  # noqa: SIM115
-    with pytest.raises(FastSiamError, match=r"metrics\.jsonl: No space left on device; make room"):
+
+def test_lines_wait_for_room_on_a_full_disk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One warning, no half of a line, and all of them when there is room again."""
+    with small_disk(tmp_path / "disk", 1) as disk:
+        log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
         log.write("train", {"step": 1})
-    log.close()
+        filler = fill(disk)
+        for step in range(2, 300):  # more than the file's last block holds
+            log.write("train", {"step": step})
+        before = read_metrics(disk)
+        assert log.path.read_text().endswith("}\n") and 1 <= len(before) < 299
+        filler.unlink()
+        log.write("train", {"step": 300})
+        log.close()
+        assert [line["step"] for line in read_metrics(disk)] == list(range(1, 301))
+    said = capfd.readouterr().err
+    assert said.count("warning") == 1 and "lost" not in said
+    assert "metrics.jsonl: No space left on device; make room and try again; training goes" in said
+
+
+def test_lines_that_never_found_room_are_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
+        fill(disk)
+        for step in range(200):
+            log.write("train", {"step": step})
+        lost = 200 - len(read_metrics(disk))
+        log.close()
+    assert f"warning: {lost} lines of " in capfd.readouterr().err

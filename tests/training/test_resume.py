@@ -160,12 +160,19 @@ def test_a_branch_of_a_finished_run_owns_a_checkpoint(small: TrainConfig, tmp_pa
 def test_what_auto_means_is_written_down(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    run = train_here(with_settings(small, precision="auto", max_steps=2), "imagenet")
-    assert checkpoints.load(run).config.numerics.precision == "fp32"
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    with pytest.raises(CheckpointError, match="precision: fp32 -> bf16"):
-        train_here(with_settings(small, precision="auto"), "imagenet")
+    """And kept where a run goes on, whatever the processor has there: it is the same run."""
+    for amx, precision in ((False, "fp32"), (True, "bf16")):
+        config = with_settings(small, precision="auto", out=f"{small.run.out}-{precision}")
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        run = train_here(with_settings(config, max_steps=2), "imagenet")
+        assert checkpoints.load(run).config.numerics.precision == precision
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: not amx)
+        train_here(with_settings(config, max_steps=3), "imagenet")
+        assert checkpoints.load(run).step == 3
+        assert checkpoints.load(run).config.numerics.precision == precision
+        other = "fp32" if amx else "bf16"
+        with pytest.raises(CheckpointError, match=f"precision: {precision} -> {other}"):
+            train_here(with_settings(config, precision=other), "imagenet")
 
 
 def test_a_finished_run_stays_finished(small: TrainConfig) -> None:

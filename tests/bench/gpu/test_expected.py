@@ -16,8 +16,8 @@ from tests.conftest import ROOT
 
 
 def test_the_docs_have_the_table() -> None:
-    text = (ROOT / "docs" / "gpu-expectations.md").read_text()
-    assert table() in text, "docs/gpu-expectations.md: put in the table of bench/gpu/expected.py"
+    text = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
+    assert table() in text, "docs/benchmarks/gpu.md: put in the table of bench/gpu/expected.py"
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastsiam.config import TrainConfig
+from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError
+from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, open_store
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
-from tests.conversions import checked, run, same_images
+from tests.conversions import Quiet, checked, run, same_images
 from tests.processes import fastsiam
 from tests.sources import folder_members, imagenet_train_tar, jpeg, tar
 from tests.tiers import rest_slow
@@ -43,6 +43,26 @@ def test_a_folder_with_two_splits(images: Path, tmp_path: Path) -> None:
     assert checked(tmp_path / "out") == []
 
 
+def test_a_conversion_goes_beside_its_source(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the source is named: so the originals stay what ``--data`` of their folder means."""
+    monkeypatch.chdir(images)
+    (images / "train.beton.partial").touch()
+    for source in (str(images), ".", "train/..", f"{images}/"):
+        quiet = Quiet()
+        written = convert("folder", ConvertConfig(source=source, limit=3), quiet)
+        assert {file.path.parent.resolve() for file in written} == {tmp_path / "data-beton"}
+        assert [file.there for file in written] == [source != str(images)] * 2
+        assert "train.beton.partial is left of a conversion into" in quiet.said[0]
+    assert len(open_store(images, "train")) == 24
+    archive = tar(tmp_path / "my.shards.tar", [("a/0.jpg", jpeg(0))])
+    (made,) = convert("folder", ConvertConfig(source=str(archive)), Quiet())
+    assert made.path == tmp_path / "my-beton" / "train.beton"
+    with pytest.raises(DataError, match="nothing beside /: name a folder with --out"):
+        beside(Path("/"))
+
+
 def test_a_flat_folder_has_no_labels(images: Path, tmp_path: Path) -> None:
     run("folder", images / "train" / "class1", tmp_path / "out")
     store = open_store(tmp_path / "out", "train")
@@ -58,7 +78,7 @@ def test_the_same_file_from_a_folder_and_from_a_tar_of_tars(
     one, two = BetonStore(a.path), BetonStore(b.path)
     same_images(one, two)
     assert [one.name(i) for i in range(len(one))] == [two.name(i) for i in range(len(two))]
-    assert a.about["stored"] == b.about["stored"] == {"re-encoded: gray": 9, "unchanged": 491}
+    assert a.about["stored"] == b.about["stored"] == {"unchanged": 500}
     assert [block["crc32"] for block in a.about["blocks"]]
 
 

@@ -17,7 +17,7 @@ import pytest
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout
+from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout, plan
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
@@ -126,7 +126,7 @@ def test_another_source_or_other_options_start_anew(
     for name in ("train.beton.partial", "train.beton.journal"):
         shutil.copy(out / name, tmp_path / name)
     (said,) = go_on(source, out, quality=80)
-    assert said.startswith("starting train.beton anew: the source or the options are others")
+    assert said.startswith("starting train.beton anew: the source, the options or the version")
     (out / "train.beton").unlink()
     for name in ("train.beton.partial", "train.beton.journal"):
         shutil.copy(tmp_path / name, out / name)
@@ -135,6 +135,21 @@ def test_another_source_or_other_options_start_anew(
     (said,) = go_on(source, out)
     assert said.startswith("starting train.beton anew")
     assert checked(out) == []
+
+
+def test_a_file_that_an_earlier_version_left_half_done_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It encoded gray images; one that it finished is taken for done."""
+    monkeypatch.setattr(plan, "_FORMAT", 2)
+    source, out = half_done(tmp_path, monkeypatch)
+    go_on(source, tmp_path / "finished")
+    monkeypatch.undo()
+    (said,) = go_on(source, out)
+    assert said.startswith("starting train.beton anew: ")
+    before = (tmp_path / "finished" / "train.beton").read_bytes()
+    go_on(source, tmp_path / "finished")
+    assert (tmp_path / "finished" / "train.beton").read_bytes() == before
 
 
 def test_starting_anew_leaves_nothing_of_before(

@@ -11,7 +11,7 @@ from PIL import Image
 from fastsiam.config import ConvertConfig
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store.beton import JPEG, RAW
-from tests.sources import encoded, jpeg, picture, rotated_jpeg
+from tests.sources import encoded, gray_jpeg, jpeg, picture, rotated_jpeg
 
 
 def how(data: bytes, **options: object) -> tuple[str, Image.Image]:
@@ -33,6 +33,9 @@ def how(data: bytes, **options: object) -> tuple[str, Image.Image]:
         jpeg(0, progressive=True),
         jpeg(0, quality=30, subsampling=0),
         jpeg(0, icc_profile=b"wide gamut" * 9000),
+        gray_jpeg(0),
+        gray_jpeg(0, progressive=True),
+        gray_jpeg(0, sampling=0x41),
         jpeg(0) + b"padding after the end",
     ],
 )
@@ -47,7 +50,6 @@ def test_a_plain_jpeg_keeps_its_bytes(data: bytes) -> None:
     ("data", "reason"),
     [
         (encoded(picture(0), "PNG"), "not a JPEG"),
-        (encoded(picture(0).convert("L")), "gray"),
         (encoded(picture(0).convert("CMYK"), quality=95), "CMYK"),
         (jpeg(0, keep_rgb=True, quality=95), "unusual JPEG"),
     ],

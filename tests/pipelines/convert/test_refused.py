@@ -15,7 +15,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_demo
 from fastsiam.pipelines.convert import Kind
-from fastsiam.pipelines.convert.parquet import ParquetStore, parquet_files
+from fastsiam.pipelines.store import open_parquet
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
 from tests.processes import fastsiam
@@ -98,7 +98,7 @@ def test_nothing_to_verify(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_parquet_files_that_are_gone(tmp_path: Path) -> None:
     parquet(tmp_path / "train-0.parquet", [(jpeg(0), "0", 0)], ["one"])
-    store = ParquetStore(tmp_path, parquet_files(tmp_path, "train"))
+    store = open_parquet(tmp_path, "train")
     (tmp_path / "train-0.parquet").unlink()
     with pytest.raises(DataError, match=r"^cannot read the files of .*No such file.*; check the"):
         store.stamp()

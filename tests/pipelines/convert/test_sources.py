@@ -28,24 +28,28 @@ from tests.tiers import rest_slow
 
 
 def test_the_official_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no options: found under the data root, converted beside them, read from there."""
-    monkeypatch.setenv("FASTSIAM_DATA", str(tmp_path))
-    imagenet(tmp_path)
-    before = {path.name for path in tmp_path.iterdir()}
+    """With no options: found under the data root, converted beside it, read from there."""
+    root, out = tmp_path / "my data", tmp_path / "my data-beton"
+    monkeypatch.setenv("FASTSIAM_DATA", str(root))
+    imagenet(root)
+    before = {path.name for path in root.iterdir()}
     done = fastsiam("convert", "imagenet")
     assert "train.beton: 9 images of 3 classes" in done.stdout
-    left = {path.name for path in tmp_path.iterdir()} - before
-    assert {name for name in left if not name.startswith(".")} == {
-        "train.beton",
-        "val.beton",
-        "manifest.json",
-    }
-    train, val = open_store(tmp_path, "train"), open_store(tmp_path, "val")
+    assert done.stdout.endswith(f"fastsiam convert verify '{out}'; use it with: --data '{out}'\n")
+    assert {path.name for path in out.iterdir()} == {"train.beton", "val.beton", "manifest.json"}
+    assert {path.name for path in root.iterdir() if path.name[0] != "."} == before
+    train, val = open_store(out, "train"), open_store(out, "val")
     assert isinstance(train, BetonStore) and train.classes == val.classes == WNIDS
     assert [val.classes[label] for label in val.labels] == list(VAL_WNIDS)
     again = fastsiam("convert", "imagenet")
-    assert "is there already" in again.stderr
-    assert "whole" in fastsiam("convert", "verify", str(tmp_path), "--decode").stdout
+    files = f"rm '{out}/train.beton' '{out}/val.beton'; or choose another --out\n"
+    assert again.stdout.startswith(f"there already: {out}/train.beton: 9 images of 3 classes, ")
+    assert again.stdout.endswith(f"nothing done; to do it again, delete it first: {files}")
+    (out / "val.beton").unlink()
+    partly = fastsiam("convert", "imagenet").stdout
+    assert f"there already: {out}/train" in partly and f"\n{out}/val.beton: 4 images" in partly
+    assert "nothing done" not in partly
+    assert "whole" in fastsiam("convert", "verify", str(out), "--decode").stdout
 
 
 @pytest.mark.parametrize("place", ["", "imagenet", "ILSVRC/Data/CLS-LOC"])
@@ -152,7 +156,7 @@ def test_where_it_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     cifar(tmp_path / "cifar10" / "cifar-10-python.tar.gz")
     for kind in ("imagenet", "cifar10"):
         written = convert(kind, ConvertConfig(), Quiet())
-        assert {w.path.parent for w in written} == {tmp_path / kind}
+        assert {w.path.parent for w in written} == {tmp_path / f"{kind}-beton"}
     with pytest.raises(DataError, match="holds data sets of their own: name one"):
         open_store(tmp_path, "train")
 

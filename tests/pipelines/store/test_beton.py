@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +29,9 @@ from fastsiam.pipelines.store.beton import (
 )
 from tests import read_with_ffcv
 from tests.conftest import ROOT, write_images
-from tests.conversions import Quiet, checked
+from tests.conversions import Quiet, checked, run
 from tests.processes import Forked
-from tests.sources import encoded, picture
+from tests.sources import encoded, gray_jpeg, jpeg, picture
 from tests.tiers import rest_slow
 
 
@@ -112,6 +113,25 @@ def test_ffcv_reads_our_files(os_cache: dict[str, bool], tmp_path: Path) -> None
             square = image.crop((left, 0, left + side, side)).resize((16, 16))
             # Its fast DCT and area filter differ a little; another image's mean differs a lot.
             assert abs(mean - np.asarray(square).mean()) < 1.5
+
+
+@pytest.mark.ffcv
+def test_ffcvs_own_decoder_reads_gray_jpegs(tmp_path: Path) -> None:
+    """So a conversion keeps their bytes: libjpeg-turbo makes RGB of them if it is asked to."""
+    kinds: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"sampling": 0x22}, {})
+    (tmp_path / "images").mkdir()
+    for number, options in enumerate(kinds):
+        data = gray_jpeg(number, **options) if number < 3 else jpeg(number)
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(data)
+    (made,) = run("folder", tmp_path / "images", tmp_path / "out")
+    assert made.about["stored"] == {"unchanged": 4}
+    done = Forked(read_with_ffcv.read, [(str(made.path), True)]).wait(300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    got, store = json.loads(done.stdout.splitlines()[-1]), BetonStore(made.path)
+    assert got["gray"] == [True, True, True, False]
+    for mean, i in zip(got["means"], range(4), strict=True):
+        square = store.decode(i).crop((5, 0, 35, 30)).resize((16, 16))
+        assert abs(mean - np.asarray(square).mean()) < 1.5
 
 
 @pytest.mark.ffcv

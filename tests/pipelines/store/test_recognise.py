@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
+from tests.conversions import run
+from tests.processes import fastsiam
 from tests.sources import WNIDS, jpeg, tar
 
 
@@ -55,3 +59,34 @@ def test_compressed_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "t.tar.gz").write_bytes(b"")
     with pytest.raises(DataError, match="compressed as a whole"):
         open_store(tmp_path / "t.tar.gz", "train")
+
+
+def test_a_converted_file_among_originals_is_named(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in a process; nothing is said where there is nothing else to be meant."""
+    caplog.set_level(logging.INFO)
+    run("folder", images, tmp_path / "out", limit=5)
+    assert len(open_store(tmp_path / "out", "train")) == 5 and not caplog.records
+    for own in ("train.beton", "val.beton"):
+        shutil.copy(tmp_path / "out" / own, images / own)
+    tar(images / "more.tar", [("0.jpg", jpeg(0))])
+    (images / "notes").mkdir()
+    for _ in range(2):
+        assert len(open_store(images, "train")) == len(open_store(images, "val")) == 5
+    (said,) = (record.message for record in caplog.records)
+    assert said.startswith(
+        f"images from {images}/train.beton, not the 2 folders and 1 file of images beside it; "
+    )
+    run("folder", tmp_path / "out", tmp_path / "parts", part="1/1")
+    sub = write_images(tmp_path / "parts" / "images" / "train", classes=1, each=1)
+    assert len(open_store(sub.parents[1], "train")) == 5
+    assert "train.beton, not the 1 folder of images beside it" in caplog.records[-1].message
+
+
+def test_every_start_says_which_images_are_taken(images: Path, tmp_path: Path) -> None:
+    fastsiam("convert", "folder", "--source", str(images), "--out", str(images))
+    said = f"images from {images}/train.beton, not the 2 folders of images beside it"
+    sheet = ("views", "--data", str(images), "--out", str(tmp_path / "views.png"))
+    for _ in range(2):
+        assert fastsiam(*sheet, "--pipeline", "torchvision").stderr.count(said) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from PIL import Image
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import FolderStore, open_store
 from tests.conftest import write_images
+from tests.processes import fastsiam
+from tests.sources import tar
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
 
@@ -104,7 +107,29 @@ def test_a_broken_image_is_named_in_one_line(kind: str, tmp_path: Path) -> None:
         FolderStore(tmp_path).decode(0)
     text = str(caught.value)
     assert text.startswith(f"cannot decode {tmp_path / 'bad.jpg'}: ") and "\n" not in text
-    assert text.endswith("repair or remove the file")
+    assert text.endswith(
+        "; repair or remove the file, or convert all but such: fastsiam convert folder --source "
+        f"{tmp_path} --skip-bad; a run goes on without them by --data-changed accept"
+    )
+
+
+def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
+    """The command that its message names is typed as it stands."""
+    data = tmp_path / "it's mine"
+    write_images(data / "train", classes=1, each=3)
+    bad = data / "train" / "class0" / "001.jpg"
+    bad.write_bytes(b"no image")
+    with pytest.raises(DataError, match="it is not an image; repair or remove") as caught:
+        open_store(data, "train").decode(1)
+    command = shlex.split(str(caught.value).split("such: ")[1].split("; a run")[0])
+    assert command[:3] == ["fastsiam", "convert", "folder"] and command[4] == str(data)
+    fastsiam(*command[1:])
+    assert len(open_store(tmp_path / "it's mine-beton", "train")) == 2
+    bad.unlink()
+    write_images(tmp_path / "more", classes=1, each=1)
+    tar(tmp_path / "more.tar", [("a/0.jpg", b"none")])
+    with pytest.raises(DataError, match=r"; repair the image, or .* --source .*more\.tar --skip"):
+        open_store(tmp_path / "more.tar", "train").decode(0)
 
 
 def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

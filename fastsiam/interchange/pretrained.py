@@ -1,0 +1,171 @@
+"""A trained network as it was read: its weights by our names, and what is known of it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.console import rounded
+from fastsiam.errors import CheckpointError
+from fastsiam.methods import Method, build_method
+from fastsiam.model.backbones import Backbone
+
+_SHOWN = 3
+"""Keys that a line names; of the others it gives the number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """How a network takes images."""
+
+    crop: int
+    """Side of the central crop, in pixels."""
+    resize: int
+    """Shorter side before that crop, in pixels."""
+    mean: tuple[float, float, float]
+    """Of each channel of images scaled to 0-1; it is subtracted."""
+    std: tuple[float, float, float]
+    """Of each channel; it divides."""
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Input:
+        """Return how a run's network takes images."""
+        return cls(
+            crop=config.augment.crop,
+            resize=config.monitor.eval_resize,
+            mean=config.augment.mean,
+            std=config.augment.std,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """A trained network: of a run of ours, or out of a file of another program."""
+
+    path: Path
+    """The file that it came from."""
+    layout: str
+    """fastsiam, plain (``export --format plain``), simsiam (the authors'), mmselfsup, solo-learn,
+    lightly, torchvision or timm."""
+    model: ModelConfig
+    """The network; inferred from names and shapes for the files of other programs."""
+    state: dict[str, Tensor]
+    """Weights by the names of our SimSiam: ``backbone.*``, and, where the file has them,
+    ``projector.*`` and ``predictor.*``. On the CPU, float32 but for counters."""
+    epoch: float | None
+    """Epochs done, if the file says so."""
+    config: TrainConfig | None
+    """All settings, of a run of ours."""
+    images: int | None
+    """Training images, of a run of ours."""
+    left_out: tuple[str, ...]
+    """Keys of the file that are knowingly not used: classifiers, preprocessing, averages."""
+    input: Input | None = None
+    """How it takes images, if that is known: of our runs and plain files."""
+    stem_assumed: bool = False
+    """Whether the padding of the 3x3 stem is a guess: neither said nor known of the layout."""
+
+    @property
+    def run(self) -> Path | None:
+        """The run's folder, of a checkpoint of ours that lies in one."""
+        folder = self.path.absolute().parent
+        return folder.parent if self.config and folder.name == "checkpoints" else None
+
+    def network(self, layer: Literal["backbone", "projector"] = "backbone") -> Backbone:
+        """Build the network up to a layer, with its weights: float32, on the CPU, in eval mode.
+
+        torch's random generator is left where it was.
+
+        Raises:
+            CheckpointError: there is no projector, or the weights do not fit.
+            BackendError: timm is needed, and not installed.
+        """
+        with torch.random.fork_rng(devices=[]):
+            method = build_method(self.model)
+        before = itertools.takewhile(lambda part: part != layer, method.parts)
+        parts = (*before, layer)
+        state = self.part(*parts)
+        network = parts_of(method, parts)
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{self.path} does not hold the weights of {self.model.backbone}"
+            ) from error
+        found = method.backbone if layer == "backbone" else _Projected(network, method.dim)
+        return found.eval()
+
+    def has(self, part: str) -> bool:
+        """Tell whether the file holds weights of a part of the method."""
+        return any(key.startswith(f"{part}.") for key in self.state)
+
+    def part(self, *names: str) -> dict[str, Tensor]:
+        """Return the weights of these parts, by their full names.
+
+        Raises:
+            CheckpointError: the file lacks one of the parts.
+        """
+        for name in names:
+            if not self.has(name):
+                raise CheckpointError(f"{self.path} holds no {name}, only other parts")
+        starts = tuple(f"{name}." for name in names)
+        return {key: value for key, value in self.state.items() if key.startswith(starts)}
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return self.described(self.path)
+
+    def described(self, source: object) -> str:
+        """Return that line with another name for where the weights come from."""
+        of = {
+            "simsiam": "simsiam (the authors' layout)",
+            "fastsiam": "a run of fastsiam",
+            "plain": "a plain file",
+        }
+        stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
+        if self.stem_assumed:
+            stem = f" (stem taken for {self.model.stem})"
+        epochs = "" if self.epoch is None else f", {rounded(self.epoch)} epochs"
+        left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
+        name = title(self.model.backbone)
+        layout = of.get(self.layout, self.layout)
+        return f"{name}{stem} of {layout}{epochs}, from {source}{left_out}"
+
+
+class _Projected(Backbone):
+    """An encoder and the projector behind it."""
+
+    def __init__(self, parts: nn.Sequential, dim: int) -> None:
+        super().__init__()
+        self.parts, self.features = parts, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return projections (N, dim) of normalised images (N, 3, S, S)."""
+        out: Tensor = self.parts(x)
+        return out
+
+
+def title(backbone: str) -> str:
+    """Return a network's name as people write it."""
+    return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
+
+
+def parts_of(method: Method, parts: Iterable[str]) -> nn.Sequential:
+    """Put some of a method's parts one behind the other."""
+    return nn.Sequential(OrderedDict((part, method.get_submodule(part)) for part in parts))
+
+
+def listed(keys: Iterable[str]) -> str:
+    """Return the first of some keys for people, and how many more there are."""
+    keys = list(keys)
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more

@@ -1,0 +1,136 @@
+"""Which images a run trains on: all but those held out, at the places that they began with.
+
+A run keeps the list of its images in its folder. If the data are others when it goes on, it refuses
+or, by ``--data-changed accept``, goes on with what is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.pipelines import Store
+from fastsiam.pipelines.backends import backend_of
+from fastsiam.pipelines.remembered import FILE, Change, Remembered, has_names, names_of
+from fastsiam.pipelines.splits import open_whole, others
+from fastsiam.pipelines.store import picked
+from fastsiam.training.folder import RunFolder
+
+_WAYS_OUT = "restore the data, or choose another --out for a new run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunImages:
+    """The images that a run trains on."""
+
+    store: Store | None = None
+    """The images, each at its place; None if the pipeline reads none."""
+    remembered: Remembered | None = None
+    """What the run is to remember."""
+    notes: tuple[str, ...] = ()
+    """What a user has to know."""
+
+    def keep(self, folder: RunFolder) -> None:
+        """Write into a run's folder what it is to remember.
+
+        Raises:
+            FastSiamError: the folder cannot be written.
+        """
+        if self.remembered is not None:
+            folder.keep(FILE, self.remembered.to_bytes())
+
+
+def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
+    """Open the training images, each at the place that it had when the run began.
+
+    Args:
+        config: the run's.
+        begun: folder of the run that goes on; None for a new one.
+
+    Raises:
+        BackendError: the pipeline's package is missing.
+        DataError: the data cannot be read.
+        CheckpointError: the data changed since the run began, and that is not accepted.
+    """
+    if not config.data.loads_images:
+        return RunImages()
+    if config.data.pipeline != "auto":
+        backend_of(config.data).require_package()
+    store, held = open_whole(config.data)
+    kept, names = others(store, held), names_of(store)
+    own = tuple(names[i] for i in kept.tolist())
+    remembered = None if begun is None else Remembered.load(begun)
+    if remembered is None or remembered.names == own:  # without a list: a new run, or an old one
+        return RunImages(
+            store=picked(store, kept),
+            remembered=remembered or Remembered(own),
+            notes=_held_out(config.data, store, held, kept),
+        )
+    change = Change.between(remembered, names, held)
+    if change.all_gone:
+        _require_as_many(len(kept), len(remembered.names))
+        note = (
+            "none of the images has the name that it had when the run began, as in another "
+            f"container: the {len(kept):,} that are there are taken for the same, in this order"
+        )
+        notes = (note, *_held_out(config.data, store, held, kept))
+        return RunImages(store=picked(store, kept), remembered=remembered, notes=notes)
+    positions = change.positions()
+    notes = _held_out(config.data, store, held, positions)
+    if change:
+        if not remembered.accepts(names):
+            _require_consent(change, config, named=has_names(store))
+            remembered = remembered.accepting(names)
+        notes = (_changed(change), *notes)
+    return RunImages(store=picked(store, positions), remembered=remembered, notes=notes)
+
+
+def _require_as_many(now: int, then: int) -> None:
+    """Refuse images of which none has a name that is known, and that are more or fewer."""
+    if now != then:
+        raise CheckpointError(
+            f"the data changed: none of the {then:,} images that the run began with is there by "
+            f"its name, and there are {now:,}; {_WAYS_OUT}"
+        )
+
+
+def _require_consent(change: Change, config: TrainConfig, *, named: bool) -> None:
+    """Refuse changed data, if the user does not accept them or nobody can tell what changed."""
+    if not named:
+        raise CheckpointError(
+            f"the data changed since the run began, and a file of FFCV's own making names no "
+            f"image, so that nobody can tell which are gone; {_WAYS_OUT}"
+        )
+    if config.run.data_changed == "refuse":
+        raise CheckpointError(
+            f"the data changed since the run began: {change}; restore the data, go on with what "
+            "is there by --data-changed accept, or choose another --out for a new run"
+        )
+
+
+def _changed(change: Change) -> str:
+    """Say what changed, and what becomes of it."""
+    parts = [f"the data changed since the run began, as accepted: {change}"]
+    if change.gone:
+        parts.append("the next one there is shown in the place of each that is gone")
+    if change.new:
+        parts.append("new ones take no part until a new run")
+    return "; ".join(parts)
+
+
+def _held_out(
+    data: DataConfig, store: Store, held: NDArray[np.int64], trained: NDArray[np.int64]
+) -> tuple[str, ...]:
+    """Say how many images are held out, and whether the run trains on some of them."""
+    if not data.holdout:
+        return ()
+    whole = "each class" if store.classes else "all"
+    note = f"holding out {len(held):,} images ({data.holdout} of {whole}) for validation"
+    if both := len(np.intersect1d(held, trained)):
+        note += f"; {both:,} of them took part before the data changed, and still do"
+    return (note,)

@@ -1,0 +1,196 @@
+"""Images in parquet files, as ``datasets`` and the Hub have them: an image struct and a label.
+
+A row group of a parquet file is decoded as a whole, so images are read in order by pyarrow, one
+group at a time: that is what a conversion does. Training reads them at random, by an index of the
+places of their bytes (``parquet_index``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError, NoSplitError
+
+from .base import Bytes, Split
+from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
+from .parquet_index import placed
+from .table import Places, TableStore
+
+PARQUET = ".parquet"
+_ROWS = 64
+"""Read at a time."""
+_SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("validation", "valid", "val", "test"),
+}
+
+
+class ParquetStore(TableStore):
+    """Images of parquet files.
+
+    Args:
+        root: folder that the files lie in, for messages.
+        files: the parquet files.
+        in_order: the images will be read in order, as a conversion does, each row group once. Else
+            the places of their bytes are looked up, or found and kept.
+
+    Raises:
+        DataError: pyarrow is missing, a file cannot be read or has no image column, or images are
+            compressed and too many to be unpacked beside the files.
+    """
+
+    kind = "parquet files"
+
+    def __init__(self, root: Path, files: list[Path], *, in_order: bool = False) -> None:
+        require_pyarrow(root)
+        tables = [_open(path) for path in files]
+        self._columns = [
+            columns_of(path, table.schema_arrow) for path, table in zip(files, tables, strict=True)
+        ]
+        super().__init__(root, files, [table.metadata.num_rows for table in tables])
+        self.labels, self.classes = self._read_labels(tables)
+        pieces = [
+            (number, group, table.metadata.row_group(group))
+            for number, table in enumerate(tables)
+            for group in range(table.metadata.num_row_groups)
+        ]
+        counts = [facts.num_rows for _, _, facts in pieces]
+        means = [facts.total_byte_size // max(1, facts.num_rows) for *_, facts in pieces]
+        self._pieces = [(number, group) for number, group, _ in pieces]
+        self._first, self._means = np.cumsum([0, *counts]), np.repeat(means, counts)
+        self._reader = _GroupReader()
+        self._places: Places | None = None
+        if in_order:
+            self.groups = np.repeat(np.arange(len(pieces)), counts)
+        else:
+            self._places = placed(root, files, self._columns)
+            self._refuse_paths_alone(self._places.size)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image: (images,); if read in order, its row group's mean."""
+        return self._means if self._places is None else self._places.size.astype(np.int64)
+
+    def _encoded(self, index: int) -> Bytes:
+        if self._places is not None:
+            return self._places.read(index)
+        piece = int(np.searchsorted(self._first, index, side="right")) - 1
+        number, group = self._pieces[piece]
+        columns, first = self._columns[number], int(self._first[piece])
+        row = self._reader.row(self._paths[number], columns, group, index - first)
+        return (row.get("bytes") if isinstance(row, dict) else row) or b""
+
+    def _named_paths(self) -> list[str | None]:
+        paths: list[str | None] = []
+        for file, columns in zip(self._paths, self._columns, strict=True):
+            table = _open(file)
+            try:
+                column = table.read([f"{columns.image}.path"]).column(columns.image)
+                paths += [row and row["path"] for row in column.to_pylist()]
+            except errors():  # an image column without paths
+                paths += [None] * table.metadata.num_rows
+        return paths
+
+    def _read_labels(self, tables: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """Read the labels of all files, and the names of their classes."""
+        if any(columns.label is None for columns in self._columns):
+            return np.full(int(self._first_rows[-1]), -1), ()
+        found = []
+        for path, columns, table in zip(self._paths, self._columns, tables, strict=True):
+            try:
+                found.append(table.read([columns.label]).column(columns.label).combine_chunks())
+            except errors() as error:
+                raise DataError(
+                    f"{path} is damaged in column {columns.label!r}: {short(error)}"
+                ) from error
+        return numbered(found, self._columns[0].classes, self.root)
+
+
+class _GroupReader:
+    """Reads the rows of row groups, in order, a few at a time."""
+
+    def __init__(self) -> None:
+        self._place: tuple[Path, int] | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._rows: Any = []
+        self._next = 0
+
+    def row(self, file: Path, columns: Columns, group: int, number: int) -> Any:
+        """Return a row of the image column.
+
+        Raises:
+            DataError: the group is damaged.
+        """
+        try:
+            if self._place != (file, group) or number < self._next - len(self._rows):
+                self._place = None
+                self._batches = _open(file).iter_batches(
+                    _ROWS, row_groups=[group], columns=[columns.image]
+                )
+                self._rows, self._next = [], 0
+                self._place = (file, group)
+            while number >= self._next:
+                self._rows = next(self._batches).column(0)
+                self._next += len(self._rows)
+            return self._rows[number - (self._next - len(self._rows))].as_py()
+        except errors() as error:
+            self._place = None
+            raise DataError(f"{file} is damaged in row group {group}: {short(error)}") from None
+
+
+def open_parquet(root: Path, split: Split, *, in_order: bool = False) -> ParquetStore:
+    """Open a split of the parquet files in a folder and below it, or a file.
+
+    Raises:
+        NoSplitError: there is none of that split.
+        DataError: there are no parquet files, or they lie in several folders, or as
+            ``ParquetStore``.
+    """
+    if root.is_file() and split == "train":
+        return ParquetStore(root, [root], in_order=in_order)
+    if root.is_file() and not root.name.lower().startswith("train"):
+        raise NoSplitError(f"{root} has no {split} split beside it")
+    folder = root.parent if root.is_file() else root
+    files = _of_split(folder, split)
+    if len(homes := sorted({path.parent for path in files})) > 1:
+        names = ", ".join(str(home.relative_to(folder)) for home in homes[:3])
+        raise DataError(
+            f"{folder} has {split} images in several folders of parquet files ({names}): name one "
+            f"of them, such as {homes[0]}"
+        )
+    return ParquetStore(folder, files, in_order=in_order)
+
+
+def _of_split(root: Path, split: Split) -> list[Path]:
+    """Return a split's files in a folder and below it, chosen by their names."""
+    files = sorted(path for path in root.rglob(f"*{PARQUET}") if not _hidden(path, root))
+    if not files:
+        raise DataError(f"{root} holds no .parquet files")
+    for word in _SPLIT_WORDS[split]:
+        named = [path for path in files if path.stem.lower().startswith(word)]
+        named = named or [path for path in files if path.parent.name.lower() == word]
+        if named:
+            return named
+    words = [word for names in _SPLIT_WORDS.values() for word in names]
+    if split == "train" and not any(path.stem.lower().startswith(tuple(words)) for path in files):
+        return files
+    raise NoSplitError(
+        f"{root} has no parquet files of the {split} split (named {_SPLIT_WORDS[split][0]}-...)"
+    )
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _open(path: Path) -> Any:
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(path)
+    except errors() as error:
+        raise DataError(f"{path} is no whole parquet file: {short(error)}") from error

@@ -1,0 +1,57 @@
+"""Disks of the tests: one that is small enough to be full, one that cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
+    """Mount a disk of a few MB in memory while inside; skip the test where that is not allowed."""
+    path.mkdir(parents=True, exist_ok=True)
+    with _mounted(path, "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs"):
+        yield path
+
+
+@contextlib.contextmanager
+def read_only(path: Path) -> Iterator[Path]:
+    """Have a folder that cannot be written while inside: by its modes, or for root by a mount."""
+    if os.geteuid():
+        folders = [path, *(found for found in path.rglob("*") if found.is_dir())]
+        for folder in folders:
+            folder.chmod(0o555)
+        try:
+            yield path
+        finally:
+            for folder in folders:
+                folder.chmod(0o755)
+        return
+    with _mounted(path, "--bind", str(path)):
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(path)], check=True)
+        yield path
+
+
+def fill(disk: Path) -> Path:
+    """Fill a small disk up to its last byte; return the file that does it."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return filler
+
+
+@contextlib.contextmanager
+def _mounted(path: Path, *how: str) -> Iterator[None]:
+    done = subprocess.run(["mount", *how, str(path)], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no right to mount a disk: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -1,0 +1,217 @@
+"""``--pipeline auto``: what is chosen for which images, where, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.pipelines import automatic as module
+from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room
+from fastsiam.pipelines.automatic import choose_pipeline, decoded_bytes
+from fastsiam.pipelines.backends import BACKENDS, SPEEDS
+from fastsiam.pipelines.store import FolderStore
+from tests.conftest import ROOT, write_images
+from tests.pipelines.cases import readable
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+EACH = 3 * 24 * 24
+"""Bytes of one decoded image of the tests."""
+
+
+def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: float = 0.0) -> str:
+    data = DataConfig(data=str(root))
+    store = open_store(root, "train")
+    return str(choose_pipeline(data, store, device=device, free=free, model=model))
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Take packages away, as if they were not installed."""
+    missing = {n: replace(BACKENDS[n], package="no_such.package") for n in names}  # type: ignore[index]
+    monkeypatch.setattr(module, "BACKENDS", BACKENDS | missing)
+
+
+def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
+    taken = 24 * EACH
+    said = "pipeline memory: 24 images take 41 kB of 52 kB on the CPU"
+    assert choice(images, free=130_000) == said
+    assert choice(images, free=taken / 0.4 + 1).startswith("pipeline memory: ")
+    assert "pipeline memory" not in choice(images, free=taken / 0.4 - 1)
+    assert choice(images, free=130_000, model=0.9 * 130_000 - taken).startswith("pipeline memory")
+    assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - taken + 1)
+
+
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_the_fastest_that_reads_the_images(images: Path) -> None:
+    beton = readable("ffcv", images / "train")
+    why = "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them"
+    assert choice(beton) == f"pipeline ffcv: {why}"
+    assert choice(images) == (
+        f"pipeline dali: {why}; faster: convert to .beton (fastsiam convert folder --source "
+        f"{images} --out DIR), ffcv, 1.4 times the images/s in {SPEEDS}"
+    )
+    for source in (beton, images):
+        assert choice(source, GPU) == f"pipeline dali: {why.replace('CPU', 'GPU')}"
+
+
+@pytest.mark.ffcv
+def test_what_is_not_installed_is_passed_over(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beton = readable("ffcv", images / "train")
+    without(monkeypatch, "dali")
+    assert choice(beton).startswith("pipeline ffcv: ")
+    on_gpu = choice(beton, GPU)
+    assert on_gpu.startswith("pipeline ffcv: ") and "dali is not installed" in on_gpu
+    assert on_gpu.endswith("; faster: pip install 'fastsiam[dali]', dali")  # nobody measured it
+    assert "--out DIR), ffcv, 7.5 times" in choice(images)
+    without(monkeypatch, "dali", "ffcv")
+    last = choice(images)
+    assert last.startswith("pipeline torchvision: ") and "dali is not installed" in last
+    assert "faster: pip install 'fastsiam[ffcv]' and convert to .beton (" in last
+
+
+def test_what_is_broken_is_passed_over(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(BACKENDS["dali"], package="sys", module="no_such_module")
+    monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
+    said = choice(images)
+    assert said.startswith("pipeline torchvision: ") and "dali cannot be loaded (No module" in said
+
+
+def test_paths_in_what_is_suggested_can_be_pasted(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "my photos")
+    assert f"--source '{root}' --out DIR" in choice(root)
+
+
+def test_speeds_are_those_of_the_record() -> None:
+    rows = json.loads((ROOT / SPEEDS).read_text())
+    found = {row["pipeline"]: row for row in rows if row["name"] == f"{row['pipeline']} views"}
+    for name, backend in BACKENDS.items():
+        if backend.real:
+            assert found[name]["environment"]["gpus"] == []
+            assert backend.cpu_speed == pytest.approx(found[name]["images_per_second"], abs=0.6)
+
+
+class Counting(FolderStore):
+    """A folder that counts the images that are read."""
+
+    reads = 0
+
+    def read(self, index: int) -> bytes | memoryview:
+        self.reads += 1
+        return super().read(index)
+
+
+def test_sizes_by_headers_of_all_or_of_a_sample(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Counting(images / "train")
+    assert decoded_bytes(store) == (24 * EACH, True) and store.reads == 24
+    assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
+    (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
+    assert decoded_bytes(store) == (23 * EACH, True)
+    monkeypatch.setattr(module, "_SAMPLE", 6)
+    store.reads = 0
+    assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and store.reads == 6
+
+
+def test_a_sample_of_pieces_that_are_read_as_a_whole(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few pieces; none at all where the encoded bytes are too many already."""
+    monkeypatch.setattr(module, "_SAMPLE", 4)
+    monkeypatch.setattr(module, "_SAMPLE_GROUPS", 2)
+    store = Counting(images / "train")
+    store.groups = np.arange(24) // 4
+    assert module._sample(store, np.arange(24)).tolist() == [0, 1, 20, 21]
+    data = DataConfig(data=str(images))
+    said = choose_pipeline(data, store, device=CPU, free=1.0, model=0.0)
+    assert "encoded already, more than" in said.why and store.reads == 0
+
+
+def test_sizes_that_a_store_knows(images: Path) -> None:
+    store = open_store(readable("ffcv", images / "train"), "train")
+    assert decoded_bytes(store) == (24 * EACH, True)
+
+
+def meminfo(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 4096_000),
+        (
+            {
+                "sys/fs/cgroup/memory.max": "3000000\n",
+                "sys/fs/cgroup/memory.current": "2000000\n",
+                "sys/fs/cgroup/memory.stat": "anon 7\ninactive_file 500000\n",
+            },
+            1_500_000,
+        ),
+        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "7\n"}, 4096_000),
+        (
+            {
+                "proc/self/cgroup": "0::/job/step\n",
+                "sys/fs/cgroup/job/memory.max": "900000\n",
+                "sys/fs/cgroup/job/memory.current": "100000\n",
+                "sys/fs/cgroup/job/memory.stat": "inactive_file 0\n",
+            },
+            800_000,
+        ),
+        (
+            {
+                "proc/self/cgroup": "9:memory:/docker\n",
+                "sys/fs/cgroup/memory/docker/memory.limit_in_bytes": "700000\n",
+                "sys/fs/cgroup/memory/docker/memory.usage_in_bytes": "800000\n",
+                "sys/fs/cgroup/memory/docker/memory.stat": "total_inactive_file 300000\n",
+            },
+            200_000,
+        ),
+    ],
+)
+def test_memory_within_a_containers_limits(
+    files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4000 kB\n", **files})
+    monkeypatch.setattr(room, "_ROOT", tmp_path)
+    assert room.free_bytes(CPU) == free
+
+
+def test_a_loader_outside_of_our_trainer(images: Path) -> None:
+    data, augment = DataConfig(data=str(images)), AugmentConfig.alike(crop=16)
+    loader = build_loader(data, augment, batch=8)
+    assert type(loader).__name__ == "MemoryLoader"
+    assert [len(batch.view1) for batch in loader.epoch(0)] == [8, 8, 8]
+    loader.close()
+    crops = build_eval_loader(data, "val", augment, resize=16)
+    assert sum(len(batch.image) for batch in crops) == crops.images
+
+
+def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, store = DataConfig(data=str(images)), open_store(images, "train")
+    asked: Sequence[str] = ("1", "2")
+    monkeypatch.setattr(module, "free_bytes", lambda device: 24 * EACH / 0.4 * 1.5)
+    chosen = []
+    for ranks in asked:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        chosen.append(choose_pipeline(data, store, device=CPU).name == "memory")
+    assert chosen == [True, False]
+
+
+def test_large_photographs_are_counted_by_their_pixels(tmp_path: Path) -> None:
+    Image.new("RGB", (4000, 3000)).save(tmp_path / "black.jpg")
+    assert decoded_bytes(open_store(tmp_path, "train")) == (36_000_000, True)
+    assert re.search(r"1 images take 36 MB of 40 MB", choice(tmp_path, free=1e8))

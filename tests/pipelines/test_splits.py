@@ -1,0 +1,126 @@
+"""A hold-out: a share of each class by the images' names, the same whoever asks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
+from fastsiam.errors import DataError, NoSplitError
+from fastsiam.jobs.convert import convert_data
+from fastsiam.pipelines import build_eval_loader, build_loader, open_split, open_store
+from fastsiam.pipelines.remembered import names_of
+from fastsiam.pipelines.subsets import hold_out
+from tests.conftest import write_images
+from tests.pipelines.cases import SMALL, WITH_IMAGES, readable
+from tests.sources import folder_members, tar
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """One folder of 3 classes of 20 images, without splits."""
+    return write_images(tmp_path / "photos", each=20)
+
+
+def parts(root: Path, holdout: str = "10%") -> tuple[list[str], list[str]]:
+    """Return the names of the images that are left, and of those held out."""
+    data = DataConfig(data=str(root), holdout=holdout)
+    return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
+
+
+def test_a_share_of_each_class_is_held_out(photos: Path) -> None:
+    every = names_of(open_store(photos, "train"))
+    for holdout, each in (("10%", 2), ("12.5%", 2), ("50%", 10), ("1%", 1), ("99.9%", 19)):
+        left, held = parts(photos, holdout)
+        assert sorted(left + held) == every and left == sorted(left) and held == sorted(held)
+        assert [name.split("/")[0] for name in held] == [
+            f"class{i // each}" for i in range(3 * each)
+        ]
+    val = open_split(DataConfig(data=str(photos), holdout="10%"), "val")
+    assert val.labels.tolist() == [0, 0, 1, 1, 2, 2] and val.classes == (
+        "class0",
+        "class1",
+        "class2",
+    )
+
+
+def test_which_images_are_held_out_is_the_same_for_ever(photos: Path) -> None:
+    """Runs that are resumed and records of evaluations depend on it."""
+    assert parts(photos)[1] == [
+        "class0/001.jpg", "class0/007.jpg", "class1/007.jpg",
+        "class1/014.jpg", "class2/011.jpg", "class2/017.jpg",
+    ]  # fmt: skip
+
+
+def test_in_any_container_the_same_are_held_out(photos: Path, tmp_path: Path) -> None:
+    expected = parts(photos)
+    packed = tar(tmp_path / "photos.tar", folder_members(photos))
+    out = tmp_path / "converted"
+    convert_data("folder", ConvertConfig(source=str(photos), out=str(out)))
+    shutil.copytree(photos, tmp_path / "moved")
+    for path in (packed, out, out / "train.beton", tmp_path / "moved"):
+        assert parts(path) == expected, path
+
+
+def test_who_is_held_out_does_not_move_with_the_places(photos: Path) -> None:
+    left, held = parts(photos)
+    (photos / left[0]).unlink()  # the first of all: every place moves
+    assert parts(photos) == (left[1:], held)
+    (photos / held[0]).unlink()
+    again = parts(photos)[1]
+    assert len(again) == 6 and set(held[1:]) < set(again)
+
+
+def test_without_labels_it_is_a_share_of_all(tmp_path: Path) -> None:
+    write_images(tmp_path / "made", each=10)
+    (tmp_path / "flat").mkdir()
+    for path in (tmp_path / "made").rglob("*.jpg"):
+        path.rename(tmp_path / "flat" / f"{path.parent.name}-{path.name}")
+    left, held = parts(tmp_path / "flat")
+    assert (len(left), len(held)) == (27, 3)
+
+
+def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
+    write_images(tmp_path / "few", classes=2, each=1)
+    assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
+    with pytest.raises(DataError, match="finds no class with two images"):
+        parts(tmp_path / "few")
+    write_images(tmp_path / "few", classes=1, each=3)
+    left, held = parts(tmp_path / "few", "99%")
+    assert len(held) == 2 and all(name.startswith("class0/") for name in held)
+    assert "class1/000.jpg" in left
+
+
+def test_validation_images_are_refused_beside_it(images: Path) -> None:
+    with pytest.raises(DataError, match="has validation images of its own, and --holdout 10%"):
+        parts(images)
+    with pytest.raises(NoSplitError):
+        open_split(DataConfig(data=str(images / "train")), "val")
+    assert len(parts(images / "train")[1]) == 3
+
+
+@pytest.mark.parametrize("holdout", ["10", "0%", "100%", "-5%", "many%", "nan%"])
+def test_what_is_no_share_is_refused(holdout: str) -> None:
+    with pytest.raises(ValueError, match="holdout is a share above 0% and below 100%, such as 10%"):
+        DataConfig(holdout=holdout)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_every_pipeline_leaves_the_same_images_out(name: str, photos: Path) -> None:
+    root = readable(name, photos)
+    data = DataConfig(data=str(root), pipeline=name, workers=0, holdout="10%")  # type: ignore[arg-type]
+    loader = build_loader(data, SMALL, batch=9)
+    assert (loader.images, loader.steps) == (54, 6)
+    index = np.sort(np.concatenate([batch.index.numpy() for batch in loader.epoch(0)]))
+    np.testing.assert_array_equal(index, np.arange(54))  # rows of what a method keeps of each
+    loader.close()
+    expected = parts(photos)
+    for split, names in zip(("train", "val"), expected, strict=True):
+        crops = build_eval_loader(data, split, AugmentConfig.alike(crop=16), resize=16)  # type: ignore[arg-type]
+        assert crops.names() == names and crops.images == len(names)
+        for batch in crops:
+            stated = [names[i].split("/")[0] for i in batch.index.tolist()]
+            assert [f"class{label}" for label in batch.label.tolist()] == stated

@@ -1,0 +1,44 @@
+"""Writes data sets of tables as people have them: by Hugging Face's ``datasets`` itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Row = tuple[bytes | None, str | None, int]
+"""An image's bytes, its path, its label."""
+
+
+def dataset(rows: Sequence[Row], classes: Sequence[str], *, image: str = "image") -> Any:
+    """Return rows as a ``datasets.Dataset``; without names of classes the labels are numbers."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    label = datasets.ClassLabel(names=list(classes)) if classes else datasets.Value("int64")
+    features = datasets.Features({image: datasets.Image(), "label": label})
+    columns = {
+        image: [{"bytes": data, "path": path} for data, path, _ in rows],
+        "label": [number for _, _, number in rows],
+    }
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def saved(folder: Path, splits: dict[str, Any], **shards: int) -> Path:
+    """Save a ``DatasetDict`` with ``save_to_disk``; shards: how many files each split has."""
+    import datasets
+
+    datasets.DatasetDict(splits).save_to_disk(folder, num_shards=shards or None)
+    return folder
+
+
+def on_the_hub(folder: Path, splits: dict[str, Any], *, shards: int = 2, batch: int = 5) -> Path:
+    """Write parquet files as they lie on the Hub, with row groups of ``batch`` rows."""
+    (folder / "data").mkdir(parents=True)
+    for split, rows in splits.items():
+        for number in range(shards):
+            name = f"{split}-{number:05d}-of-{shards:05d}.parquet"
+            rows.shard(shards, number, contiguous=True).to_parquet(
+                folder / "data" / name, batch_size=batch
+            )
+    return folder

@@ -1,0 +1,62 @@
+"""Commands in messages are typed as they stand: paths in them are quoted."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from fastsiam.files import quoted
+from tests.test_architecture import modules
+
+_OF_PATHS = re.compile(
+    r"(--(cache|config|data|images|init|json|list|out|pretrained|resume|run|source)[ =]"
+    r"|\bfastsiam (convert verify|eval [a-z]+|export|features|neighbours|report) |\brm )$"
+)
+"""The end of a text after which a path comes, as a command is typed."""
+_NO_PATHS = {"error"}
+"""What such a text may name else: the message of an error of that option."""
+
+
+def unquoted(source: str) -> Iterator[str]:
+    """Find the paths in a module's commands that are not quoted."""
+    tree = ast.parse(source)
+    known = set(_NO_PATHS)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and "quoted(" in ast.unparse(node.value):
+            names = [name for target in node.targets for name in ast.walk(target)]
+            known |= {name.id for name in names if isinstance(name, ast.Name)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for before, value in zip(node.values, node.values[1:], strict=False):
+            if isinstance(before, ast.Constant) and isinstance(value, ast.FormattedValue):
+                text = ast.unparse(value.value)
+                safe = text in known or text.startswith("quoted(")
+                if _OF_PATHS.search(str(before.value)) and not safe:
+                    yield f"line {node.lineno}: {str(before.value)[-30:]}{{{text}}}"
+
+
+def test_paths_in_commands_are_quoted() -> None:
+    found = [f"{path}, {one}" for _, path in modules() for one in unquoted(path.read_text())]
+    assert not found, "\n".join(["not quoted (fastsiam.files.quoted):", *found])
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ('f"convert it: fastsiam convert folder " f"--source {root} --out DIR"', 1),
+        ('f"convert it: fastsiam convert folder --source {quoted(root)} --out {out}"', 1),
+        ('f"check it: fastsiam convert verify {path.parent}"', 1),
+        ('f"--data={config.data} is none"', 1),
+        ('f"--batch {batch} is too small; {root} --data DIR"', 0),
+    ],
+)
+def test_the_search_finds_them(line: str, count: int) -> None:
+    assert len(list(unquoted(f"x = {line}"))) == count
+
+
+def test_what_is_quoted() -> None:
+    assert quoted("/data/a") == "/data/a" and quoted("/my data/it's") == "'/my data/it'\"'\"'s'"

@@ -1,0 +1,99 @@
+"""Ctrl-C, once and twice, as a terminal sends it: to every process of the job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import TrainConfig
+from fastsiam.jobs.train import train_here
+from fastsiam.leaving import ECHO
+from fastsiam.training.log import read_metrics
+from tests.configs import flags, with_settings
+from tests.processes import Forked, command
+from tests.tiers import rest_slow
+
+
+def until(process: Forked, seen: Callable[[], object]) -> None:
+    while not seen():
+        assert process.poll() is None, process.wait().stderr
+        time.sleep(0.02)
+
+
+def press(process: Forked) -> None:
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def workers(process: Forked) -> list[str]:
+    """Return the loader processes: they are deaf to Ctrl-C."""
+    mask = 1 << (signal.SIGINT - 1)
+    found = []
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        status = Path(f"/proc/{child}/status").read_text()
+        ignored = re.search(r"SigIgn:\s*(\w+)", status)
+        if ignored and int(ignored[1], 16) & mask:
+            found.append(child)
+    return found
+
+
+def enlarge(images: Path) -> None:
+    """Make the images so large that an evaluation takes long."""
+    first, *others = (images / "train").rglob("*.jpg")
+    Image.effect_noise((4000, 3000), 60).convert("RGB").save(first)
+    for path in others:
+        path.write_bytes(first.read_bytes())
+
+
+def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+    """It leaves with 130 at once, and no process writes of a pipe that nobody reads."""
+    enlarge(images)
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
+    process = command("train", *flags(config), session=True)
+    until(process, lambda: len(workers(process)) == 2)
+    press(process)
+    time.sleep(2 * ECHO)  # the second is not the first's echo
+    assert process.poll() is None
+    press(process)
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert "SIGINT: stopping after this step or evaluation; again leaves at once" in done.stderr
+    assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
+    assert not read_metrics(tmp_path / "run")
+
+
+def test_an_echo_of_the_first_is_not_a_second(small: TrainConfig, tmp_path: Path) -> None:
+    """As where a program that started this one passes it on: the state is saved."""
+    config = with_settings(small, epochs=30000, save_every=10**6, knn_every=0)
+    run = tmp_path / "run"
+    process = command("train", *flags(config), session=True)
+    until(process, lambda: read_metrics(run))
+    press(process)
+    press(process)
+    done = process.wait(60)
+    assert done.returncode == 130 and "SIGINT: stopped after step" in done.stderr, done.stderr
+    assert checkpoints.load(run).step >= 1
+
+
+@pytest.mark.parametrize("times", rest_slow([2, 1]))
+def test_elsewhere_than_in_a_run(times: int, small: TrainConfig, images: Path) -> None:
+    """An evaluation ends at the first, silently; twice it does not wait for its workers either."""
+    run = train_here(with_settings(small, knn_every=0, max_steps=1), "imagenet")
+    enlarge(images)
+    process = command("eval", "knn", str(run), "--workers", "2", session=True)
+    until(process, lambda: len(workers(process)) == 2)
+    press(process)
+    if times == 2:
+        time.sleep(2 * ECHO)
+        if process.poll() is None:
+            press(process)
+    done = process.wait(60)
+    assert done.returncode == 130, done.stderr
+    assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
