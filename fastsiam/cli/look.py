@@ -59,11 +59,11 @@ def views(
         sources = [replace(data, pipeline=name, workers=0) for name in settings]
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    sheet, record = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
+    sheet, record, shown = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(
         f"wrote {out}: source and {len(augment.views)} views of {len(record)} images, "
-        f"epoch {epoch}, seed {seed}"
+        f"pipeline {', '.join(shown)}, epoch {epoch}, seed {seed}"
     )
     if json_file:
         write_json(json_file, record)

@@ -155,7 +155,7 @@ def run_demo(out: Path) -> None:
     place = distributed.start(config.run)
     knn = evaluate_knn(run, KnnConfig(baselines=True), place)
     linear = evaluate_linear(run, LinearConfig(cached=True), place)
-    sheet, _ = show_views([config.data], config.augment, images=12, epoch=0, seed=0)
+    sheet, *_ = show_views([config.data], config.augment, images=12, epoch=0, seed=0)
     save_picture(sheet, out / "views.png")
     page = write_report([run], run / "report.html")
     curve = [line for line in read_metrics(run) if line["kind"] == "knn"]

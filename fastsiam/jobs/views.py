@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 def show_views(
     sources: Sequence[DataConfig], augment: AugmentConfig, *, images: int, epoch: int, seed: int
-) -> tuple[Image.Image, list[dict[str, Any]]]:
+) -> tuple[Image.Image, list[dict[str, Any]], list[str]]:
     """Draw the first images of an epoch beside the views that pipelines make of them.
 
     A pipeline that cannot make them is left out, and a line says why.
@@ -40,7 +40,7 @@ def show_views(
 
     Returns:
         The contact sheet, with the pipelines' names above their columns; for each image its path,
-        position, label and the parameters of its views.
+        position, label and the parameters of its views; the names of the pipelines that are shown.
 
     Raises:
         FastSiamError: no pipeline can make the views.
@@ -81,7 +81,7 @@ def show_views(
         }
         for row, i in enumerate(index)
     ]
-    return sheet, record
+    return sheet, record, list(dict.fromkeys(name.split()[0] for name, _ in views))
 
 
 def _settled(source: DataConfig, store: Store) -> DataConfig:

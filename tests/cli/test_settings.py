@@ -239,7 +239,7 @@ def test_views_shows_what_a_run_sees(begun: TrainConfig, tmp_path: Path) -> None
     file = tmp_path / "my.toml"
     file.write_text(f'[data]\ndata = "{begun.data.data}"\n[augment]\ncrop = 16\n')
     done = fastsiam(*shown, "--config", str(file))
-    assert "pipeline torchvision" in done.stdout and json.loads(draws.read_text()) == of_run
+    assert "pipeline auto" not in done.stdout and json.loads(draws.read_text()) == of_run
     done = fastsiam(*shown, "--run", str(tmp_path / "run"), "--flip-p", "1,0", "--seed", "5")
     assert "seed 5" in done.stdout
     flips = [[view["flip"] for view in image["views"]] for image in json.loads(draws.read_text())]

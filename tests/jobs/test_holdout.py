@@ -133,7 +133,7 @@ def test_features_and_neighbours_take_the_same_images(
     left, held = names(images / "train")
     out = tmp_path / "f.npy"
     for split, expected in (("train", left), ("val", held)):
-        config = FeaturesConfig(out=str(out), split=split, workers=0)  # type: ignore[arg-type]
+        config = FeaturesConfig(out=str(out), split=split, workers=0, force=True)  # type: ignore[arg-type]
         write_features(run, config, HERE)
         with out.with_name("f.npy.csv").open() as file:
             assert [row["name"] for row in csv.DictReader(file)] == expected

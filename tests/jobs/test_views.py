@@ -40,11 +40,12 @@ def test_a_pipeline_that_cannot_is_left_out(
     small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """FFCV reads no folders of images; the line on stderr says so."""
-    alone, record = show_views(sources(small, "torchvision"), small.augment, **FEW)
+    alone, record, _ = show_views(sources(small, "torchvision"), small.augment, **FEW)
     assert not capsys.readouterr().err
     for given in (("ffcv", "torchvision"), ("torchvision", "ffcv"), ("synthetic", "torchvision")):
-        sheet, same = show_views(sources(small, *given), small.augment, **FEW)
-        assert same == record and np.array_equal(np.asarray(sheet), np.asarray(alone))
+        sheet, same, shown = show_views(sources(small, *given), small.augment, **FEW)
+        assert same == record and shown == ["torchvision"]
+        assert np.array_equal(np.asarray(sheet), np.asarray(alone))
         err = capsys.readouterr().err
         (failed,) = set(given) - {"torchvision"}
         assert err.startswith(f"warning: {failed} is left out: ") and err.count("\n") == 1

@@ -125,7 +125,7 @@ def test_too_little_memory_is_said_before_a_process_starts(images: Path, free: A
     free(1000)
     with pytest.raises(BackendError, match=r"/dev/shm has 0\.0 MiB free, and 2 loader processes"):
         opened(images / "train")
-    data = DataConfig(data=str(images), workers=2)
+    data = DataConfig(data=str(images), pipeline="torchvision", workers=2)
     with pytest.raises(BackendError, match="--shm-size"):
         list(build_eval_loader(data, "val", UNEQUAL, resize=16, batch=4))
 
