@@ -172,6 +172,20 @@ def test_resume_of_a_run_takes_its_settings_and_its_folder(
     assert config == with_settings(begun, **expected)
 
 
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [("run/checkpoints", "last.pt"), ("run/checkpoints/in", "../last.pt"), (".", "a link")],
+)
+def test_a_checkpoint_is_known_by_where_it_lies(
+    here: str, name: str, begun: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a link").symlink_to(checkpoints.last(tmp_path / "run"))
+    (tmp_path / here).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / here)
+    config = parse("--resume", name)[1]
+    assert Path(config.run.out).resolve() == tmp_path / "run" and config.optim.lr == 0.25
+
+
 def test_a_run_goes_on_by_its_folder_alone(begun: TrainConfig, tmp_path: Path) -> None:
     run, branch = str(tmp_path / "run"), tmp_path / "branch"
     fastsiam("train", "--resume", run, "--out", str(branch), "--max-steps", "8")
