@@ -72,7 +72,8 @@ def train(
     log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
-        console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")
+        more = "; --max-steps 0 goes on" if step < total else ""
+        console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}{more}")
     began, first = time.monotonic(), step
     forecast = Forecast(clock, last=per_epoch * (step // per_epoch + 1) - 1)
     try:

@@ -191,6 +191,8 @@ def test_a_run_goes_on_by_its_folder_alone(begun: TrainConfig, tmp_path: Path) -
     fastsiam("train", "--resume", run, "--out", str(branch), "--max-steps", "8")
     assert checkpoints.load(branch).step == 8 and checkpoints.load(tmp_path / "run").step == 6
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
+    said = fastsiam("train", "--resume", run).stderr
+    assert f"{run}/checkpoints/last.pt is at step 9 of 15; --max-steps 0 goes on\n" in said
     fastsiam("train", "--resume", run, "--max-steps", "0")
     assert checkpoints.load(tmp_path / "run").step == 15
     assert len(history(tmp_path / "run")) == 15 and recorded(tmp_path / "run")["recipe"] == "demo"
