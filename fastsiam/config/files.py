@@ -88,7 +88,10 @@ def run_folder(path: Path) -> Path | None:
     if path.is_dir():
         return path
     lies_in = path.resolve().parent
-    return path.parent.parent if lies_in.name == "checkpoints" else None
+    if lies_in.name != "checkpoints":
+        return None
+    named = path.parent.parent  # "." of a checkpoint that is named from within, or through a link
+    return named if named.resolve() == lies_in.parent else lies_in.parent
 
 
 def recorded(path: Path) -> Path | None:

@@ -73,13 +73,12 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         )
     change = Change.between(remembered, names, held)
     if change.all_gone:
-        _require_as_many(len(kept), len(remembered.names))
+        _require_the_same(len(kept), len(remembered.names), config.data)
         note = (
             "none of the images has the name that it had when the run began, as in another "
             f"container: the {len(kept):,} that are there are taken for the same, in this order"
         )
-        notes = (note, *_held_out(config.data, store, held, kept))
-        return RunImages(store=picked(store, kept), remembered=remembered, notes=notes)
+        return RunImages(store=store, remembered=remembered, notes=(note,))
     positions = change.positions()
     notes = _held_out(config.data, store, held, positions)
     if change:
@@ -90,12 +89,15 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     return RunImages(store=picked(store, positions), remembered=remembered, notes=notes)
 
 
-def _require_as_many(now: int, then: int) -> None:
-    """Refuse images of which none has a name that is known, and that are more or fewer."""
+def _require_the_same(now: int, then: int, data: DataConfig) -> None:
+    """Refuse images that nobody knows by name, if they are more or fewer, or some are held out."""
+    none = f"the data changed: none of the {then:,} images that the run began with is there by its"
     if now != then:
+        raise CheckpointError(f"{none} name, and there are {now:,}; {_WAYS_OUT}")
+    if data.holdout:
         raise CheckpointError(
-            f"the data changed: none of the {then:,} images that the run began with is there by "
-            f"its name, and there are {now:,}; {_WAYS_OUT}"
+            f"{none} name, by which --holdout {data.holdout} knows those that it holds out; "
+            f"{_WAYS_OUT}"
         )
 
 

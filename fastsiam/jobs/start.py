@@ -13,6 +13,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
+from fastsiam.config.files import run_folder
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
 from fastsiam.files import quoted
@@ -26,27 +27,32 @@ def starting_point(
 ) -> tuple[Checkpoint | None, Path | None]:
     """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
 
+    A branch that has begun goes on with its own, as the same command run again expects.
+
     Returns:
         The checkpoint and the folder of its run; None and None for a new run.
+
+    Raises:
+        CheckpointError: there is none, it would overwrite a run, or the ranks find different ones.
     """
     last = checkpoints.last(run)
-    own = checkpoints.load(last) if last.is_file() else None
+    start = checkpoints.load(last) if last.is_file() else None
     folder = run
-    match config.run.resume:
-        case "auto":
-            start = own
-        case "never":
-            if own is not None:
-                raise CheckpointError(
-                    f"--resume never: {run} holds a run already; choose another --out or delete it"
-                )
-            start = None
-        case path:
-            start = own
-            if branches(config, run):
-                given = checkpoints.load(Path(path))
-                if own is None or own.step <= given.step:
-                    start, folder = given, checkpoints.found(Path(path)).parent.parent
+    if config.run.resume == "never" and start is not None:
+        raise CheckpointError(
+            f"--resume never: {run} holds a run already; choose another --out or delete it"
+        )
+    if _branches(config, run):
+        path = Path(config.run.resume)
+        given = checkpoints.load(path)
+        if start is None:
+            start, folder = given, run_folder(path) or path.parent
+        elif start.step < given.step:
+            raise CheckpointError(
+                f"{run} holds a run already, after step {start.step:,}, and {path} is after step "
+                f"{given.step:,}: go on with the one by --resume {quoted(run)}, or choose another "
+                "--out for a new branch of the other"
+            )
     steps = torch.tensor([-1 if start is None else start.step], device=place.device)
     if distributed.gather(steps).unique().numel() > 1:
         raise CheckpointError(
@@ -55,7 +61,7 @@ def starting_point(
     return (None, None) if start is None else (start, folder)
 
 
-def branches(config: TrainConfig, run: Path) -> bool:
+def _branches(config: TrainConfig, run: Path) -> bool:
     """Tell whether ``--resume`` names a checkpoint that is not this run's own last one.
 
     Raises:

@@ -31,7 +31,6 @@ from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
-    branches,
     extended,
     goes_on,
     initial_weights,
@@ -41,7 +40,7 @@ from fastsiam.jobs.start import (
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
-from fastsiam.pipelines import build_loader, open_training_images
+from fastsiam.pipelines import Store, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.loop import last_step, train
@@ -128,20 +127,42 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
-    run = folder.path
-    start, begun = starting_point(config, run, place)
+    start, begun = starting_point(config, folder.path, place)
     config, start, said = extended(config, start)
-    own = start.config if start else None
-    config = with_settled_precision(config, place.device, began_with=own)
+    began_with = None if start is None else start.config
+    config = with_settled_precision(config, place.device, began_with=began_with)
     if start is not None:
         start.check_continues(config)
     images = run_images(config, begun)
     config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
-    dtype = autocast_type(config.numerics.precision, place.device)
     config, chosen = with_settled_pipeline(config, place, images.store, start)
     if chosen:
         console.say(chosen)
-    loader = build_loader(
+    dtype = autocast_type(config.numerics.precision, place.device)
+    loader = _loader(config, place, images.store, dtype)
+    try:
+        if start is not None:
+            start.check_images(loader.images)
+        config, hint = _with_settled_compilation(config, start, loader.steps)
+        if place.leads:
+            introduce(console, config, place, loader, dtype, folder.path, start)
+            for note in filter(None, [said, *images.notes, hint]):
+                console.say(note)
+            images.keep(folder)
+            if start is not None and not checkpoints.last(folder.path).is_file():
+                checkpoints.save(checkpoints.last(folder.path), start)  # it is this run's too
+        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
+        if place.leads:
+            _write_config(step.config, recipe, folder)
+        monitor = _monitor(step.config, place, console, dtype)
+        train(step, loader, folder=folder, start=start, knn=monitor, console=console)
+    finally:
+        loader.close()
+
+
+def _loader(config: TrainConfig, place: Place, store: Store | None, dtype: torch.dtype) -> Loader:
+    """Open this rank's part of the training images."""
+    return build_loader(
         config.data,
         config.augment,
         batch=config.optim.batch,
@@ -150,30 +171,19 @@ def _train(
         world=place.world,
         device=place.device,
         dtype=dtype,
-        store=images.store,
+        store=store,
     )
-    try:
-        began_with = None if start is None else start.config.step.compile
-        end = last_step(config, loader.steps)
-        left = end - (0 if start is None else start.step)
-        hint = worth_compiling(config, steps=left) if began_with == "off" else ""
-        config = with_settled_compilation(config, began_with=began_with, steps=end)
-        if start is not None:
-            start.check_images(loader.images)
-            if place.leads and branches(config, run):
-                checkpoints.save(checkpoints.last(run), start)  # from here on it is this run's
-        if place.leads:
-            introduce(console, config, place, loader, dtype, run, start)
-            for note in filter(None, [said, *images.notes, hint]):
-                console.say(note)
-            images.keep(folder)
-        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
-        if place.leads:
-            _write_config(step.config, recipe, folder)
-        monitor = _monitor(step.config, place, console, dtype)
-        train(step, loader, folder=folder, start=start, knn=monitor, console=console)
-    finally:
-        loader.close()
+
+
+def _with_settled_compilation(
+    config: TrainConfig, start: Checkpoint | None, steps_per_epoch: int
+) -> tuple[TrainConfig, str]:
+    """Write down whether to compile; return a hint too, if what a run began with is slower now."""
+    began_with = None if start is None else start.config.step.compile
+    end = last_step(config, steps_per_epoch)
+    left = end - (0 if start is None else start.step)
+    hint = worth_compiling(config, steps=left) if began_with == "off" else ""
+    return with_settled_compilation(config, began_with=began_with, steps=end), hint
 
 
 def _prepared_step(

@@ -17,6 +17,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
+from fastsiam.files import quoted
 from fastsiam.methods import Method
 from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.folder import RunFolder
@@ -71,7 +72,8 @@ def train(
     log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
     points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
     if step >= end:
-        console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}")
+        more = "; --max-steps 0 goes on" if step < total else ""
+        console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}{more}")
     began, first = time.monotonic(), step
     forecast = Forecast(clock, last=per_epoch * (step // per_epoch + 1) - 1)
     try:
@@ -109,7 +111,7 @@ def train(
                         points.settle()
                         (saver.save if leaving else saver.try_to)(step)
                     if signalled:
-                        raise _interrupted(signalled, step, saver.path)
+                        raise _interrupted(signalled, step, folder.path, saver.path)
                     if step == end:
                         break
                     clock.resume()
@@ -165,9 +167,10 @@ def _batches(
                 yield batch
 
 
-def _interrupted(signalled: int, step: int, path: Path) -> Interrupted:
+def _interrupted(signalled: int, step: int, run: Path, saved: Path) -> Interrupted:
     name = signal.Signals(signalled).name
     return Interrupted(
-        f"{name}: stopped after step {step:,}, saved {path}; the same command goes on from there",
+        f"{name}: stopped after step {step:,}, saved {saved}; "
+        f"--resume {quoted(run)} goes on from there",
         exit_code=128 + signalled,
     )

@@ -229,6 +229,8 @@ def longer(
         ValueError: a restart makes no sense: the rate has fallen to next to nothing, or still
             rises.
     """
+    if config.before_restart is not None and config.before_restart[1] == step:
+        config, _ = config.before_restart  # not a step was taken since: this one comes in its place
     whole = replace(config, epochs=epochs, restarts="")
     last = decaying_rate(config, max(0, step - 1), steps_per_epoch)
     jump = decaying_rate(whole, step, steps_per_epoch)

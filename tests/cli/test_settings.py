@@ -172,11 +172,27 @@ def test_resume_of_a_run_takes_its_settings_and_its_folder(
     assert config == with_settings(begun, **expected)
 
 
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [("run/checkpoints", "last.pt"), ("run/checkpoints/in", "../last.pt"), (".", "a link")],
+)
+def test_a_checkpoint_is_known_by_where_it_lies(
+    here: str, name: str, begun: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a link").symlink_to(checkpoints.last(tmp_path / "run"))
+    (tmp_path / here).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / here)
+    config = parse("--resume", name)[1]
+    assert Path(config.run.out).resolve() == tmp_path / "run" and config.optim.lr == 0.25
+
+
 def test_a_run_goes_on_by_its_folder_alone(begun: TrainConfig, tmp_path: Path) -> None:
     run, branch = str(tmp_path / "run"), tmp_path / "branch"
     fastsiam("train", "--resume", run, "--out", str(branch), "--max-steps", "8")
     assert checkpoints.load(branch).step == 8 and checkpoints.load(tmp_path / "run").step == 6
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
+    said = fastsiam("train", "--resume", run).stderr
+    assert f"{run}/checkpoints/last.pt is at step 9 of 15; --max-steps 0 goes on\n" in said
     fastsiam("train", "--resume", run, "--max-steps", "0")
     assert checkpoints.load(tmp_path / "run").step == 15
     assert len(history(tmp_path / "run")) == 15 and recorded(tmp_path / "run")["recipe"] == "demo"

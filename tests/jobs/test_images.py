@@ -178,6 +178,29 @@ def test_names_of_another_kind_are_taken_for_the_same_images_if_there_are_as_man
         batches(changed)
 
 
+def test_a_holdout_does_not_move_to_images_of_other_names(
+    photos: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """By other names others would be held out, which the run has trained on."""
+    train_here(with_settings(photos, max_steps=2), "imagenet")
+    members = [(f"{name.rpartition('/')[0]}/x{i:05d}.jpg", data) for i, (name, data) in enumerate(
+        folder_members(images / "train"))]  # fmt: skip
+    shards = tar(tmp_path / "shards.tar", members)
+    with pytest.raises(CheckpointError, match=r"by which --holdout 25% knows those"):
+        train_here(with_settings(photos, data=str(shards)), "imagenet")
+
+
+@pytest.mark.parametrize("place", ["run/checkpoints/kept.pt", "run/kept.pt"])
+def test_a_kept_checkpoint_goes_by_its_runs_list(
+    place: str, small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    run = train_here(with_settings(small, max_steps=2), "imagenet")
+    kept = shutil.copy(checkpoints.last(run), tmp_path / place)
+    (images / "train" / NAME).rename(images / "train" / "class0" / "other.jpg")
+    with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+        train_here(with_settings(small, resume=str(kept), out=str(tmp_path / "b")), "imagenet")
+
+
 def nameless(images: Path) -> Path:
     """Convert, and leave out what FFCV's own writer does not write: the place of the names."""
     out = images.parent / "plain"

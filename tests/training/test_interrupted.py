@@ -79,6 +79,7 @@ def test_an_echo_of_the_first_is_not_a_second(small: TrainConfig, tmp_path: Path
     press(process)
     done = process.wait(60)
     assert done.returncode == 130 and "SIGINT: stopped after step" in done.stderr, done.stderr
+    assert done.stderr.endswith(f"last.pt; --resume {run} goes on from there\n")
     assert checkpoints.load(run).step >= 1
 
 

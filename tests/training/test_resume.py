@@ -151,6 +151,23 @@ def test_resuming_from_another_run_twice_keeps_the_progress(
     assert [line[0] for line in history(tmp_path / "branch")] == [5, 6, 7]
 
 
+def test_a_branch_is_not_lost_to_the_run_that_went_on(small: TrainConfig, tmp_path: Path) -> None:
+    first = train_here(with_settings(small, max_steps=4), "imagenet")
+    branch = with_settings(small, resume=str(first), out=str(tmp_path / "branch"))
+    own = checkpoints.last(train_here(with_settings(branch, max_steps=6), "imagenet"))
+    train_here(with_settings(small, max_steps=6), "imagenet")
+    train_here(with_settings(branch, max_steps=7), "imagenet")  # of two alike, its own
+    before = own.read_bytes()
+    train_here(small, "imagenet")
+    with pytest.raises(
+        CheckpointError, match=r"branch holds a run already, after step 7, .* is after step 12"
+    ):
+        train_here(branch, "imagenet")
+    assert own.read_bytes() == before
+    train_here(with_settings(branch, resume=str(own.parents[1])), "imagenet")
+    assert [line[0] for line in history(tmp_path / "branch")] == list(range(5, 13))
+
+
 def test_a_branch_of_a_finished_run_owns_a_checkpoint(small: TrainConfig, tmp_path: Path) -> None:
     first = train_here(small, "imagenet")
     branch = with_settings(small, resume=str(first), out=str(tmp_path / "branch"))
