@@ -23,7 +23,7 @@ from .plain import from_plain
 from .recipes import RECIPES
 from .train import TrainConfig
 
-_OF_ONE_RUN = "out", "resume", "extend", "extend_schedule"
+_OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
 """Settings that say where a run is and how it goes on: no other run's."""
 
 

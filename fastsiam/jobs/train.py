@@ -21,7 +21,7 @@ from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, minimum_across_ranks
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
@@ -212,11 +212,12 @@ def _prepared_step(
 def _monitor(
     config: TrainConfig, place: Place, console: Console, dtype: torch.dtype
 ) -> Evaluate | None:
-    """Return the kNN monitor, or say why there is none."""
+    """Return the kNN monitor, or say why there is none: on all ranks, or on none."""
     if not config.monitor.knn_every or not config.data.loads_images:
         return None
+    loaders, reason = None, "another rank cannot read its images"
     try:
-        bank, queries = labelled_loaders(
+        loaders = labelled_loaders(
             config.data,
             config.augment,
             resize=config.monitor.eval_resize,
@@ -224,8 +225,12 @@ def _monitor(
             batch=_KNN_BATCH[place.device.type],
         )
     except DataError as error:
-        console.say(f"no kNN monitor: {error}")
+        reason = str(error)
+    if not _on_all_ranks(loaders is not None, place):
+        console.say(f"no kNN monitor: {reason}")
         return None
+    assert loaders is not None
+    bank, queries = loaders
 
     def evaluate(backbone: nn.Module) -> KnnResult:
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
@@ -242,6 +247,13 @@ def _monitor(
         return found[0]
 
     return evaluate
+
+
+def _on_all_ranks(true_here: bool, place: Place) -> bool:
+    """Tell whether something is true on all ranks; every rank asks."""
+    if place.world == 1:
+        return true_here
+    return bool(minimum_across_ranks(torch.tensor(float(true_here), device=place.device)))
 
 
 def _write_config(config: TrainConfig, recipe: str, folder: RunFolder) -> None:

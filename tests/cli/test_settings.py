@@ -242,6 +242,10 @@ def test_another_run_with_a_runs_settings_is_elsewhere(begun: TrainConfig, tmp_p
     for path in (tmp_path / "run", tmp_path / "run" / "config.json"):
         recipe, config = parse("--config", str(path), "--lr", "0.125")
         assert (recipe, config) == ("demo", with_settings(begun, max_steps=6, lr=0.125, out=""))
+    extended = json.loads(path.read_text())
+    extended["config"]["optim"] |= {"epochs": 40, "restarts": "20@4"}
+    path.write_text(json.dumps(extended))
+    assert not parse("--config", str(path))[1].optim.restarts  # its schedule is one cosine
     old = parse("--config", str(ROOT / "tests" / "data" / "run-0.1"))[1]
     assert (old.augment.crop, old.model.width, old.run.out) == (16, 4, "")
 
