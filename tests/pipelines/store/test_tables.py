@@ -271,11 +271,13 @@ def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> No
             out.write_table(table)
         return target
 
-    with pytest.raises(DataError, match=rf"holds paths of images \(such as {path}\), not their"):
+    with pytest.raises(DataError, match=rf"paths of images \(such as {path}\), .* save_to_disk"):
         open_store(stored([(None, path, 0)] * 2), "train")
     store = open_store(stored([(jpeg(0), "a.jpg", 0), (None, path, 0)]), "train")
     assert bytes(store.read(0)) == jpeg(0)
-    with pytest.raises(DataError, match=rf"row 1 of .*: the row has no bytes, but the path {path}"):
+    with pytest.raises(
+        DataError, match=rf"row 1 of .*: the row has no bytes, but the path {path}.*--skip"
+    ):
         store.read(1)
 
 
