@@ -226,11 +226,11 @@ def _unpack(
             target.parent.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(target.parent).free < size:
                 continue
-            log.info(
-                f"the images of {source} are compressed: they are unpacked, which is done once, "
-                f"into {target} ({size / 1e6:,.0f} MB)"
-            )
             with written_whole(target, by_many=True) as temporary, temporary.open("wb") as out:
+                log.info(
+                    f"the images of {source} are compressed: they are unpacked, which is done "
+                    f"once, into {target} ({size / 1e6:,.0f} MB)"
+                )
                 rows = _write_all(out, mapped, columns, groups)
             if not rows["size"].any():  # no image at all, for which there is a message
                 target.unlink()

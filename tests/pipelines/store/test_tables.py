@@ -196,6 +196,20 @@ def test_compressed_images_are_unpacked_once_and_said_where(
     same_images(open_store(root, "train"), FolderStore(images / "train"))
 
 
+def test_a_place_that_cannot_be_written_is_not_said(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    root = as_compressed(tmp_path / "old", images)
+    device = Path("/proc/sys/x.index")  # no file can be made there, by root neither
+    monkeypatch.setattr(parquet_index, "homes", lambda _: [device, tmp_path / "cache" / "x.index"])
+    room = SimpleNamespace(free=10**12)  # which is 0 there
+    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
+    same_images(open_store(root, "train"), FolderStore(images / "train"))
+    (said,) = [r.message for r in caplog.records if "unpacked" in r.message]
+    assert f"into {tmp_path / 'cache' / 'x.fastsiam-images'}" in said
+
+
 def test_too_many_compressed_images_are_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
