@@ -22,7 +22,7 @@ from .columns import Columns, columns_of, errors, numbered, require_pyarrow, sho
 from .mapped import Mapped
 from .table import Places, TableStore
 
-_STATE = "state.json"
+STATE = "state.json"
 
 
 class ArrowStore(TableStore):
@@ -67,17 +67,17 @@ class ArrowStore(TableStore):
 
 def is_saved_dataset(folder: Path) -> bool:
     """Tell whether ``Dataset.save_to_disk`` wrote a folder."""
-    return (folder / _STATE).is_file() and (folder / "dataset_info.json").is_file()
+    return (folder / STATE).is_file() and (folder / "dataset_info.json").is_file()
 
 
 def _data_files(root: Path) -> list[Path]:
     """Return the folder's Arrow files in the order of their rows."""
     try:
-        state = json.loads((root / _STATE).read_text())
+        state = json.loads((root / STATE).read_text())
         return [root / str(file["filename"]) for file in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{root / _STATE} cannot be read ({short(error)}): save the data set again, with "
+            f"{root / STATE} cannot be read ({short(error)}): save the data set again, with "
             "save_to_disk"
         ) from error
 

@@ -124,8 +124,12 @@ class Store(ABC):
 
     def cannot_decode(self, index: int, reason: object) -> DataError:
         """Return the error that names an image which cannot be decoded."""
-        return DataError(
-            f"cannot decode {self.where(index)}: {reason}; {self.repair}, or convert all but such: "
+        return DataError(f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}")
+
+    def ways_out(self) -> str:
+        """Say what can be done about a bad image."""
+        return (
+            f"{self.repair}, or convert all but such: "
             f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad; "
             "a run goes on without them by --data-changed accept"
         )

@@ -51,7 +51,8 @@ def columns_of(path: Path, schema: Any) -> Columns:
     """Find the image column and, if there is one, the label column in an Arrow schema.
 
     The image column is found by its type: what ``datasets`` say is an image, else a struct with
-    bytes in it, else bytes. The label column is found by its name, or as the only ClassLabel.
+    bytes in it, else bytes. The label column is found by its name, or as the only ClassLabel; it
+    holds integers or text. Labels of other types, such as lists, name no class, and count as none.
 
     Raises:
         DataError: no column can hold images, or several can; names them.
@@ -67,7 +68,7 @@ def columns_of(path: Path, schema: Any) -> Columns:
             f"{path} has {len(images) or 'no'} columns that can hold images{which}; one is wanted: "
             "a struct of bytes and path, or bytes; name it 'image', or take the others away"
         )
-    named = [name for name in _LABELS if name in schema.names]
+    named = [name for name in _LABELS if _can_hold_labels(schema, name)]
     listed = [name for name in schema.names if _type(features.get(name)) == "ClassLabel"]
     label = named[0] if named else listed[0] if len(listed) == 1 else None
     names = (features.get(label) or {}).get("names") if label else None
@@ -90,23 +91,25 @@ def numbered(
         (rows,) the number of each row's class, -1 where it has none; the classes' names.
 
     Raises:
-        DataError: the labels are of another type, or are no numbers of classes.
+        DataError: files differ in the type of their labels, or labels are no numbers of classes.
     """
     from pyarrow import types
 
-    kind = parts[0].type
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_integer(kind):
+    kinds = [p.type.value_type if types.is_dictionary(p.type) else p.type for p in parts]
+    if len(set(map(_is_text, kinds))) > 1:
+        raise DataError(
+            f"{source}: the labels are numbers in some files and names in others; write them anew, "
+            "alike"
+        )
+    if not _is_text(kinds[0]):
         found = [np.asarray(part.cast("int64").fill_null(-1), np.int64) for part in parts]
         labels = np.maximum(np.concatenate(found), -1)
         classes = classes or numbered_classes(labels, source)
-    elif types.is_string(kind) or types.is_large_string(kind):
+    else:
         own = [name for part in parts for name in part.to_pylist()]
         classes = tuple(sorted({name for name in own if name is not None}))
         place = {name: number for number, name in enumerate(classes)}
         labels = np.array([place.get(name, -1) for name in own], np.int64)
-    else:
-        raise DataError(f"{source}: the labels are of type {kind}, not numbers or names of classes")
     if labels.max(initial=-1) >= len(classes):
         raise DataError(f"{source} has labels without a class name")
     return labels, classes
@@ -131,6 +134,22 @@ def _can_hold_images(kind: Any) -> bool:
         at = kind.get_field_index("bytes")
         return at >= 0 and _is_bytes(kind.field(at).type)
     return _is_bytes(kind)
+
+
+def _can_hold_labels(schema: Any, name: str) -> bool:
+    from pyarrow import types
+
+    if name not in schema.names:
+        return False
+    kind = schema.field(name).type
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_integer(kind)) or _is_text(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _is_bytes(kind: Any) -> bool:

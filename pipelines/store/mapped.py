@@ -24,9 +24,14 @@ class Mapped:
         self.path = path
         try:
             with explained(DataError, f"cannot read {path}"):
-                self.view = _mapped(path)
+                self._map = _mapped(path)
         except ValueError as error:
             raise DataError(f"{path} is empty") from error
+        self.view = memoryview(self._map)
+
+    def find(self, data: bytes, start: int, end: int) -> int:
+        """Return where in the file bytes begin that lie between two places in it, -1 if nowhere."""
+        return self._map.find(data, start, end)
 
     def __len__(self) -> int:
         """Return the file's size in bytes."""
@@ -37,18 +42,18 @@ class Mapped:
         return Mapped, (self.path,)
 
 
-def _mapped(path: Path) -> memoryview:
+def _mapped(path: Path) -> mmap.mmap:
     """Map a file, which holds it open: raise the limit on open files if it is reached."""
 
-    def view() -> memoryview:
+    def mapping() -> mmap.mmap:
         with path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     try:
-        return view()
+        return mapping()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return view()
+    return mapping()

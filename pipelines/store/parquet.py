@@ -191,6 +191,6 @@ def _open(path: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path, memory_map=True)  # else it holds a whole row group
     except errors() as error:
         raise DataError(f"{path} is no whole parquet file: {short(error)}") from error

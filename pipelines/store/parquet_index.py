@@ -96,7 +96,7 @@ def placed(root: Path, files: list[Path], columns: list[Columns]) -> Places:
                 f"({f'kept in {kept}' if kept else 'not kept'})"
             )
             return _places(mapped, rows)
-    return _unpack(root, source, files, columns, groups, facts, kept_in)
+    return _unpack(root, source, mapped, columns, groups, facts, kept_in)
 
 
 def _places(files: list[Mapped], rows: NDArray[np.void]) -> Places:
@@ -126,7 +126,8 @@ def _images(path: Path, columns: Columns, group: int) -> Iterator[bytes]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as table:
+        # mapped: else pyarrow reads all images of the group into memory first
+        with parquet.ParquetFile(path, memory_map=True) as table:
             batches = table.iter_batches(
                 _BATCH, row_groups=[group], columns=[columns.bytes], use_threads=False
             )
@@ -177,16 +178,15 @@ def _find_shared(number: int) -> tuple[int, NDArray[np.void] | None]:
 
 def _find(file: Mapped, columns: Columns, group: _Group) -> NDArray[np.void] | None:
     """Find the images of a row group in the file; None if one is not there as it is."""
-    piece = bytes(file.view[group.start : group.end])
     rows = []
-    behind = 0
+    behind = group.start
     for data in _images(file.path, columns, group.number):
-        at = piece.find(data, behind)
+        at = file.find(data, behind, group.end)
         if at < 0:  # one of several that are alike is stored once
-            at = piece.find(data)
+            at = file.find(data, group.start, group.end)
         if at < 0:
             return None
-        rows.append(_row(group.file, group.start + at, len(data)))
+        rows.append(_row(group.file, at, len(data)))
         behind = max(behind, at + len(data))
     return np.array(rows, ROW)
 
@@ -203,7 +203,7 @@ def _unpacked(home: Path) -> Path:
 def _unpack(
     root: Path,
     source: str,
-    files: list[Path],
+    mapped: list[Mapped],
     columns: list[Columns],
     groups: list[_Group],
     facts: list[list[str | int]],
@@ -226,12 +226,15 @@ def _unpack(
             target.parent.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(target.parent).free < size:
                 continue
-            log.info(
-                f"the images of {source} are compressed: they are unpacked, which is done once, "
-                f"into {target} ({size / 1e6:,.0f} MB)"
-            )
             with written_whole(target, by_many=True) as temporary, temporary.open("wb") as out:
-                rows = _write_all(out, files, columns, groups)
+                log.info(
+                    f"the images of {source} are compressed: they are unpacked, which is done "
+                    f"once, into {target} ({size / 1e6:,.0f} MB)"
+                )
+                rows = _write_all(out, mapped, columns, groups)
+            if not rows["size"].any():  # no image at all, for which there is a message
+                target.unlink()
+                return _places(mapped, rows)
             own = [Mapped(target)]
             keep(Index(rows, (), False, b""), [home], facts + file_facts(own))
             return _places(own, rows)
@@ -242,14 +245,14 @@ def _unpack(
 
 
 def _write_all(
-    out: IO[Any], files: list[Path], columns: list[Columns], groups: list[_Group]
+    out: IO[Any], files: list[Mapped], columns: list[Columns], groups: list[_Group]
 ) -> NDArray[np.void]:
     """Write the images of all groups one after the other; return the rows of their index."""
     rows = []
     at = 0
     said = time.monotonic()
     for done, group in enumerate(groups):
-        for data in _images(files[group.file], columns[group.file], group.number):
+        for data in _images(files[group.file].path, columns[group.file], group.number):
             out.write(data)
             rows.append(_row(0, at, len(data)))
             at += len(data)

@@ -13,7 +13,7 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
 
 from .archive import ArchiveStore
-from .arrow import ArrowStore, is_saved_dataset
+from .arrow import STATE, ArrowStore, is_saved_dataset
 from .base import Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
@@ -222,6 +222,11 @@ def _open_images(folder: Path, split: Split, in_order: bool) -> Store:
         return ArchiveStore(tars, split)
     if is_saved_dataset(folder):
         return ArrowStore(folder)
+    if any(folder.glob("*.arrow")):
+        raise DataError(
+            f"{folder} holds Arrow files without a {STATE}, as the cache of datasets does: name a "
+            "folder that save_to_disk wrote, or parquet files"
+        )
     if _has_parquet(folder):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
         return ParquetStore(folder, files, in_order=in_order)

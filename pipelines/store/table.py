@@ -45,6 +45,8 @@ class TableStore(Store):
         rows: how many each has.
     """
 
+    repair = "take the row away"
+
     def __init__(self, root: Path, files: list[Path], rows: list[int]) -> None:
         self.root, self._paths = root, files
         self._first_rows = np.cumsum([0, *rows])
@@ -71,7 +73,7 @@ class TableStore(Store):
             return data
         named = self._own_name(index)
         told = f", but the path {named} alone" if named else ""
-        raise DataError(f"{self.where(index)}: the row has no bytes{told}")
+        raise DataError(f"{self.where(index)}: the row has no bytes{told}; {self.ways_out()}")
 
     def name(self, index: int) -> str:
         """Return the path that the row names, else its number; the class before it."""
@@ -102,6 +104,6 @@ class TableStore(Store):
         if not size.any() and (path := next(filter(None, self._named_paths()), None)):
             raise DataError(
                 f"{self.root} holds paths of images (such as {path}), not their bytes: point "
-                "--data at the folder of those files, or let datasets take the bytes in "
-                "(embed_table_storage of datasets.table)"
+                "--data at the folder of those files, or write the data set with save_to_disk of "
+                "datasets, which takes the bytes in"
             )

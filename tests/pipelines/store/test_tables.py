@@ -5,8 +5,11 @@ from __future__ import annotations
 import builtins
 import json
 import logging
+import os
 import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ from fastsiam.pipelines.store import (
     open_store,
     parquet_index,
 )
-from tests.conftest import write_images
+from tests.conftest import ROOT, write_images
 from tests.conversions import run, same_images
 from tests.pipelines.cases import build, equal
 from tests.sources import encoded, jpeg, parquet, picture
@@ -193,6 +196,20 @@ def test_compressed_images_are_unpacked_once_and_said_where(
     same_images(open_store(root, "train"), FolderStore(images / "train"))
 
 
+def test_a_place_that_cannot_be_written_is_not_said(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    root = as_compressed(tmp_path / "old", images)
+    device = Path("/proc/sys/x.index")  # no file can be made there, by root neither
+    monkeypatch.setattr(parquet_index, "homes", lambda _: [device, tmp_path / "cache" / "x.index"])
+    room = SimpleNamespace(free=10**12)  # which is 0 there
+    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
+    same_images(open_store(root, "train"), FolderStore(images / "train"))
+    (said,) = [r.message for r in caplog.records if "unpacked" in r.message]
+    assert f"into {tmp_path / 'cache' / 'x.fastsiam-images'}" in said
+
+
 def test_too_many_compressed_images_are_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +262,7 @@ def test_an_image_column_is_found_by_its_type(tmp_path: Path) -> None:
         open_store(tmp_path / "none.parquet", "train")
 
 
-@pytest.mark.parametrize("write", ["save", "parquet"])
+@pytest.mark.parametrize("write", ["save", "none", "snappy"])
 def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> None:
     """A path of one image among others that have bytes is that image's fault."""
     path = str(images / "train" / "class0" / "000.jpg")
@@ -259,8 +276,8 @@ def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> No
         kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         column = pa.array([{"bytes": data, "path": own} for data, own, _ in rows], kind)
         table = pa.table({"image": column})
-        if write == "parquet":
-            pq.write_table(table, target, compression="none")
+        if write in ("none", "snappy"):
+            pq.write_table(table, target, compression=write)
             return target
         dataset(rows, ()).save_to_disk(target)  # which would take the bytes in: put them out
         (file,) = target.glob("*.arrow")
@@ -268,12 +285,68 @@ def test_paths_alone_are_refused(write: str, images: Path, tmp_path: Path) -> No
             out.write_table(table)
         return target
 
-    with pytest.raises(DataError, match=rf"holds paths of images \(such as {path}\), not their"):
+    with pytest.raises(DataError, match=rf"paths of images \(such as {path}\), .* save_to_disk"):
         open_store(stored([(None, path, 0)] * 2), "train")
     store = open_store(stored([(jpeg(0), "a.jpg", 0), (None, path, 0)]), "train")
     assert bytes(store.read(0)) == jpeg(0)
-    with pytest.raises(DataError, match=rf"row 1 of .*: the row has no bytes, but the path {path}"):
+    with pytest.raises(
+        DataError, match=rf"row 1 of .*: the row has no bytes, but the path {path}.*--skip"
+    ):
         store.read(1)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_a_row_group_is_never_in_memory_as_a_whole(compression: str, tmp_path: Path) -> None:
+    """Not when its images are looked up, and not when they are read in order."""
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    data = [os.urandom(50_000) for _ in range(2400)]
+    table = pa.table({"image": pa.array(data, pa.binary())})
+    pq.write_table(
+        table, tmp_path / "x.parquet", compression=compression, data_page_size=2**16,
+        write_batch_size=1, use_dictionary=False,
+    )  # fmt: skip
+    code = (
+        "import sys, threading, time; from pathlib import Path\n"
+        "from pipelines.store import open_store\n"
+        "import pyarrow.parquet\n"
+        "def held(): return int(open('/proc/self/status').read().split('RssAnon:')[1].split()[0])\n"
+        "def watch():\n"
+        "    while True: most.append(held()); time.sleep(.002)\n"
+        "before, most = held(), []\n"
+        "threading.Thread(target=watch, daemon=True).start()\n"
+        "for sources in False, True:\n"
+        "    store = open_store(Path(sys.argv[1]), 'train', sources=sources)\n"
+        "    assert sum(len(store.read(i)) for i in range(2400)) == 120_000_000\n"
+        "print(max(most) - before)\n"
+    )
+    grown = subprocess.check_output([sys.executable, "-c", code, tmp_path / "x.parquet"], cwd=ROOT)
+    assert int(grown) < 80_000  # of 120,000
+
+
+def test_labels_that_name_no_class_count_as_none(tmp_path: Path) -> None:
+    rows: list[Row] = [(jpeg(i), None, 0) for i in range(3)]
+    images = dataset(rows, ()).remove_columns("label")
+    for name, labels in (("lists", [[0, 1], [2], []]), ("fractions", [0.5, 1.5, 2.5])):
+        images.add_column("label", labels).to_parquet(tmp_path / f"{name}.parquet")
+        store = open_store(tmp_path / f"{name}.parquet", "train")
+        assert store.labels.tolist() == [-1, -1, -1] and store.classes == ()
+    (tmp_path / "both").mkdir()
+    for first, second in ((0, 1), (1, 0)):
+        images.add_column("label", [0, 1, 2]).to_parquet(tmp_path / f"both/train-{first}.parquet")
+        images.add_column("label", list("abc")).to_parquet(
+            tmp_path / f"both/train-{second}.parquet"
+        )
+        with pytest.raises(DataError, match="numbers in some files and names in others"):
+            open_store(tmp_path / "both", "train")
+
+
+def test_the_cache_of_datasets_is_refused(images: Path, tmp_path: Path) -> None:
+    folder = as_saved(tmp_path / "saved", images) / "train"
+    (folder / "state.json").unlink()
+    with pytest.raises(DataError, match=r"Arrow files without a state.json, as the cache of data"):
+        open_store(folder, "train")
 
 
 def cut(path: Path) -> None:
