@@ -5,6 +5,7 @@ torch is imported by the commands that need it, never for ``--help``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -53,7 +54,7 @@ def _run() -> None:
         app()
     except Interrupted as error:
         if os.environ.get("RANK", "0") == "0":
-            print(_line(error), file=sys.stderr)
+            _print(_line(error))
         sys.exit(error.exit_code)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
@@ -75,8 +76,13 @@ def _blame(line: str) -> int:
     """Print an error's line, with the rank if it is not the first; return the exit code."""
     rank = os.environ.get("RANK", "0")
     who = "error" if rank == "0" else f"error on rank {rank}"
-    print(f"{who}: {line}", file=sys.stderr)
+    _print(f"{who}: {line}")
     return 1
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):  # the exit code is to stand, whatever became of the log
+        print(line, file=sys.stderr)
 
 
 def _line(error: Exception) -> str:
