@@ -55,6 +55,6 @@ def _as_it_began(store: Store, start: Checkpoint | None) -> Choice | None:
     if start is None or start.config.data.pipeline == "auto":
         return None
     backend = BACKENDS[start.config.data.pipeline]
-    if not backend.real or not backend.reads(store) or backend.trouble():
+    if not backend.real or not backend.works_on(store):
         return None
     return Choice(backend.name, "as the run began")
