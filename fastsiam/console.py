@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -71,7 +72,15 @@ class Console:
 
     def __init__(self, *, quiet: bool = False) -> None:
         out: Any = _Stderr()
-        self._out = RichConsole(file=out, quiet=quiet, highlight=False, soft_wrap=True)
+        # FORCE_COLOR makes no terminal of a log; and in a dumb one Rich draws no bar.
+        can_draw = out.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+        self._out = RichConsole(
+            file=out,
+            force_terminal=None if can_draw else False,
+            quiet=quiet,
+            highlight=False,
+            soft_wrap=True,
+        )
         self._progress: Progress | None = None
         self._last_line = -_LINE_SECONDS
         self._total, self._unit = 0, ""

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -155,6 +156,24 @@ def _say_and_stop(left: bool) -> None:
         console.advance(2, "loss")
         os.kill(os.getpid(), signal.SIGINT)
         os.write(1, str(stop.after_step()).encode())
+
+
+def test_lines_where_nothing_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown() -> str:
+        console = Console()
+        with console.progress(4, 0):
+            console.advance(1, "loss 0.5")
+        return capsys.readouterr().err
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert shown() == "step 1: loss 0.5\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown() == "step 1: loss 0.5\n"
+    monkeypatch.setenv("TERM", "xterm")
+    assert "step 1/4 loss 0.5" in shown()
 
 
 def test_waiting_is_a_line_in_a_log(capfd: pytest.CaptureFixture[str]) -> None:
