@@ -138,10 +138,6 @@ class Backend:
             return f"{self.name} cannot be loaded ({why(error)})"
         return ""
 
-    def works_on(self, store: Store) -> bool:
-        """Tell whether it can run here and read a store."""
-        return self.reads(store) and not self.trouble()
-
     def reads(self, store: Store) -> bool:
         """Tell whether it can read a store."""
         return not self.needs_beton or isinstance(store, BetonStore)

@@ -30,8 +30,7 @@ from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, N
 from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
-from fastsiam.pipelines.automatic import choose_pipeline, settled
-from fastsiam.pipelines.backends import backend_of
+from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
 from fastsiam.pipelines.store import Split
 from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
@@ -313,7 +312,7 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     except DataError:  # there may be images of the other split, or whoever opens it says what is
         return data
     name = data.pipeline
-    if name == "auto" or not backend_of(data).works_on(store):
+    if name == "auto" or not works_on(store, name):
         name = choose_pipeline(data, store, device=place.device, keeps=False).name
     return settled(data, from_leader(name))
 
