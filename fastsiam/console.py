@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -39,6 +40,29 @@ while not select.select([sys.stdin], [], [], 0.1)[0]:
 """
 """Draws until its input ends."""
 
+
+class _Stderr:
+    """Standard error, where a line that cannot be written is lost and ends no run.
+
+    Its file may be on a full disk, or what reads it be gone: Ctrl-C ends a ``tee`` as well.
+    """
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._now.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._now.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now, name)
+
+    @property
+    def _now(self) -> Any:
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar of Rich takes its place
+
+
 _bars: list[Progress] = []
 """Those on the screen: the screen holds one."""
 
@@ -47,7 +71,16 @@ class Console:
     """Progress and messages of one run, on stderr; quiet on all ranks but the first."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._out = RichConsole(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        out: Any = _Stderr()
+        # FORCE_COLOR makes no terminal of a log; and in a dumb one Rich draws no bar.
+        can_draw = out.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+        self._out = RichConsole(
+            file=out,
+            force_terminal=None if can_draw else False,
+            quiet=quiet,
+            highlight=False,
+            soft_wrap=True,
+        )
         self._progress: Progress | None = None
         self._last_line = -_LINE_SECONDS
         self._total, self._unit = 0, ""

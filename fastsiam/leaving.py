@@ -1,4 +1,4 @@
-"""Leaving at once, when Ctrl-C comes again while the first is being handled."""
+"""Leaving at once: when Ctrl-C comes again, or when a library would hang on the way out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ pass on what the terminal sent to all."""
 
 _since: float | None = None
 """When the first came; None before."""
+
+
+_is_hanging = False
+
+
+def note_hanging() -> None:
+    """Note that a library's thread hangs: at the end of the program it may wait for minutes."""
+    global _is_hanging
+    _is_hanging = True
+
+
+def is_hanging() -> bool:
+    """Tell whether the command has to leave without what libraries do at its end."""
+    return _is_hanging
 
 
 def leave_at_once(number: int) -> NoReturn:

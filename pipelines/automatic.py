@@ -105,6 +105,11 @@ def settled(data: DataConfig, name: str) -> DataConfig:
     return replace(data, pipeline=cast(Pipeline, name))
 
 
+def works_on(store: Store, name: Pipeline) -> bool:
+    """Tell whether a pipeline can run here and read a store."""
+    return BACKENDS[name].reads(store) and not BACKENDS[name].trouble()
+
+
 def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tuple[int, bool]:
     """Return how many bytes the decoded images take, and whether that is known exactly.
 

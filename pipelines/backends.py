@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.console import tally
 from fastsiam.errors import BackendError, DataError
-from fastsiam.files import quoted
+from fastsiam.files import quoted, why
 
 from .order import Order
 from .shared_memory import ITEMS_AHEAD, images_of_an_item
@@ -134,8 +134,8 @@ class Backend:
             return f"{self.name} is not installed"
         try:
             importlib.import_module(f"{__package__}.{self.module}")
-        except ImportError as error:
-            return f"{self.name} cannot be loaded ({error})"
+        except Exception as error:  # of another version than what it was built for: anything
+            return f"{self.name} cannot be loaded ({why(error)})"
         return ""
 
     def reads(self, store: Store) -> bool:

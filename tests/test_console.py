@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console as RichConsole
 
 from fastsiam import console as console_module
 from fastsiam.console import Console, FileProgress, tally
+from fastsiam.distributed import Place, StopSignals
+from tests.processes import Forked
 
 
 def test_speed_and_time_left_count_from_where_the_work_began(
@@ -130,6 +136,44 @@ def test_work_within_a_run_is_told_beside_its_bar(monkeypatch: pytest.MonkeyPatc
             assert "50/100" in found and "kNN: images: 4 of 10" in found
             assert len(console_module._bars) == 1 and elsewhere.done == 0
         assert "loss -0.5" in screen.shown()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["a full disk", "a reader that left"])
+def test_lines_that_cannot_be_written_end_nothing(left: bool) -> None:
+    done = Forked(_say_and_stop, left).wait(60)
+    assert (done.returncode, done.stdout) == (0, "2")
+
+
+def _say_and_stop(left: bool) -> None:
+    """Say and show something, and get a Ctrl-C, where standard error cannot be written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer if left else os.open("/dev/full", os.O_WRONLY), 2)
+    console = Console()
+    with console.progress(2, 0), StopSignals(Place(0, 1, torch.device("cpu"))) as stop:
+        console.say("first batch")
+        console.warn("the disk is full")
+        console.advance(2, "loss")
+        os.kill(os.getpid(), signal.SIGINT)
+        os.write(1, str(stop.after_step()).encode())
+
+
+def test_lines_where_nothing_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown() -> str:
+        console = Console()
+        with console.progress(4, 0):
+            console.advance(1, "loss 0.5")
+        return capsys.readouterr().err
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert shown() == "step 1: loss 0.5\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    assert shown() == "step 1: loss 0.5\n"
+    monkeypatch.setenv("TERM", "xterm")
+    assert "step 1/4 loss 0.5" in shown()
 
 
 def test_waiting_is_a_line_in_a_log(capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ torch is imported by the commands that need it, never for ``--help``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -17,7 +18,7 @@ import fastsiam
 from fastsiam.cli import bench, config, convert, evaluate, export, look, train
 from fastsiam.cli.help import Commands
 from fastsiam.errors import FastSiamError, Interrupted
-from fastsiam.leaving import leave_at_the_second
+from fastsiam.leaving import is_hanging, leave_at_the_second
 
 app = Commands(
     no_args_is_help=True,
@@ -36,13 +37,14 @@ def main() -> None:
     """Run the command line; an error of the user's world is one line and exit code 1.
 
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
-    for NCCL, NCCL for the other ranks, and they for this one.
+    for NCCL, NCCL for the other ranks, and they for this one. So does any, if a library hangs.
     """
     leave_at_the_second()
     try:
         _run()
     except BaseException as ending:
-        if "LOCAL_RANK" not in os.environ or (isinstance(ending, SystemExit) and not ending.code):
+        alone = "LOCAL_RANK" not in os.environ
+        if not is_hanging() and (alone or (isinstance(ending, SystemExit) and not ending.code)):
             raise
         _leave_at_once(ending)
 
@@ -53,7 +55,7 @@ def _run() -> None:
         app()
     except Interrupted as error:
         if os.environ.get("RANK", "0") == "0":
-            print(_line(error), file=sys.stderr)
+            _print(_line(error))
         sys.exit(error.exit_code)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
@@ -75,8 +77,13 @@ def _blame(line: str) -> int:
     """Print an error's line, with the rank if it is not the first; return the exit code."""
     rank = os.environ.get("RANK", "0")
     who = "error" if rank == "0" else f"error on rank {rank}"
-    print(f"{who}: {line}", file=sys.stderr)
+    _print(f"{who}: {line}")
     return 1
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):  # the exit code is to stand, whatever became of the log
+        print(line, file=sys.stderr)
 
 
 def _line(error: Exception) -> str:
@@ -89,7 +96,7 @@ def _leave_at_once(ending: BaseException) -> NoReturn:
     code: object = 130 if isinstance(ending, KeyboardInterrupt) else 1
     try:
         if isinstance(ending, SystemExit):
-            code = ending.code
+            code = ending.code or 0
         else:
             rank, whole = os.environ.get("RANK", "0"), "".join(traceback.format_exception(ending))
             # in one piece: other ranks may write too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -59,7 +60,8 @@ class StopSignals:
             if self._leads:
                 name = signal.Signals(number).name
                 line = f"{name}: stopping after this step or evaluation; again leaves at once"
-                os.write(2, f"{chr(10) * os.isatty(2)}{line}, unsaved\n".encode())
+                with contextlib.suppress(OSError):  # a full disk; a pipe's reader that left too
+                    os.write(2, f"{chr(10) * os.isatty(2)}{line}, unsaved\n".encode())
             return
         meant = self._alone and number == signal.SIGINT
         if time.monotonic() - self._since > (ECHO if meant else self.PATIENCE):

@@ -11,7 +11,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
 from fastsiam.kernels.cores import local_ranks
 from fastsiam.pipelines import Store
-from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled
+from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled, works_on
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.room import free_bytes
 from fastsiam.training.memory import training_bytes
@@ -55,6 +55,6 @@ def _as_it_began(store: Store, start: Checkpoint | None) -> Choice | None:
     if start is None or start.config.data.pipeline == "auto":
         return None
     backend = BACKENDS[start.config.data.pipeline]
-    if not backend.real or not backend.reads(store) or backend.trouble():
+    if not backend.real or not works_on(store, backend.name):
         return None
     return Choice(backend.name, "as the run began")

@@ -30,7 +30,7 @@ from fastsiam.evaluate.records import DataFacts, Evaluation, ImageFacts, Kind, N
 from fastsiam.interchange import Input, Pretrained, load_pretrained
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
-from fastsiam.pipelines.automatic import choose_pipeline, settled
+from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
 from fastsiam.pipelines.store import Split
 from fastsiam.training.numerics import autocast_type, keep_freed_memory
 from fastsiam.views.batch import EvalLoader
@@ -292,7 +292,8 @@ def _usual_input(stem: str) -> Input:
 def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:
     """Settle which images are loaded, and by which pipeline; the same on every rank.
 
-    A run that loaded no images has no pipeline to be evaluated by.
+    A run that loaded no images has no pipeline to be evaluated by. Another run's is left where it
+    cannot run, or cannot read these images: the user may never have asked for it.
     """
     as_run = trained_on.pipeline if trained_on.loads_images else "auto"
     data = replace(
@@ -304,14 +305,16 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     )
     if data.holdout and not config.holdout and has_validation(data.root):
         data = replace(data, holdout="")
-    if data.pipeline != "auto":
+    if config.pipeline != "run" and data.pipeline != "auto":
         return data
     try:
         store = open_split(data, "train")
     except DataError:  # there may be images of the other split, or whoever opens it says what is
         return data
-    choice = choose_pipeline(data, store, device=place.device, keeps=False)
-    return settled(data, from_leader(choice.name))
+    name = data.pipeline
+    if name == "auto" or not works_on(store, name):
+        name = choose_pipeline(data, store, device=place.device, keeps=False).name
+    return settled(data, from_leader(name))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

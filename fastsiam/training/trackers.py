@@ -23,6 +23,7 @@ from typing import IO, Any, ClassVar
 
 from fastsiam.errors import BackendError
 from fastsiam.files import why
+from fastsiam.leaving import note_hanging
 from fastsiam.training.folder import RunFolder
 
 _PATIENCE = 20.0
@@ -291,6 +292,7 @@ class Trackers:
                 self._leave_out(name, why(tracker.error))
             elif tracker.thread.is_alive():
                 self._leave_out(name, f"it is not done after {_PATIENCE:.0f} s")
+                note_hanging()
         self._working.clear()
 
     def _leave_out(self, name: str, reason: str) -> None:

@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
+from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.recipes import RECIPES
+from fastsiam.distributed import Place
 from fastsiam.jobs import pipeline as job
+from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.report.run import write_report
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
 from tests.processes import fastsiam
+
+HERE = Place(0, 1, torch.device("cpu"))
 
 
 def settled(run: Path) -> tuple[str, str]:
@@ -54,6 +60,22 @@ def test_a_pipeline_that_cannot_read_the_images_is_not_kept(
     train_here(with_settings(small, pipeline="auto", knn_every=0, max_steps=4), "imagenet")
     assert settled(tmp_path / "run") == ("memory", "memory")
     assert "pipeline memory: 24 images" in capfd.readouterr().err
+
+
+@pytest.mark.ffcv
+def test_an_evaluation_leaves_a_pipeline_that_cannot_read_its_images(
+    small: TrainConfig, images: Path
+) -> None:
+    beton = readable("ffcv", images / "train")
+    began = with_settings(small, pipeline="ffcv", data=str(beton), knn_every=0, max_steps=1)
+    run = train_here(began, "imagenet")
+
+    def pipeline(**asked: Any) -> str:
+        return open_subject(run, EvalConfig(**asked), HERE).data.pipeline
+
+    assert pipeline() == "ffcv"
+    assert pipeline(data=str(images)) in ("dali", "torchvision")
+    assert pipeline(data=str(images), pipeline="ffcv") == "ffcv"  # who asks for it is told why
 
 
 def test_the_leader_chooses_for_all_ranks(ranks: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from fastsiam import pipelines
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import automatic as module
 from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room
@@ -85,6 +86,16 @@ def test_what_is_broken_is_passed_over(images: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
     said = choice(images)
     assert said.startswith("pipeline torchvision: ") and "dali cannot be loaded (No module" in said
+
+
+def test_what_is_broken_in_another_way_too(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that was built for another version of what it uses raises anything."""
+    (tmp_path / "built_for_another.py").write_text("import sys\nsys.float\n")
+    monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
+    broken = replace(BACKENDS["dali"], package="sys", module="built_for_another")
+    assert "dali cannot be loaded (module 'sys' has no" in broken.trouble()
 
 
 def test_paths_in_what_is_suggested_can_be_pasted(tmp_path: Path) -> None:

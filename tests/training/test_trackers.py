@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -13,17 +14,19 @@ from typing import Any, ClassVar
 import pytest
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam import leaving
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import to_flags
 from fastsiam.config.train import TRACKERS as NAMES
 from fastsiam.errors import BackendError
+from fastsiam.leaving import is_hanging
 from fastsiam.training import trackers
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.log import read_metrics
 from fastsiam.training.trackers import TRACKERS, Tracked, Tracker, Trackers, check_trackers
 from tests.configs import flags, with_settings
 from tests.conftest import skip
-from tests.processes import fastsiam
+from tests.processes import ROOT, fastsiam
 
 
 def needs(package: str) -> Any:
@@ -204,12 +207,13 @@ def test_a_slow_tracker_is_not_waited_for(
 ) -> None:
     monkeypatch.setitem(trackers.TRACKERS, "slow", Slow)
     monkeypatch.setattr(trackers, "_PATIENCE", 0.1)
+    monkeypatch.setattr(leaving, "_is_hanging", False)
     run = Tracked(folder=RunFolder(tmp_path), settings={}, step=0)
     ours = Trackers(["slow"], run)
     for step in range(4):
         ours.write({"train/loss": 0.5}, step)
     ours.close(complete=True)
-    assert Slow.figures == []
+    assert Slow.figures == [] and is_hanging()
     assert "(it is not done after 0 s)" in capfd.readouterr().err
     Slow.answers.set()
     monkeypatch.setattr(trackers, "_PATIENCE", 60)
@@ -219,3 +223,18 @@ def test_a_slow_tracker_is_not_waited_for(
     ours.close(complete=True)
     said = capfd.readouterr().err
     assert said.count("warning: --tracker slow failed and is left out from here on (gone)") == 1
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_tracker_that_hangs_does_not_hold_up_the_end(code: int) -> None:
+    """Its library would wait for it there; the exit code is the run's."""
+    program = (
+        "import atexit, sys, time, fastsiam.cli as cli, fastsiam.leaving as leaving\n"
+        "atexit.register(time.sleep, 600)\n"
+        f"cli.app = lambda: (leaving.note_hanging(), print('done'), sys.exit({code or None}))\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
