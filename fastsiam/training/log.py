@@ -66,10 +66,10 @@ class MetricsLog:
         line = {"kind": kind, **values}
         self._last = max(self._last, self._step_of(line))
         self._unwritten.append(json.dumps(line) + "\n")
-        self._folder.restore()
         try:
+            self._folder.restore()
             self._append()
-        except OSError as error:
+        except (OSError, FastSiamError) as error:
             if len(self._unwritten) == 1:
                 self._folder.console.warn(
                     f"cannot write {self.path}: {reason(error)}; training goes on, and the lines "

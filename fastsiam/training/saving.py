@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import FastSiamError
 from fastsiam.training.clock import Clock
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.step import TrainingStep
@@ -66,7 +66,7 @@ class Saver:
         """
         try:
             self.save(done)
-        except CheckpointError as error:
+        except (OSError, FastSiamError) as error:
             self._folder.console.warn(f"{error}; training goes on, and {self}")
 
     def __str__(self) -> str:

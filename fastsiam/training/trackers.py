@@ -61,6 +61,15 @@ class Tracker(ABC):
         Raises:
             BackendError: the package is missing, or lacks what it needs; one line.
         """
+        cls.load()
+
+    @classmethod
+    def load(cls) -> None:
+        """Import the package: in the main thread, before loaders fork.
+
+        Raises:
+            BackendError: it is missing.
+        """
         try:
             for module in cls.modules:
                 import_module(module)
@@ -265,7 +274,9 @@ class Trackers:
     """
 
     def __init__(self, names: Iterable[str], run: Tracked) -> None:
-        check_trackers(names := tuple(names))  # imports, too, where no loader forks meanwhile
+        names = tuple(names)
+        for name in names:
+            TRACKERS[name].load()
         self._console = run.folder.console
         self._working = {name: _Working(TRACKERS[name](run)) for name in names}
 
