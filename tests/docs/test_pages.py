@@ -135,8 +135,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # one order for all processes
+
+
 @pytest.mark.dali
-@pytest.mark.parametrize("page", {block.page for block in blocks("python")}, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
 def test_programs_run(page: Path, weights: Path, images: Path) -> None:
     """Those of one page one after the other, with small data and networks in the place of large."""
     names = {"DATA": str(images / "train"), "WEIGHTS": str(weights), "model": lambda a, b: a.sum()}
