@@ -10,11 +10,12 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastsiam.config import ModelConfig, SimSiamConfig
-from fastsiam.interchange.export import export_weights
+from fastsiam.interchange.export import export_weights, refusals
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.interchange.networks import untrained
@@ -149,3 +150,21 @@ def test_programs_run(page: Path, weights: Path, images: Path) -> None:
             for told, stand_in in STAND_INS.items():
                 text = text.replace(told, stand_in)
             exec(compile(text, str(block), "exec"), names)
+
+
+def test_the_table_of_exports_says_what_export_does() -> None:
+    text = (ROOT / "docs" / "interchange.md").read_text()
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\|.*\|$", text, re.M)
+    )
+    assert set(head[1:]) == set(refusals(ModelConfig())) and len(rows) > 5
+    for name, *cells in rows:
+        backbone, _, flags = name.strip("`").partition(" --")
+        setting, _, value = flags.partition(" ")
+        given: dict[str, Any] = (
+            {setting: int(value) if value.isdigit() else value} if setting else {}
+        )
+        why = refusals(ModelConfig(backbone=backbone, **given))
+        for format, cell in zip(head[1:], cells, strict=True):
+            assert (cell == "yes") == (not why[format]), (name, format)
