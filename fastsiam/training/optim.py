@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import OptimConfig
+from fastsiam.console import rounded
 from fastsiam.methods import ParamGroup
 
 _TOO_SMALL = 0.01
@@ -248,7 +249,7 @@ def longer(
             f"which hardly anything would be learnt: --extend-schedule whole goes on at {jump:.3g}"
         )
     restarts = ",".join(filter(None, [config.restarts, f"{config.epochs}@{step}"]))
-    left = f"{epochs - step / steps_per_epoch:g} epochs"
+    left = f"{rounded(epochs - step / steps_per_epoch)} epochs"
     return replace(config, epochs=epochs, restarts=restarts), (
         f"learning rate: {last:.3g} now and at the next step, {last / peak:.0%} of its peak: "
         f"a cosine from there to 0 over the {left} that are left"
