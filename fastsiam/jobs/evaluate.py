@@ -234,9 +234,7 @@ def evaluate_linear(
     summary = _linear_summary(config, images, trained)
     record = _record(evaluation, images, trained, summary)
     if place.leads:
-        show(record)
-        if destination.keep(record):
-            partial.remove()
+        _show_and_keep(record, show, destination, partial)
     return record
 
 
@@ -343,10 +341,15 @@ def evaluate_finetuned(
     summary = [f"{start} {trained.best} ({how})"]
     record = _record(evaluation, images, trained, summary)
     if place.leads:
-        show(record)
-        if destination.keep(record):
-            partial.remove()
+        _show_and_keep(record, show, destination, partial)
     return record
+
+
+def _show_and_keep(record: Record, show: Show, destination: Destination, partial: Partial) -> None:
+    """Show what came out, then write it; what was saved on the way goes when it is written."""
+    show(record)
+    if destination.keep(record):
+        partial.remove()
 
 
 def _label_protocol(config: LabelConfig, images: LabelledImages) -> dict[str, Any]:
