@@ -119,7 +119,8 @@ def found(path: Path) -> Path:
         file = last(path) if path.is_dir() else path
         there = file.is_file()
     if not there:
-        raise CheckpointError(f"no checkpoint at {file}")
+        none_yet = "; this run has saved none yet: begin it with --out" if file != path else ""
+        raise CheckpointError(f"no checkpoint at {file}{none_yet}")
     return file
 
 
