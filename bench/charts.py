@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import statistics
@@ -16,6 +15,7 @@ from fastsiam.bench.cases import title_of
 from fastsiam.bench.records import Record, grouped
 from fastsiam.bench.timing import UNSTEADY
 from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.report.drawing import INK, QUIET, apart, note, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,13 +96,6 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-.")
 
 
-def png(figure: Figure) -> bytes:
-    """Return a picture that is the same whenever it is made."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
 def _bars(records: Sequence[Record]) -> Figure:
     """Draw a bar for each record, under the form in which images are stored, with the ceilings."""
     rows: list[tuple[str, Record | None]] = []
@@ -127,25 +120,23 @@ def _bars(records: Sequence[Record]) -> Figure:
             axes.barh(
                 y, speed, 0.72, color=drawing.colour_of(one), hatch=hatch, edgecolor="white", lw=0
             )
-            axes.errorbar(
-                speed, y, xerr=drawing.whisker(one), color=drawing.INK, linewidth=0.8, capsize=2
-            )
+            axes.errorbar(speed, y, xerr=drawing.whisker(one), color=INK, linewidth=0.8, capsize=2)
             label = _label(one)
-            drawing.note(axes, high, y, label)
+            note(axes, high, y, label)
             edge = max(edge, high / (1 - (len(label) + 2) / 70))
     for name, speed, places in ceilings:
         for y in places:
-            axes.vlines(speed, y - 0.5, y + 0.5, colors=drawing.INK, linestyles="--", lw=1)
+            axes.vlines(speed, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
         right = speed > 0.7 * edge
         axes.annotate(
-            drawing.shown(f"{name} {drawing.short(speed)}"),
+            shown(f"{name} {drawing.short(speed)}"),
             (speed, places[0]),
             xytext=(-4 if right else 4, 0),
             textcoords="offset points",
             ha="right" if right else "left",
             va="center",
             fontsize=7,
-            color=drawing.INK,
+            color=INK,
         )
     axes.set_xlim(0, edge)
     axes.set_yticks(range(len(rows)), [drawing.tick(name) for name, _ in rows])
@@ -167,7 +158,7 @@ def _stacks(
             axes.barh(y, size, 0.72, left, color=colour, label=part if y == 0 else None)
             left += size
         sizes = " + ".join(f"{size:.2f}" for size in of.values())
-        drawing.note(axes, left, y, f"{sizes} = {left:.2f}")
+        note(axes, left, y, f"{sizes} = {left:.2f}")
     axes.set_xlim(0, 1.5 * max(sum(of.values()) for of in parts.values()))
     axes.set_yticks(range(len(parts)), [drawing.tick(name) for name in parts])
     axes.set_ylim(len(parts) - 0.4, -1.2)
@@ -215,8 +206,8 @@ def _sweep(over: str, records: Sequence[Record]) -> Figure:
     _mark_values(axes, sorted({_value(one) for one in records}), doubling=over == "batch")
     notes = "; dashed: in proportion to the first point" if scales else ""
     hollow = "; hollow: unsteady" if any(one.unsteady for one in records) else ""
-    axes.set_xlabel(drawing.shown(f"{over}{notes}{hollow}"))
-    axes.set_ylabel("images/s", fontsize=7, color=drawing.QUIET)
+    axes.set_xlabel(shown(f"{over}{notes}{hollow}"))
+    axes.set_ylabel("images/s", fontsize=7, color=QUIET)
     axes.grid(axis="y", alpha=0.3)
     return figure
 
@@ -247,11 +238,11 @@ def _points(axes: Axes, line: Sequence[Record]) -> None:
 
 def _name_lines(axes: Axes, names: Mapping[str, Record], *, gap: float) -> None:
     """Write beside the last point of each line what it is, the texts a gap apart."""
-    levels = drawing.apart([one.images_per_second for one in names.values()], gap)
+    levels = apart([one.images_per_second for one in names.values()], gap)
     right = max(map(_value, names.values()))
     for (label, one), y in zip(names.items(), levels, strict=True):
         axes.annotate(
-            drawing.shown(label),
+            shown(label),
             (right, y),
             xytext=(8, 0),
             textcoords="offset points",
@@ -284,7 +275,7 @@ def _legend(records: Sequence[Record]) -> str:
     text += "; whiskers: fastest and slowest repeat"
     if any(one.unsteady for one in records):
         text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
-    return "\n".join(map(drawing.shown, textwrap.wrap(text, 84)))
+    return "\n".join(map(shown, textwrap.wrap(text, 84)))
 
 
 def _ceiling(one: Record) -> tuple[str, float]:

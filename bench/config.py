@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fastsiam.bench.lightly import NAMES
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import (
@@ -73,6 +74,8 @@ class BenchConfig:
     )
     peers: str = ""
     """Other libraries to measure with, as a,b. Default: all that are installed."""
+    methods: str = ""
+    """Methods to measure, as a,b. Default: all that are measured beside lightly's."""
     over: Over = "workers"
     (
         "What is varied: prefetch is batches made ahead, jpeg-engine the percentage of images that "
@@ -108,6 +111,7 @@ class BenchConfig:
             ("stored", get_args(Stored)),
             ("variants", VARIANTS),
             ("peers", PEERS),
+            ("methods", NAMES),
         ):
             for name in getattr(self, field).split(","):
                 require(
@@ -161,8 +165,7 @@ class BenchConfig:
             augment = augment.changed(crop=self.crop)
         if self.backbone:
             model = replace(model, backbone=self.backbone)
-        monitor = replace(config.monitor, eval_resize=max(config.monitor.eval_resize, augment.crop))
-        return replace(config, augment=augment, model=model, monitor=monitor)
+        return replace(config, augment=augment, model=model)
 
     @property
     def augment(self) -> AugmentConfig:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastsiam.bench.tables import markdown
 from fastsiam.config import AugmentConfig
+from fastsiam.report.markdown import markdown
 from fastsiam.views.draws import draw_views
 
 REGISTERS, WARPS, SHARED, PROGRAMS = 65536, 64, 228 * 1024, 32

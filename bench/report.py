@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import charts, plain_name, png
+from fastsiam.bench.charts import charts, plain_name
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.report import html as page
+from fastsiam.report.drawing import png
+from fastsiam.study.record import read_record
+from fastsiam.study.table import as_markdown
 
 _OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+([^\s:]+))?(?::\s*(.+?))?\s*-->")
-_CLOSE = "<!-- /bench -->"
+_OPEN_STUDY = re.compile(r"<!--\s*study:\s*(\S+)\s*-->")
+_CLOSE = {"bench": "<!-- /bench -->", "study": "<!-- /study -->"}
 
 
 def write_report(files: Sequence[Path], out: Path) -> list[Path]:
@@ -69,6 +73,7 @@ def renew(readme: Path, root: Path) -> list[str]:
     A table and its caption stand between the lines ``<!-- bench: PATH CASE -->`` and
     ``<!-- /bench -->``. CASE may be left out if the file holds one; "finding" is the sentence that
     ``fastsiam bench`` ends with. ``<!-- bench: PATH CASE: NAME; NAME -->`` takes some rows alone.
+    Between ``<!-- study: PATH -->`` and ``<!-- /study -->`` stands the table of a study's record.
 
     Args:
         readme: the text. All else in it stays as it is, byte for byte.
@@ -83,39 +88,52 @@ def renew(readme: Path, root: Path) -> list[str]:
     before = _text(readme)
     lines: list[str] = []
     renewed: list[str] = []
-    opened = 0
+    opened, close = 0, ""
     for number, line in enumerate(before.splitlines(keepends=True), 1):
         place, mark = f"{readme}, line {number}", line.rstrip()
-        if mark == _CLOSE:
-            if not opened:
-                raise DataError(f"{place}: {_CLOSE} closes nothing")
-            opened = 0
-        elif mark.startswith("<!-- bench:"):
+        if mark in _CLOSE.values():
+            if mark != close:
+                raise DataError(f"{place}: {mark} closes nothing")
+            opened, close = 0, ""
+        elif kind := next((kind for kind in _CLOSE if mark.startswith(f"<!-- {kind}:")), ""):
             if opened:
                 break
-            found = _OPEN.fullmatch(mark)
-            if not found:
-                raise DataError(f"{place}: a marker is <!-- bench: PATH CASE -->, not {mark}")
-            path, case = found[1], found[2] or ""
-            if case == "finding":
-                block = finding(_records(root / path))
-            else:
-                records = _case(root / path, case, place)
-                block = records_block(_rows(records, found[3], place) if found[3] else records)
+            name, block = (_study if kind == "study" else _bench)(mark, root, place)
             end = "\r\n" if line.endswith("\r\n") else "\n"
             lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
-            renewed.append(f"{path} {case}".rstrip())
-            opened = number
+            renewed.append(name)
+            opened, close = number, _CLOSE[kind]
             continue
         if not opened:
             lines.append(line)
     if opened:
-        raise DataError(f"{readme}, line {opened}: no {_CLOSE} follows this marker")
+        raise DataError(f"{readme}, line {opened}: no {close} follows this marker")
     after = "".join(lines)
     if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
             temporary.write_bytes(after.encode())
     return renewed
+
+
+def _bench(mark: str, root: Path, place: str) -> tuple[str, str]:
+    """Return what a marker of measurements names, and what is to follow it."""
+    found = _OPEN.fullmatch(mark)
+    if not found:
+        raise DataError(f"{place}: a marker is <!-- bench: PATH CASE -->, not {mark}")
+    path, case = found[1], found[2] or ""
+    name = f"{path} {case}".rstrip()
+    if case == "finding":
+        return name, finding(_records(root / path))
+    records = _case(root / path, case, place)
+    return name, records_block(_rows(records, found[3], place) if found[3] else records)
+
+
+def _study(mark: str, root: Path, place: str) -> tuple[str, str]:
+    """Return what a marker of a study names, and what is to follow it."""
+    found = _OPEN_STUDY.fullmatch(mark)
+    if not found:
+        raise DataError(f"{place}: a marker is <!-- study: PATH -->, not {mark}")
+    return found[1], as_markdown(read_record(root / found[1]))
 
 
 def records_block(records: Sequence[Record]) -> str:

@@ -27,8 +27,8 @@ _PATIENCE = 300.0
 """Seconds that a contender may take for an answer on a GPU, where each of them is dear: it compiles
 a ResNet-50 in a minute."""
 _LOADED_ON_CPU = 64
-_TRAINED_ON_CPU = {"imagenet": 4, "cifar10": 32, "demo": 64}
-"""Images of a batch that take a CPU about half a second."""
+_TRAINED_ON_CPU, _SMALL_TRAINED_ON_CPU = 8, 64
+"""Views that take a CPU about half a second, large and small ones; twice as many in narrow nets."""
 _FOR_EACH_WORKER = 4
 _GPU_BYTES = 220e6
 """Memory that an image of 224 pixels takes in a ResNet-50's training in float32, roughly."""
@@ -64,12 +64,17 @@ class Session:
     @property
     def trained_batch(self) -> int:
         """Images of a batch, where a model is trained with it."""
-        if self.config.batch or not self.gpu:
-            return self.config.batch or _TRAINED_ON_CPU[self.config.recipe]
+        if self.config.batch:
+            return self.config.batch
+        together = self.config.train.numerics.bn_images or 2
+        if not self.gpu:
+            model, views = self.config.train.model, len(self.config.augment.views)
+            most = _TRAINED_ON_CPU if model.stem == "imagenet" else _SMALL_TRAINED_ON_CPU
+            return max(together, most * (2 if model.width < 64 else 1) // views)
         room = torch.cuda.get_device_properties(0).total_memory / _GPU_BYTES
         pixels = (self.config.augment.crop / 224) ** 2
         fits: int = 2 ** int(math.log2(max(2.0, room / pixels)))
-        return min(self.config.train.optim.batch, fits)
+        return min(self.config.train.optim.batch, max(together, fits))
 
     @property
     def most_ranks(self) -> int:

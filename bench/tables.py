@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fastsiam.bench.records import Record
+from fastsiam.report.markdown import markdown
 
 Column = tuple[str, Callable[[Record], str]]
 """A head, and what stands below it for a record."""
@@ -21,18 +22,6 @@ def rows_of(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     shown = [(head, cells) for head, cells in texts if any(cells)]
     heads = [head for head, _ in shown]
     return heads, [list(row) for row in zip(*(cells for _, cells in shown), strict=True)]
-
-
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table that people can read as it is."""
-    lines = [[_cell(text) for text in line] for line in (heads, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    padded = (
-        " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
-    return "\n".join(f"| {line} |" for line in padded)
 
 
 def table(records: Sequence[Record]) -> str:
@@ -143,8 +132,3 @@ _REST: list[Column] = [
     ("longest gap, of a step", _fact("gap_of_a_step", ".1%")),
     ("JPEG engine busy", _fact("jpeg_engine_busy", ".0%")),
 ]
-
-
-def _cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table: in one line, its bars not those of the table."""
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -118,6 +118,10 @@ def found(path: Path) -> Path:
     with explained(CheckpointError, f"cannot read {path}"):
         file = last(path) if path.is_dir() else path
         there = file.is_file()
+    if not there and path.is_dir() and not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"{path} is no run's folder: it holds neither config.json nor {file.relative_to(path)}"
+        )
     if not there:
         none_yet = "; this run has saved none yet: begin it with --out" if file != path else ""
         raise CheckpointError(f"no checkpoint at {file}{none_yet}")

@@ -293,3 +293,18 @@ def duration(seconds: float) -> str:
 def rounded(value: float) -> str:
     """Write a number for people, with two decimals at most: 24, 7.17."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def counted(number: float, what: str) -> str:
+    """Write how many of something there are, for people: 1 epoch, 24 epochs, 7.17 epochs."""
+    said = rounded(number)
+    return f"{said} {what}{'' if said == '1' else 's'}"
+
+
+def size(count: float) -> str:
+    """Write an amount of memory for people: 154 MB, 6.2 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            number = count / size
+            return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
+    return f"{count / 1e3:,.0f} kB"

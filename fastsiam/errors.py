@@ -33,6 +33,10 @@ class TrainingError(FastSiamError):
     """Training cannot go on: the loss is not finite, or the representation collapsed."""
 
 
+NOT_FINITE = "the loss is not finite"
+"""What the message of a run that diverged begins with."""
+
+
 class Interrupted(FastSiamError):
     """A signal ended the run after its state was saved; ``exit_code`` is 128 + the signal."""
 

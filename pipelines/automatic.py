@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import DataConfig, Pipeline
+from fastsiam.console import size
 from fastsiam.errors import DataError
 from fastsiam.kernels.cores import local_ranks
 
@@ -170,15 +171,15 @@ def _fit(
         sizes = store.sizes()
         if (encoded := int((sizes if chosen is None else sizes[chosen]).sum())) > room:
             return False, (
-                f"{count:,} images take {_bytes(encoded)} encoded already, more than the "
-                f"{_bytes(room)} that {where} has for them"
+                f"{count:,} images take {size(encoded)} encoded already, more than the "
+                f"{size(room)} that {where} has for them"
             )
     taken, exact = decoded_bytes(store, chosen)
     about = "" if exact else "about "
     if taken <= room:
-        return True, f"{count:,} images take {about}{_bytes(taken)} of {_bytes(room)} on {where}"
+        return True, f"{count:,} images take {about}{size(taken)} of {size(room)} on {where}"
     return False, (
-        f"{count:,} images take {about}{_bytes(taken)} decoded, more than the {_bytes(room)} that "
+        f"{count:,} images take {about}{size(taken)} decoded, more than the {size(room)} that "
         f"{where} has for them"
     )
 
@@ -204,12 +205,3 @@ def _how_to_use(backend: Backend, store: Store, data: DataConfig) -> str:
     if not backend.reads(store):
         steps.append(f"convert to .beton ({how_to_convert(data)})")
     return " and ".join(steps)
-
-
-def _bytes(count: float) -> str:
-    """Write an amount of memory for people: 154 MB, 6.2 GB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= size:
-            number = count / size
-            return f"{number:,.1f} {unit}" if number < 10 else f"{number:,.0f} {unit}"
-    return f"{count / 1e3:,.0f} kB"

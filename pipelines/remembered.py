@@ -127,14 +127,22 @@ class Change:
     def positions(self) -> NDArray[np.int64]:
         """Return which image at hand is shown at each remembered place: (remembered,).
 
+        It is drawn for as the missing one would be.
+        """
+        positions: NDArray[np.int64] = self.place[self.shown()]
+        return positions
+
+    def shown(self) -> NDArray[np.int64]:
+        """Return whose image is shown at each remembered place: (remembered,) of these places.
+
         In the place of one that is gone stands the next of the list that is there; after the last
-        comes the first. It is drawn for as the missing one would be.
+        comes the first.
         """
         assert not self.all_gone
         there = np.flatnonzero(self.place >= 0)
         following = np.searchsorted(there, np.arange(len(self.place))) % len(there)
-        positions: NDArray[np.int64] = self.place[there[following]]
-        return positions
+        shown: NDArray[np.int64] = there[following]
+        return shown
 
     @property
     def all_gone(self) -> bool:

@@ -33,7 +33,11 @@ class SyntheticLoader:
         index = torch.arange(batch, device=device)
         label = torch.full_like(index, -1)
         self._batches = [
-            Batch(tuple(noise(view.crop) for view in augment.views), index + i * batch, label)
+            Batch(
+                tuple(noise(view.crop) for view in augment.views),
+                index + (i * order.world + order.rank) * batch,
+                label,
+            )
             for i in range(_DISTINCT)
         ]
 

@@ -9,6 +9,7 @@ import copy
 import os
 import signal
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ from fastsiam.config import (
     TrainConfig,
     ViewConfig,
 )
-from fastsiam.distributed import Place, StopSignals, bn_group, gather_uneven, mean_across_ranks
+from fastsiam.distributed import (
+    Place,
+    StopSignals,
+    bn_group,
+    data_parallel,
+    gather_uneven,
+    mean_across_ranks,
+)
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.jobs import pipeline
@@ -39,6 +47,7 @@ from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
 from tests.conftest import write_images
 from tests.methods.everything import EverythingConfig, registered
+from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
 
 MODEL = model_of(
@@ -118,6 +127,92 @@ def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         share = batch.chunks(world)[rank]
         losses = [mean_across_ranks(step(share, at=at)[0]) for at in (0, 50, 500)]
         return {"loss": torch.stack(losses), "state": method.state_dict()}
+
+
+def variant(name: str, rank: int, world: int, **settings: Any) -> dict[str, Any]:
+    """Take three steps, two in an epoch, of a variant on this rank's share; return what it is."""
+    config = EVERY[name].applied(CONFIG, lr=0.1, **settings)
+    torch.manual_seed(0)
+    method = build_method(config.model, images=24)
+    place = Place(rank, world, torch.device("cpu"))
+    step = TrainingStep(config, method, place, steps_per_epoch=2)
+    assert "cannot" not in step.prepare() and step.config == config
+    losses = []
+    for at in range(3):
+        batch = global_batch()
+        first, second = (view.roll(at, 0) for view in batch.views)
+        views = tuple(
+            nn.functional.interpolate(view, scale_factor=1 / by)
+            for view, by in zip(
+                (first, second, 0.5 * first + second, first - second),
+                EVERY[name].smaller,
+                strict=False,
+            )
+        )
+        share = replace(batch, views=views, index=batch.index + 2 * at).chunks(world)[rank]
+        losses.append(mean_across_ranks(step(share, at=at)[0]))
+    return {"loss": torch.stack(losses), "state": method.state_dict()}
+
+
+def variants(
+    rank: int, world: int, names: Sequence[str] = tuple(EVERY)
+) -> dict[str, dict[str, Any]]:
+    """Do so with several of them, or all, on a short backbone."""
+    with short_resnet10():
+        return {name: variant(name, rank, world) for name in names}
+
+
+FEW_VARIANTS = (
+    "average, 2 steps, asymmetric 2x",
+    "fixed predictor",
+    "no stop-gradient",
+    "BN on all",
+    "fastsiam 3, average",
+    "momentum encoder",
+    "simclr",
+    "mocov2, parts",
+    "byol",
+    "swav, queue",
+    "swav, predictor, queue, no stop-gradient",
+)
+
+
+def few_variants(rank: int, world: int) -> dict[str, dict[str, Any]]:
+    """Do so with a few, which have something of each between them."""
+    return variants(rank, world, FEW_VARIANTS)
+
+
+def queues(rank: int, world: int) -> dict[str, dict[str, Any]]:
+    """Do so with those that have a queue."""
+    return variants(rank, world, ("mocov2", "swav, queue"))
+
+
+def own_parts(rank: int, world: int, **settings: Any) -> dict[str, Any]:
+    """Take steps of MoCo where each rank's BN is its own."""
+    with short_resnet10():
+        return variant("mocov2", rank, world, sync_bn=False, **settings)
+
+
+def cut_variant(rank: int, world: int, compile: str = "on") -> dict[str, Any]:
+    """Take compiled steps of a variant that encodes some views without gradients.
+
+    The gradients' buckets cut it into several graphs.
+    """
+    wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256, "bucket_mb": 1}
+    with short_resnet10():
+        return variant("asymmetric", rank, world, compile=compile, **wide)
+
+
+def rows_apart(rank: int, world: int) -> dict[str, Any]:
+    """Take steps with other rows on each rank, for images that are in no batch; return these."""
+    config = with_settings(CONFIG, predictor="none", target_average=0.8, sync_bn=False)
+    method = build_method(config.model, images=18)
+    method.get_buffer("averages")[16:] = rank
+    step = TrainingStep(config, method, Place(rank, world, torch.device("cpu")), steps_per_epoch=10)
+    step.prepare()
+    for at in range(2):
+        step(global_batch().chunks(world)[rank], at=at)
+    return {"left": method.get_buffer("averages")[16:].clone()}
 
 
 def compiled_everything(rank: int, world: int) -> dict[str, Any]:
@@ -209,6 +304,24 @@ def bn_problem() -> tuple[nn.BatchNorm2d, Tensor, Tensor]:
     nn.init.normal_(plain.bias)
     scale = torch.linspace(0.5, 4, 16).view(-1, 1, 1, 1)
     return plain, torch.randn(16, 3, 5, 5) * scale + 7 * scale, torch.randn(16, 3, 5, 5)
+
+
+def own_bn(rank: int, world: int) -> dict[str, Any]:
+    """Go forward where BN is each rank's own; return what is the same on all ranks then."""
+    place = here(rank, world)
+    norm, layer = nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1)
+    module = nn.Sequential(norm, layer)
+    for owner, name in ((module, "rows"), (layer, "average")):
+        owner.register_buffer(name, torch.tensor(float(rank)))
+    together = data_parallel(module.to(place.device), place, bucket_mb=1, same_buffers=False)
+    for _ in range(2):  # statistics are sent before a pass
+        together(torch.tensor([[1.0 + rank], [3.0 + rank]], device=place.device)).sum().backward()
+    assert norm.running_mean is not None
+    ignored = set(together.parameters_to_ignore)  # type: ignore[arg-type]
+    sent = [name for name, _ in module.named_buffers() if name not in ignored]
+    own = rank * 0.1  # what this rank's second pass moved it by
+    left = {name: module.get_buffer(name).item() for name in ("rows", "1.average")}
+    return {"sent": sent, "mean": norm.running_mean.cpu() - own, **left}
 
 
 def groups(rank: int, world: int) -> Tensor:

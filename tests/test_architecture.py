@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 
 FLOORS = (
-    "__main__", "cli", "bench", "jobs", "pipelines", "report", "interchange", "evaluate",
+    "__main__", "cli", "bench", "study", "jobs", "pipelines", "report", "interchange", "evaluate",
     "training", "methods", "model", "views", "distributed", "checkpoint", "config", "environment",
     "kernels", "console", "leaving", "files", "trace", "errors", "__init__",
 )  # fmt: skip
@@ -26,7 +26,7 @@ OF_PIPELINES = {
     "pipelines", "views", "config", "kernels", "console", "errors", "files", "trace", "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
-TORCH_FREE = {"__init__", "__main__", "cli", "config", "errors"}
+TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}
 """Where torch is imported within functions at most: ``--help`` is quick."""
 
 

@@ -115,7 +115,7 @@ def test_damaged_files_are_refused(content: bytes | None, tmp_path: Path) -> Non
 
 
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no checkpoint at"):
+    with pytest.raises(CheckpointError, match="is no run's folder"):
         checkpoints.load(tmp_path)
     torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match="not a checkpoint of this version"):

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console as RichConsole
 
 from fastsiam import console as console_module
-from fastsiam.console import Console, FileProgress, tally
+from fastsiam.console import Console, FileProgress, counted, tally
 from fastsiam.distributed import Place, StopSignals
 from tests.processes import Forked
 
@@ -202,3 +202,8 @@ def test_waiting_is_a_spinner_in_a_terminal(capfd: pytest.CaptureFixture[str]) -
 def _command(process: str) -> str:
     line = Path(f"/proc/{process}/cmdline").read_text().split("\0")
     return line[line.index("-c") + 1] if "-c" in line else ""
+
+
+def test_one_is_said_in_the_singular() -> None:
+    said = [counted(number, "epoch") for number in (1, 1.0, 0, 1.5, 24)]
+    assert said == ["1 epoch", "1 epoch", "0 epochs", "1.5 epochs", "24 epochs"]

@@ -85,6 +85,12 @@ _ROWS = (
         options=("recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
     Case(
+        name="methods",
+        help="The training step of each method beside lightly's loop, on the same tensors.",
+        title="Steps of the methods",
+        options=("methods", "recipe", "crop", "backbone", "batch", "variants", *_COMMON),
+    ),
+    Case(
         name="train",
         help="Training end to end by each pipeline, beside ready tensors: the ceiling.",
         title="Training",

@@ -23,7 +23,6 @@ from fastsiam.bench.contestants.profile import MARK, build_profile, warm_up
 from fastsiam.bench.images import make_images, users_own
 from fastsiam.bench.records import Record, check_writable, record
 from fastsiam.bench.session import Session
-from fastsiam.bench.tables import markdown
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.config import DataConfig, Pipeline, PipelineSetting, TrainConfig
 from fastsiam.errors import DataError
@@ -31,6 +30,7 @@ from fastsiam.files import explained, written_whole
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.report.markdown import markdown
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,17 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from fastsiam import distributed
 from fastsiam.bench.contest import Work
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.variants import AUTHORS, VARIANTS
-from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
-from fastsiam.methods import Method, SimSiam, build_method
+from fastsiam.methods import SimSiam, build_method
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import CEILING
 from fastsiam.training.numerics import autocast_type, with_settled_precision
@@ -38,7 +39,7 @@ class Stepper:
 
     take: Callable[[Batch], object]
     """Takes it."""
-    method: Method
+    method: nn.Module
     """What is trained."""
     settings: dict[str, Any]
     """How it is computed, for a record: the settings as they are used."""
@@ -82,9 +83,19 @@ def fed(config: TrainConfig) -> Fed:
 
 def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]:
     """Build a model, an optimizer and a few batches; its work is some steps."""
+    return stepping(config, authors_step if authors else step_of)
+
+
+def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, Work]:
+    """Return some steps on ready tensors as work.
+
+    Args:
+        config: what is trained.
+        begin: builds the model and the optimizer.
+    """
     own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
     began = time.perf_counter()
-    stepper = (authors_step if authors else step_of)(own)
+    stepper = begin(own)
     started = time.perf_counter() - began
     batches = list(islice(own.loader.epoch(0), 2))
     stepper.take(batches[0])
@@ -99,7 +110,7 @@ def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]
             stepper.take(batches[i % len(batches)])
 
     # What a replayed graph uses is reserved once and counts as allocated no more.
-    graphs = on_gpu and not authors and config.step.cuda_graphs
+    graphs = stepper.settings.get("step", {}).get("cuda_graphs", False)
     most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
 
     def facts() -> dict[str, Any]:
@@ -143,13 +154,15 @@ def authors_step(own: Fed) -> Stepper:
     view, a plain SGD with one kernel for each operation on each parameter.
 
     Raises:
-        BackendError: the method is another one than theirs.
+        BackendError: the method or its loss is another one than theirs.
     """
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     method, optim = build_method(own.config.model), own.config.optim
-    if not isinstance(method, SimSiam):
+    if type(method) is not SimSiam:
         raise BackendError(f"the authors' step is SimSiam's, not that of {type(method).__name__}")
+    if changed := _unlike_the_authors(method.config):
+        raise BackendError(f"the authors' step is plain SimSiam's, with {changed} as by default")
     method = method.to(own.place.device).train()
     optimizer = torch.optim.SGD(
         method.parameters(),
@@ -171,6 +184,17 @@ def authors_step(own: Fed) -> Stepper:
         optimizer.step()
 
     return Stepper(take, method, VARIANTS[AUTHORS].settings)
+
+
+def _unlike_the_authors(config: SimSiamConfig) -> str:
+    """Name a setting of the loss or of what is trained that the authors' code lacks; "" if none."""
+    names = [
+        *("predictor", "stop_gradient", "similarity"),
+        *("symmetric", "alternate_every", "target_average", "encoder_momentum"),
+    ]
+    usual = SimSiamConfig()
+    changed = (name for name in names if getattr(config, name) != getattr(usual, name))
+    return next(changed, "").replace("_", "-")
 
 
 def steps_in_time(one: Callable[[], object], place: Place) -> int:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastsiam.bench.records import Record
-from fastsiam.bench.tables import markdown, number
+from fastsiam.bench.tables import number
+from fastsiam.report.markdown import markdown
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from fastsiam.bench.gpu.expected import Found, table
 from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of
 from fastsiam.bench.records import read
 from fastsiam.bench.report import records_block
-from fastsiam.bench.tables import markdown
 from fastsiam.errors import DataError
 from fastsiam.files import written_for_user
+from fastsiam.report.markdown import markdown
 from fastsiam.training.log import read_metrics
 
 _LINES = 25

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, config, convert, evaluate, export, look, train
+from fastsiam.cli import bench, config, convert, evaluate, export, look, study, train
 from fastsiam.cli.help import Commands
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.leaving import is_hanging, leave_at_the_second
@@ -31,6 +31,7 @@ for _commands in (train, config, evaluate, export, look):
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")
 app.add_typer(bench.app, name="bench")
+app.add_typer(study.app, name="study")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,9 +11,10 @@ import typer
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig
+from fastsiam.bench.lightly import require_lightly
 from fastsiam.cli.help import Commands, Group
-from fastsiam.cli.options import command_of
-from fastsiam.config import PipelineSetting
+from fastsiam.cli.options import command_of, settings_command
+from fastsiam.config import PipelineSetting, TrainConfig
 
 
 class _BenchGroup(Group):
@@ -87,6 +89,23 @@ def profile(
     print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
 
 
+def _lightly(recipe: str, config: TrainConfig) -> None:
+    """Train a method by lightly's parts, transform and loader, with the settings of a run of ours.
+
+    --out is a folder: backbone.pt there is for fastsiam eval, result.json says what was done, and
+    the last line printed is the same in short. --workers are loader processes.
+    """
+    require_lightly()
+    if not config.run.out:
+        raise typer.BadParameter("name a folder for the weights: --out DIR")
+    from fastsiam.bench.lightly.training import train
+
+    print(json.dumps(train(config, recipe)))
+
+
+app.command("lightly")(settings_command(_lightly))
+
+
 def _gpu(config: GpuConfig) -> None:
     """Do all that a GPU is wanted for, the most telling first, in the minutes given; go on later.
 
@@ -111,7 +130,10 @@ def report(
     ] = Path("bench-report"),
     readme: Annotated[
         Path | None,
-        typer.Option(help="Also renew the tables in this file, between <!-- bench: FILE CASE -->."),
+        typer.Option(
+            help="Also renew the tables in this file, between <!-- bench: FILE CASE --> "
+            "or <!-- study: FILE -->."
+        ),
     ] = None,
 ) -> None:
     """Make a page, charts and Markdown tables of measurements."""

@@ -17,12 +17,12 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run folder, checkpoint, or a file of weights: a plain one, or of simsiam's "
-            "authors, mmselfsup, solo-learn, lightly, torchvision or timm."
+            help="Run folder, checkpoint, or a file of weights: a plain one, or of the "
+            "authors of SimSiam, MoCo or SwAV, mmselfsup, solo-learn, lightly, torchvision or timm."
         ),
     ],
     layout: Annotated[
-        Literal["plain", "torchvision", "timm", "simsiam", "detectron2"],
+        Literal["plain", "torchvision", "timm", "simsiam", "moco", "swav", "detectron2"],
         typer.Option(
             "--format",
             help="plain takes every network: a state dict, with a few lines of Python that rebuild "
@@ -32,8 +32,8 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam: not the "
-            "first; detectron2: .pkl). A model card, FILE.md, comes beside it."
+            help="File to write: .safetensors, .pt, .pth, .pth.tar or .bin (simsiam, "
+            "moco, swav: not the first; detectron2: .pkl). A model card, FILE.md, comes beside it."
         ),
     ],
     backbone: Annotated[
@@ -57,7 +57,8 @@ def export(
 ) -> None:
     """Write the backbone's weights for use elsewhere, with a model card.
 
-    simsiam takes the heads too. A run says at its start which formats can hold its network.
+    simsiam, moco and swav are as the authors of these methods write them, and take the heads too,
+    of a run of that method. A run says at its start which formats can hold its network.
     """
     from fastsiam.interchange import load_pretrained
     from fastsiam.jobs import export as jobs

@@ -1,15 +1,18 @@
-"""``--help`` as plain text: options in sections, and summaries in full.
+"""``--help`` as plain text: options in sections, and summaries in full; refusals of values.
 
 Typer keeps an option's section in its ``rich_help_panel``, which only its Rich output draws.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import typer
 import typer.core
+
+from fastsiam.config.checks import or_nearest
 
 _WHOLE = 1000
 """More characters than the first sentence of any command's help."""
@@ -17,6 +20,14 @@ _WHOLE = 1000
 
 class Command(typer.core.TyperCommand):
     """A command whose options are listed by section, in the order in which they come."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read the options; a value that is refused is named, with the nearest that there is."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _refusal(error)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options of no section, and then the sections."""
@@ -33,6 +44,18 @@ class Command(typer.core.TyperCommand):
                 formatter.indent()
                 formatter.write_dl(records)
                 formatter.dedent()
+
+
+def _refusal(error: typer.BadParameter) -> str:
+    """Return Typer's message in the words of ours: some versions let pydantic write it."""
+    message = error.message.removeprefix("Value error, ")
+    found: list[Any] = getattr(error.__cause__, "errors", list)()
+    if found and message.startswith("Input should"):
+        message = f"{found[0]['input']!r} {message.removeprefix('Input ')}"
+    given, one_of, choices = message.partition(" is not one of ")
+    if not one_of:
+        return message
+    return or_nearest(message.rstrip("."), given.strip("'"), re.findall("'(.*?)'", choices))
 
 
 class Group(typer.core.TyperGroup):

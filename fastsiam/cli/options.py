@@ -31,6 +31,8 @@ _CHOSEN = "fastsiam.chosen"
 """Key of what is known of the settings while the options are read."""
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
+_LENGTH = "epochs", "restarts", "extend", "extend_schedule"
+"""Settings of how long a run is, which ``--extend`` changes."""
 
 
 def settings_command(
@@ -77,8 +79,8 @@ def settings_command(
     ]
 
     def command(context: typer.Context, **given: Any) -> None:
-        settings = _defaults(context)
         changed = {f.name: given[f.name] for f in flags if _given(context, f.name)}
+        settings = _of_a_branch(context, changed.get("out", "")) or _defaults(context)
         try:
             built = build({**settings.flags, **changed})
         except ValueError as error:
@@ -97,6 +99,7 @@ def command_of(
     *,
     options: Collection[str] | None = None,
     argument: tuple[str, str] | None = None,
+    kind: Any = Path,
 ) -> Callable[..., None]:
     """Turn ``run(config)`` into a Typer command with one option for each field of the config.
 
@@ -104,17 +107,18 @@ def command_of(
         run: the command.
         cls: of the config; options are in sections if it inherits some.
         options: names of the fields that the command has options for; by default all.
-        argument: name and help of a path that stands without a flag; then it is ``run(path,
+        argument: name and help of what stands without a flag; then it is ``run(argument,
             config)``.
+        kind: type of the argument.
     """
 
     def command(**flags: Any) -> None:
-        path = [flags.pop(argument[0])] if argument else []
+        own = [flags.pop(argument[0])] if argument else []
         try:
             config = cls(**flags)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-        run(*path, config)
+        run(*own, config)
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     hints, docs = get_type_hints(cls), field_docs(cls)
@@ -135,7 +139,7 @@ def command_of(
     ]
     if argument:
         name, text = argument
-        parameters.insert(0, _parameter(name, Path, typer.Argument(help=text)))
+        parameters.insert(0, _parameter(name, kind, typer.Argument(help=text)))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
@@ -224,6 +228,23 @@ def _defaults(context: typer.Context) -> Settings:
     if "run" in chosen and not found.flags["out"]:  # a file that names no folder asks for no other
         return replace(found, flags={**found.flags, "out": chosen["run"].flags["out"]})
     return found
+
+
+def _of_a_branch(context: typer.Context, out: str) -> Settings | None:
+    """Return the settings of a branch that has begun: its length is its own, not its origin's.
+
+    Args:
+        context: of the command.
+        out: the run folder that is given.
+    """
+    chosen = context.meta[_CHOSEN]
+    if "run" not in chosen or not out or not (Path(out) / "config.json").is_file():
+        return None
+    begun = _settings_of_run(Path(out))
+    length = {name: begun.flags[name] for name in _LENGTH}
+    flags = {**chosen["run"].flags, **length}
+    context.meta[_CHOSEN] = {**chosen, "run": replace(chosen["run"], flags=flags)}
+    return _defaults(context)
 
 
 def _given(context: typer.Context, name: str) -> bool:

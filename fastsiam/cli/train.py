@@ -12,12 +12,22 @@ import typer
 from fastsiam.cli.help import Commands
 from fastsiam.cli.options import settings_command
 from fastsiam.config import TrainConfig
+from fastsiam.errors import Interrupted
 
 app = Commands()
 
 
 def train(recipe: str, config: TrainConfig) -> None:
     """Train a backbone without labels. The defaults shown are those of --recipe and --method."""
+    try:
+        _train(recipe, config)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "SIGINT: stopped before a step was taken; there is nothing to save", exit_code=130
+        ) from None
+
+
+def _train(recipe: str, config: TrainConfig) -> None:
     from fastsiam import distributed
     from fastsiam.jobs import train as jobs
     from fastsiam.training.folder import RunFolder

@@ -10,15 +10,18 @@ from __future__ import annotations
 from .checks import require
 from .convert import ConvertConfig
 from .data import DataConfig, ImagePipeline, Pipeline, PipelineSetting
-from .model import (
+from .methods import (
     METHOD_CONFIGS,
-    OWN_BACKBONES,
-    BackboneConfig,
+    BYOLConfig,
+    FastSiamConfig,
+    HeadNorm,
     MethodConfig,
-    ModelConfig,
+    MoCoV2Config,
+    SimCLRConfig,
     SimSiamConfig,
-    Stem,
+    SwAVConfig,
 )
+from .model import OWN_BACKBONES, BackboneConfig, ModelConfig, Stem
 from .train import (
     Compile,
     MonitorConfig,
@@ -35,12 +38,16 @@ __all__ = [
     "METHOD_CONFIGS",
     "OWN_BACKBONES",
     "AugmentConfig",
+    "BYOLConfig",
     "BackboneConfig",
     "Compile",
     "ConvertConfig",
     "DataConfig",
+    "FastSiamConfig",
+    "HeadNorm",
     "ImagePipeline",
     "MethodConfig",
+    "MoCoV2Config",
     "ModelConfig",
     "MonitorConfig",
     "NumericsConfig",
@@ -49,9 +56,11 @@ __all__ = [
     "PipelineSetting",
     "Precision",
     "RunConfig",
+    "SimCLRConfig",
     "SimSiamConfig",
     "Stem",
     "StepConfig",
+    "SwAVConfig",
     "TrainConfig",
     "ViewConfig",
     "require",

@@ -12,6 +12,33 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def require_at_least_one(config: object, *names: str) -> None:
+    """Raise ``ValueError`` unless settings are 1 or more."""
+    for name in names:
+        value = getattr(config, name)
+        require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+
+
+def require_momentum(config: object, name: str) -> None:
+    """Raise ``ValueError`` unless a setting is a momentum: 0 or more and below 1."""
+    value = getattr(config, name)
+    require(0 <= value < 1, f"{name.replace('_', '-')} must be 0 or more and below 1, not {value}")
+
+
+def require_positive(config: object, *names: str) -> None:
+    """Raise ``ValueError`` unless settings are above 0."""
+    for name in names:
+        value = getattr(config, name)
+        require(value > 0, f"{name.replace('_', '-')} must be above 0, not {value}")
+
+
+def require_one_of(config: object, name: str, *known: str) -> None:
+    """Raise ``ValueError`` unless a setting is one of these words."""
+    value = getattr(config, name)
+    flag = name.replace("_", "-")
+    require(value in known, f"{flag} must be one of {', '.join(known)}, not {value!r}")
+
+
 def share(text: str, name: str) -> float:
     """Return the percent of a share such as "10%", 0 of an empty one.
 
@@ -33,15 +60,16 @@ def share(text: str, name: str) -> float:
     return percent
 
 
-def nearest(name: str, known: Iterable[str], *, most: int = 1) -> str:
+def nearest(name: str, known: Iterable[str], *, most: int = 1, alike: float = 0.6) -> str:
     """Return "did you mean a or b?" for a misspelt name, or nothing if none resembles it.
 
     Args:
         name: as it was given.
         known: names that there are; one that occurs twice counts once.
         most: how many to suggest.
+        alike: how much they have to resemble it, from 0 to 1.
     """
-    close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most)
+    close = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most, cutoff=alike)
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 

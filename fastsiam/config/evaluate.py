@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
-from .checks import require, share
+from .checks import require, require_at_least_one, share
 from .data import ImagePipeline
 from .model import Stem
 from .train import Precision
@@ -51,7 +51,7 @@ class EvalConfig:
     crop: int = 0
     """Side of the central crop, in pixels; default: the run's, for other files 224 (CIFAR: 32)."""
     resize: int = 0
-    """Shorter side before that crop; default: the run's, for other files 256 (CIFAR: 32)."""
+    """Shorter side before that crop; default: the run's, for other crops as 0 of eval-resize."""
     mean: tuple[float, float, float] | None = None
     """Mean of each channel that normalisation subtracts; default: the run's, else ImageNet's."""
     std: tuple[float, float, float] | None = None
@@ -86,9 +86,7 @@ class EvalConfig:
             f"resize ({self.resize}) must not be smaller than crop ({self.crop})",
         )
         require(self.std is None or min(self.std) > 0, f"std must be above 0, not {self.std}")
-        for name in ("feature_batch", "gpus"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require_at_least_one(self, "feature_batch", "gpus")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from typing import Any
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained
 
-from .checks import nearest, or_nearest, require
+from .checks import or_nearest, require
 from .flags import Flag, section_flags, to_flags, unknown_method
-from .model import METHOD_CONFIGS
+from .methods import METHOD_CONFIGS
 from .plain import from_plain
 from .recipes import RECIPES
 from .train import TrainConfig
@@ -149,9 +149,10 @@ def _of_a_run(content: dict[str, Any], source: str) -> Settings:
 def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     recipe = content.pop("recipe", "")
     require(not recipe or recipe in RECIPES, _unknown_recipe(recipe))
-    known = {
-        f"{section}.{flag.name}": flag for section, all_ in section_flags().items() for flag in all_
-    }
+    known: dict[str, Flag] = {}
+    for section, flags in section_flags().items():
+        for flag in flags:  # of a name that several methods have the first, as in train_flags
+            known.setdefault(f"{section}.{flag.name}", flag)
     found: dict[str, Any] = {}
     for section, values in content.items():
         if section not in section_flags():
@@ -187,15 +188,13 @@ def _unknown(what: str, name: str, known: Mapping[str, Flag]) -> str:
         return f"{refusal}; did you mean {same[0]}?"
     sections = section_flags()
     if what == "section":
-        return f"{or_nearest(refusal, name, sections)}; there are {', '.join(sections)}"
+        return or_nearest(f"{refusal}; there are {', '.join(sections)}", name, sections)
     return or_nearest(refusal, name, known)
 
 
 def _unknown_recipe(name: Any) -> str:
-    suggested = nearest(str(name), RECIPES)
-    return "; ".join(
-        filter(None, [f"unknown recipe {name!r}", suggested, f"there are {', '.join(RECIPES)}"])
-    )
+    there_are = f"unknown recipe {name!r}; there are {', '.join(RECIPES)}"
+    return or_nearest(there_are, str(name), RECIPES)
 
 
 def _last(names: Iterable[str]) -> str:

@@ -12,7 +12,8 @@ from typing import Any, get_type_hints
 
 from .checks import require
 from .docs import field_docs, heading
-from .model import METHOD_CONFIGS, BackboneConfig, MethodConfig, ModelConfig
+from .methods import METHOD_CONFIGS, MethodConfig
+from .model import BackboneConfig, ModelConfig
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 

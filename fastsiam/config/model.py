@@ -1,11 +1,12 @@
-"""Settings of what is trained: a backbone's, and those of each method."""
+"""Settings of what is trained: a backbone, and the method that trains it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from .checks import require
+from .checks import nearest, require
+from .methods import MethodConfig, SimSiamConfig
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 
@@ -38,8 +39,11 @@ class BackboneConfig:
         require(self.width >= 1, f"width must be at least 1, not {self.width}")
         stems = get_args(Stem)
         require(self.stem in stems, f"stem must be one of {', '.join(stems)}, not {self.stem!r}")
+        misspelt = "" if self.is_own else nearest(self.backbone, OWN_BACKBONES, alike=0.8)
+        usual = self.stem == "imagenet" and self.width == 64
+        require(usual or not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
         require(
-            self.is_own or (self.stem == "imagenet" and self.width == 64),
+            self.is_own or usual,
             f"stem and width are settings of {', '.join(OWN_BACKBONES)}: leave them out with "
             f"{self.backbone}",
         )
@@ -59,83 +63,8 @@ class BackboneConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodConfig:
-    """Settings of a method: what is trained on a backbone. Each method has a class of its own."""
-
-    name: ClassVar[str]
-    """What ``--method`` calls it."""
-    title: ClassVar[str]
-    """What its paper calls it."""
-    paper: ClassVar[str]
-    """Its paper, for model cards, in Markdown."""
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of."""
-        return {f.name.replace("_", " "): str(getattr(self, f.name)) for f in fields(self)}
-
-    def check_views(self, views: int) -> None:
-        """Raise ``ValueError`` if the method cannot be trained on so many views of each image."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimSiamConfig(MethodConfig):
-    """SimSiam: its heads and its loss (section 3 of the paper)."""
-
-    name: ClassVar[str] = "simsiam"
-    title: ClassVar[str] = "SimSiam"
-    paper: ClassVar[str] = (
-        "Chen and He, [Exploring Simple Siamese Representation Learning]"
-        "(https://arxiv.org/abs/2011.10566), 2020"
-    )
-
-    projector_layers: int = 3
-    """Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10)."""
-    dim: int = 2048
-    """Dimension of the projector's output."""
-    projector_dim: int = 0
-    """Width of the projector's hidden layers; 0 takes dim, as in the paper."""
-    predictor_dim: int = 512
-    """Hidden width of the predictor; the paper's bottleneck is a quarter of dim."""
-    predictor_lr: Literal["constant", "cosine"] = "constant"
-    """Predictor's rate: constant (68.1 in the paper) or decaying with the rest (67.7)."""
-    stop_gradient: bool = True
-    (
-        "Treat the other view's projection as a constant. "
-        "Without it training collapses (the paper's Fig. 2)."
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "predictor_dim", "projector_layers"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
-        require(self.projector_dim >= 0, f"projector-dim must be 0 or more: {self.projector_dim}")
-        require(
-            self.predictor_lr in ("constant", "cosine"),
-            f"predictor-lr must be constant or cosine, not {self.predictor_lr!r}",
-        )
-
-    def described(self) -> dict[str, str]:
-        """Return its settings for people, by what they are of."""
-        return {
-            "projector": f"{self.projector_layers} layers, {self.projector_dim or self.dim} wide, "
-            f"to {self.dim}",
-            "predictor": f"{self.dim}-{self.predictor_dim}-{self.dim}, "
-            f"{self.predictor_lr} learning rate",
-            "stop-gradient": "yes" if self.stop_gradient else "no",
-        }
-
-    def check_views(self, views: int) -> None:
-        """Refuse all but two: the loss compares a pair."""
-        require(views == 2, f"simsiam compares two views of each image, not {views}")
-
-
-METHOD_CONFIGS: dict[str, type[MethodConfig]] = {SimSiamConfig.name: SimSiamConfig}
-"""The settings of each method by its name; ``fastsiam.methods.METHODS`` has what they build."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(BackboneConfig):
     """Model: a backbone, and the method that trains it."""
 
-    method: MethodConfig = SimSiamConfig()
+    method: MethodConfig = field(default_factory=SimSiamConfig)
     """What is trained on the backbone."""

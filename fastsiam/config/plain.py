@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from .checks import or_nearest, require
-from .model import METHOD_CONFIGS, MethodConfig
+from .methods import METHOD_CONFIGS, MethodConfig
 
 _CALLED = {
     bool: "true or false",

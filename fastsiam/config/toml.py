@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .flags import flags_by_section, section_flags
-from .model import MethodConfig
+from .methods import MethodConfig
 from .train import TrainConfig
 
 

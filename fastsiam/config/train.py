@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
-from .checks import require
+from .checks import require, require_at_least_one
 from .data import DataConfig
 from .model import ModelConfig
 from .older import upgraded
 from .plain import from_plain, to_plain
-from .views import AugmentConfig
+from .views import AugmentConfig, usual_resize
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Compile = Literal["auto", "on", "off"]
@@ -47,11 +47,17 @@ class OptimConfig:
     """Weight decay: sgd's is on every parameter (BN and biases too), lars's not on these."""
     lars_trust: float = 0.001
     """lars: share of its weights' norm by which a layer moves, times the rate, before momentum."""
+    lars_all: bool = False
+    """lars: scale and decay all parameters alike, BN and biases too, as SwAV does."""
     warmup_epochs: float = 0.0
     (
         "Epochs of linear warm-up; the paper uses 10 for batches of 1024 and more. "
         "The predictor is not warmed up."
     )
+    warmup_from: float = 0.0
+    """Share of the peak rate from which the warm-up rises."""
+    lr_end: float = 0.0
+    """Share of the peak rate to which the cosine falls."""
     restarts: str = ""
     (
         "Where the cosine starts anew from its last rate, as EPOCHS@STEP,...: until that step it "
@@ -60,7 +66,7 @@ class OptimConfig:
     accumulate: int = 1
     (
         "Parts that each rank's share of the batch is cut into; "
-        "gradients add up, BN sees batch / accumulate."
+        "gradients add up. BN, SimCLR's negatives and SwAV's assignments see batch / accumulate."
     )
 
     def __post_init__(self) -> None:
@@ -77,6 +83,9 @@ class OptimConfig:
             f"optimizer must be sgd or lars, not {self.optimizer!r}",
         )
         require(self.lars_trust > 0, f"lars-trust must be above 0, not {self.lars_trust}")
+        for name in ("warmup_from", "lr_end"):
+            value, flag = getattr(self, name), name.replace("_", "-")
+            require(0 <= value < 1, f"{flag} is a share, 0 to below 1, not {value}")
         require(self.weight_decay >= 0, f"weight-decay must be 0 or more, not {self.weight_decay}")
         require(
             0 <= self.warmup_epochs <= self.epochs,
@@ -131,12 +140,25 @@ class NumericsConfig:
     """With several ranks, compute BN statistics over the global batch."""
     sync_bn_ranks: int = 0
     """Ranks in a row that share BN statistics, such as 8 for those of one machine; 0 is all."""
+    bn_images: int = 0
+    (
+        "Images in a row that share BN statistics, such as 32 of a rank's 256, as if they were on "
+        "ranks of their own: MoCo needs it on few GPUs. Goes with --no-sync-bn. 0: a rank's all."
+    )
 
     def __post_init__(self) -> None:
         require(
             0 <= self.seed < 2**63, f"seed must be 0 or more and fit in 63 bits, not {self.seed}"
         )
         require(self.sync_bn_ranks >= 0, f"sync-bn-ranks must be 0 or more: {self.sync_bn_ranks}")
+        require(
+            self.bn_images == 0 or self.bn_images >= 2,
+            f"bn-images must be 2 or more, or 0, not {self.bn_images}",
+        )
+        require(
+            not (self.bn_images and self.sync_bn),
+            "bn-images is of images on one rank: add --no-sync-bn",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +224,11 @@ class MonitorConfig:
     """Neighbours that vote (the authors' monitor: 200)."""
     knn_temperature: float = 0.2
     """Temperature of the votes' weights exp(similarity / T) (the authors' monitor: 0.2)."""
-    eval_resize: int = 256
-    """Shorter side, in pixels, before the central crop that evaluation takes."""
+    eval_resize: int = 0
+    (
+        "Shorter side, in pixels, before the central crop that evaluation takes. 0 is 256 / 224 of "
+        "the crop, and for crops of up to 64 pixels, as of CIFAR, the crop itself."
+    )
     on_collapse: Literal["warn", "stop"] = "warn"
     (
         "What to do when the representation collapses. On GPUs it is known some steps later, "
@@ -212,6 +237,7 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         require(self.knn_every >= 0, f"knn-every must be 0 or more, not {self.knn_every}")
+        require(self.eval_resize >= 0, f"eval-resize must be 0 or more, not {self.eval_resize}")
         require(self.knn_k >= 1, f"knn-k must be at least 1, not {self.knn_k}")
         require(
             self.knn_temperature > 0, f"knn-temperature must be above 0, not {self.knn_temperature}"
@@ -253,7 +279,7 @@ class RunConfig:
     extend_schedule: Literal["whole", "restart"] = "whole"
     (
         "Learning rate of an extended run: whole is one cosine over all its epochs, to which the "
-        "rate jumps up; restart is a cosine from the last rate to 0 over the epochs that are left."
+        "rate jumps up; restart is a cosine from the last rate to --lr-end over the epochs left."
     )
     data_changed: Literal["refuse", "accept"] = "refuse"
     (
@@ -275,9 +301,7 @@ class RunConfig:
     """Stop after this many steps, with the schedule of the full run; 0 is no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "log_every", "save_every"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
+        require_at_least_one(self, "gpus", "log_every", "save_every")
         require(
             self.data_changed in ("refuse", "accept"),
             f"data-changed must be refuse or accept, not {self.data_changed!r}",
@@ -321,9 +345,9 @@ class TrainConfig:
             "gradients",
         )
         require(
-            self.monitor.eval_resize >= self.augment.crop,
-            f"eval-resize ({self.monitor.eval_resize}) must not be smaller than "
-            f"crop ({self.augment.crop})",
+            self.eval_resize >= self.augment.crop,
+            f"eval-resize ({self.eval_resize}) must not be smaller than crop "
+            f"({self.augment.crop}); 0 follows the crop",
         )
         smallest, side = self.model.smallest_crop, min(view.crop for view in self.augment.views)
         require(
@@ -333,6 +357,11 @@ class TrainConfig:
             + (" or --stem cifar" if smallest > 5 else ""),
         )
         self.model.method.check_views(len(self.augment.views))
+
+    @property
+    def eval_resize(self) -> int:
+        """Shorter side in pixels before the central crop, with what 0 means filled in."""
+        return self.monitor.eval_resize or usual_resize(self.augment.crop)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return plain nested dictionaries, as config.json and checkpoints hold them."""

@@ -13,6 +13,15 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 _PROBABILITIES = "flip_p", "jitter_p", "gray_p", "blur_p", "solarise_p"
 
 
+def usual_resize(crop: int) -> int:
+    """Return the usual shorter side in pixels before a central crop of so many.
+
+    ImageNet's proportion, 256 before 224; of images of up to 64 pixels, such as CIFAR's, all is
+    seen.
+    """
+    return crop if crop <= 64 else round(crop * 256 / 224)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewConfig:
     """One view: how it is made of an image. Defaults are the paper's (section 3)."""

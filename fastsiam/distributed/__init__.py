@@ -12,8 +12,10 @@ from .collectives import (
     from_leader,
     gather,
     gather_uneven,
+    gather_with_gradient,
     mean_across_ranks,
     minimum_across_ranks,
+    rank_and_world,
     sum_across_ranks,
 )
 from .failures import peer_is_gone, peer_is_late
@@ -34,6 +36,7 @@ __all__ = [
     "from_leader",
     "gather",
     "gather_uneven",
+    "gather_with_gradient",
     "is_worker",
     "launch",
     "mean_across_ranks",
@@ -41,6 +44,7 @@ __all__ = [
     "minimum_across_ranks",
     "peer_is_gone",
     "peer_is_late",
+    "rank_and_world",
     "start",
     "sum_across_ranks",
 ]

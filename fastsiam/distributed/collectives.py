@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import _functional_collectives as functional
+
+_newer = getattr(functional, "all_gather_single_autograd", None)  # torch 2.13 renamed it
+_gather = _newer or functional.all_gather_tensor_autograd
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this rank's number and how many there are."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def gather(tensor: Tensor) -> Tensor:
@@ -16,6 +26,22 @@ def gather(tensor: Tensor) -> Tensor:
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor.contiguous())
     return torch.cat(parts)
+
+
+def gather_with_gradient(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Concatenate as ``gather``; a rank's part gets the sum of all ranks' gradients to it.
+
+    ``torch.compile`` takes it into its graph.
+
+    Args:
+        tensor: of one shape on all ranks.
+        group: of the ranks; all of them if None.
+    """
+    if not dist.is_initialized():
+        return tensor
+    ranks: Any = group or dist.group.WORLD
+    every: Tensor = _gather(tensor.contiguous(), 0, ranks)
+    return every
 
 
 def gather_uneven(tensor: Tensor) -> Tensor:

@@ -37,13 +37,18 @@ def data_parallel(
     """Wrap a module that is on its device for data-parallel training; alone it stays as it is.
 
     Args:
-        module: whose gradients are averaged over the ranks, while the backward pass goes on.
+        module: whose gradients are averaged over the ranks, while the backward pass goes on. It
+            keeps its own buffers equal on all ranks, and they are never sent: a row for each image
+            is gigabytes.
         place: this rank.
         bucket_mb: gradients that are exchanged at once, in MB.
-        same_buffers: whether buffers are the same on all ranks, by themselves.
+        same_buffers: whether the buffers of its layers, BN's statistics, are the same on all ranks
+            by themselves. Else those of rank 0 are sent to all before each pass.
     """
     if place.world == 1:
         return module
+    if own := [name for name, _ in module.named_buffers(recurse=False)]:
+        nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
     parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     newer = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
     buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not same_buffers}

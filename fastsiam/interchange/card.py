@@ -11,7 +11,7 @@ import torch
 import torchvision
 
 import fastsiam
-from fastsiam.config import TrainConfig
+from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
@@ -19,7 +19,7 @@ from fastsiam.evaluate.records import Record
 from fastsiam.files import quoted
 from fastsiam.training.log import read_metrics
 
-from .loading import detectron2_settings, normalisation, snippet
+from .loading import AUTHORS, detectron2_settings, normalisation, snippet
 from .pretrained import Input, Pretrained, title
 
 
@@ -54,13 +54,15 @@ def _head(pretrained: Pretrained, format: str, file: str) -> list[str]:
     name, config = title(pretrained.model.backbone), pretrained.config
     layout = "a plain state dict" if format == "plain" else f"the layout of {format}"
     holds = f"`{file}` holds the weights of {pretrained.described(pretrained.path.name)}, "
-    if config is None and not any(key.startswith("predictor.") for key in pretrained.state):
+    method = pretrained.model.method
+    headed = any(pretrained.has(part) for part in ("projector", "predictor"))
+    if config is None and not (headed and pretrained.method_told):
+        taken = f"; its heads are such as {method.title}'s, but it does not tell the method"
         return [
             f"# {name}, converted by fastsiam",
-            f"{holds}converted by fastsiam to {layout}.",
+            f"{holds}converted by fastsiam to {layout}{taken if headed else ''}.",
         ]
     labels = "; no labels were used" if config is not None and not config.run.init else ""
-    method = pretrained.model.method
     return [
         f"# {name}, pre-trained with {method.title}",
         f"{holds}in {layout}. {method.title}: {method.paper}{labels}.",
@@ -98,11 +100,12 @@ def _loading(pretrained: Pretrained, format: str, file: str) -> str:
     if format == "detectron2":
         return _fenced("yaml", detectron2_settings(pretrained, file))
     text = _fenced("python", snippet(pretrained, format, file))
-    if format == "simsiam":
+    if format in AUTHORS:
+        arch = pretrained.model.backbone
+        program = "eval_linear.py" if format == "swav" else f"main_lincls.py -a {arch}"
         text += (
             "\n\nThat is the encoder alone. The authors' programs take the whole file: "
-            f"`python main_lincls.py -a {pretrained.model.backbone} "
-            f"--pretrained {quoted(file)} ...`"
+            f"`python {program} --pretrained {quoted(file)} ...`"
         )
     return text
 
@@ -119,24 +122,34 @@ def _input(seen: Input | None, mean: Sequence[float], std: Sequence[float]) -> s
 
 
 def _training(config: TrainConfig, pretrained: Pretrained, recipe: str | None) -> str:
-    optim, model, data = config.optim, config.model, config.data
-    images = "" if pretrained.images is None else f", {pretrained.images:,} images"
+    optim, model, data, numerics = config.optim, config.model, config.data, config.numerics
+    seen = "" if pretrained.images is None else f", {pretrained.images:,} images"
     rows = {
         **({"recipe": recipe} if recipe else {}),
         **({"init": Path(config.run.init).name} if config.run.init else {}),
-        "data": (data.root.resolve().name if data.loads_images else "synthetic") + images,
+        "data": (data.root.resolve().name if data.loads_images else "synthetic") + seen,
         "epochs": f"{rounded(pretrained.epoch or 0)} of {optim.epochs}",
         "global batch": optim.batch,
-        "optimizer": f"{optim.optimizer}, momentum {optim.momentum:g}, "
+        "optimizer": f"{optim.optimizer}{' of all parameters' if optim.lars_all else ''}, "
+        f"momentum {optim.momentum:g}, "
         f"weight decay {optim.weight_decay:g}",
-        "learning rate": f"{optim.lr:g} x batch / 256, cosine, {optim.warmup_epochs:g} epochs of "
-        "warm-up",
+        "learning rate": _rate(optim),
         "backbone": f"{model.backbone}, {model.stem} stem, width {model.width}",
         **model.method.described(),
-        "precision": config.numerics.precision,
-        "seed": config.numerics.seed,
+        **({"views": f"{views} of each image"} if (views := len(config.augment.views)) > 2 else {}),
+        **({"BN statistics": f"of {images} images each"} if (images := numerics.bn_images) else {}),
+        "precision": numerics.precision,
+        "seed": numerics.seed,
     }
     return _table(("setting", "value"), rows.items())
+
+
+def _rate(optim: OptimConfig) -> str:
+    """Say how the learning rate goes."""
+    end = f" to {optim.lr_end:g} of the peak" if optim.lr_end else ""
+    start = f" from {optim.warmup_from:g} of the peak" if optim.warmup_from else ""
+    warmup = f"{optim.warmup_epochs:g} epochs of warm-up"
+    return f"{optim.lr:g} x batch / 256, cosine{end}, {warmup}{start}"
 
 
 def _knn_of(pretrained: Pretrained) -> list[str]:

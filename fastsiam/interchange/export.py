@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.config import ModelConfig, SimSiamConfig
+from fastsiam.config import MethodConfig, MoCoV2Config, ModelConfig, SimSiamConfig, SwAVConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
 from fastsiam.files import explained
-from fastsiam.methods import SimSiam
+from fastsiam.methods import MoCoV2, SimSiam, SwAV
 from fastsiam.model.backbones import BLOCKS, skeleton
 
 from . import files, plain
@@ -43,15 +43,47 @@ def _state_dict(pretrained: Pretrained, file: str) -> dict[str, Any]:
 
 def _simsiam(pretrained: Pretrained, file: str) -> dict[str, Any]:
     """As the authors write it: section 3's heads, the projector in the place of ``fc``."""
-    new = {"backbone": "encoder", "projector": "encoder.fc", "predictor": "predictor"}
+    theirs = {"backbone": "encoder.", "projector": "encoder.fc.", "predictor": "predictor."}
+    content = _checkpoint(pretrained, theirs)
+    # Never trained there, and taken away by the BN after it.
+    _add_bias(content["state_dict"], "module.encoder.fc.6")
+    return content
+
+
+def _moco(pretrained: Pretrained, file: str) -> dict[str, Any]:
+    """As the authors write it, without the momentum encoder and the queue."""
+    theirs = {"backbone": "encoder_q.", "projector": "encoder_q.fc."}
+    content = _checkpoint(pretrained, theirs)
+    second = "module.encoder_q.fc.3."  # there is no BN to be counted there
+    content["state_dict"] = {
+        key.replace(second, "module.encoder_q.fc.2."): value
+        for key, value in content["state_dict"].items()
+    }
+    return content
+
+
+def _swav(pretrained: Pretrained, file: str) -> dict[str, Any]:
+    """As the authors write it: head and prototypes beside the ResNet's layers."""
+    theirs = {"backbone": "", "projector": "projection_head.", "prototypes": "prototypes."}
+    content = _checkpoint(pretrained, theirs)
+    _add_bias(content["state_dict"], "module.projection_head.0")
+    return content
+
+
+def _checkpoint(pretrained: Pretrained, theirs: Mapping[str, str]) -> dict[str, Any]:
+    """Return a checkpoint as all these authors write one, by the names that parts have there."""
     weights = {}
-    for key, value in pretrained.part(*SimSiam.parts).items():
+    for key, value in pretrained.part(*theirs).items():
         part, _, rest = key.partition(".")
-        weights[f"module.{new[part]}.{rest}"] = value
-        if key == "projector.6.weight":  # never trained there, and taken away by the BN after it
-            weights["module.encoder.fc.6.bias"] = torch.zeros(len(value))
+        weights[f"module.{theirs[part]}{rest}"] = value
     arch = pretrained.model.backbone
     return {"epoch": int(pretrained.epoch or 0), "arch": arch, "state_dict": weights}
+
+
+def _add_bias(weights: dict[str, torch.Tensor], layer: str) -> None:
+    """Give a layer before a BN the bias that it has there, and has not with us."""
+    if f"{layer}.weight" in weights:
+        weights[f"{layer}.bias"] = torch.zeros(len(weights[f"{layer}.weight"]))
 
 
 def _detectron2(pretrained: Pretrained, file: str) -> dict[str, Any]:
@@ -83,12 +115,47 @@ def _against_simsiam(model: ModelConfig) -> str:
     heads = model.method
     if not isinstance(heads, SimSiamConfig):
         return f"the heads of {heads.title}"
+    if heads.predictor == "none":
+        return "no predictor"
+    if heads.head_bn != "default":
+        return f"head-bn {heads.head_bn}: the authors' heads are those of default"
+    if heads.output_affine:
+        return "a scale and offset of the projector's output BN: the authors' has none"
     if heads.projector_layers != 3:
         return f"a projector of {heads.projector_layers} layers: the authors' has 3"
     hidden, features = heads.projector_dim or heads.dim, skeleton(model).features
     if hidden != features:
         return f"a projector {hidden} wide: the authors' is as wide as the features, {features}"
     return ""
+
+
+def _against_moco(model: ModelConfig) -> str:
+    if against := _against_a_standard_resnet(model):
+        return against
+    head = model.method
+    if not isinstance(head, MoCoV2Config):
+        return f"the heads of {head.title}"
+    if head.projector_layers != 2:
+        return f"a projector of {head.projector_layers} layers: the authors' has 2"
+    features = skeleton(model).features
+    if head.projector_dim != features:
+        wide = head.projector_dim
+        return f"a projector {wide} wide: the authors' is as wide as the features, {features}"
+    return ""
+
+
+def _against_swav(model: ModelConfig) -> str:
+    if model.backbone != "resnet50" or model.width not in (64, 128, 256, 320):
+        return "its authors have ResNet-50 alone, 1, 2, 4 or 5 times as wide"
+    if model.stem != "imagenet":
+        return f"{model.stem} stem"
+    head = model.method
+    if not isinstance(head, SwAVConfig):
+        return f"the heads of {head.title}"
+    if head.predictor != "none":
+        return "a predictor: the authors have none"
+    layers = head.projector_layers
+    return "" if layers == 2 else f"a projector of {layers} layers: the authors' has 2"
 
 
 def _against_detectron2(model: ModelConfig) -> str:
@@ -112,13 +179,17 @@ class _Format:
     """Why it cannot hold a network, in a few words; empty if it can."""
     endings: tuple[str, ...]
     parts: tuple[str, ...] = ("backbone",)
+    method: type[MethodConfig] = MethodConfig
+    """Whose heads it holds; a format of the backbone alone is of all."""
 
 
 _FORMATS = {
     "plain": _Format(_plain, _against_nothing, (".safetensors", *_TORCH)),
     "torchvision": _Format(_state_dict, _against_torchvision, (".safetensors", *_TORCH)),
     "timm": _Format(_state_dict, _against_timm, (".safetensors", *_TORCH)),
-    "simsiam": _Format(_simsiam, _against_simsiam, _TORCH, SimSiam.parts),
+    "simsiam": _Format(_simsiam, _against_simsiam, _TORCH, SimSiam.parts, SimSiamConfig),
+    "moco": _Format(_moco, _against_moco, _TORCH, MoCoV2.parts, MoCoV2Config),
+    "swav": _Format(_swav, _against_swav, _TORCH, SwAV.parts, SwAVConfig),
     "detectron2": _Format(_detectron2, _against_detectron2, (".pkl",)),
 }
 FORMATS = tuple(_FORMATS)
@@ -139,10 +210,11 @@ def export_weights(
         pretrained: what is written.
         format: ``plain``: the backbone's state dict, with Python that rebuilds it, of any network;
             ``torchvision`` and ``timm``: a state dict that their network without classifier loads
-            strictly; ``simsiam``: a checkpoint as the paper's authors write it; ``detectron2``: a
-            pickle of numpy arrays.
-        out: ``.safetensors`` or torch's ``.pt``, ``.pth``, ``.pth.tar``, ``.bin``; simsiam: one of
-            torch's; detectron2: ``.pkl``. The card has its name with ``.md`` behind.
+            strictly; ``simsiam``, ``moco`` and ``swav``: a checkpoint as their authors write it;
+            ``detectron2``: a pickle of numpy arrays.
+        out: ``.safetensors`` or torch's ``.pt``, ``.pth``, ``.pth.tar``, ``.bin``; the authors'
+            formats: one of torch's; detectron2: ``.pkl``. The card has its name with ``.md``
+            behind.
         results: evaluations of these very weights, for the card.
         force: overwrite files that are there.
 
@@ -184,8 +256,15 @@ def refusals(model: ModelConfig) -> dict[str, str]:
 
 
 def exports_of(model: ModelConfig) -> str:
-    """Say in a line what a network can be exported as, and as what not and why."""
-    why = refusals(model)
+    """Say in a line what a network can be exported as, and as what not and why.
+
+    Formats of other methods' authors are left out.
+    """
+    why = {
+        format: reason
+        for format, reason in refusals(model).items()
+        if isinstance(model.method, _FORMATS[format].method)
+    }
     reasons: dict[str, list[str]] = {}
     for format, reason in why.items():
         reasons.setdefault(reason, []).append(format)
@@ -202,7 +281,8 @@ def _require_room(pretrained: Pretrained, format: str) -> None:
     """
     why = refusals(pretrained.model)
     for name, kind in _FORMATS.items():
-        if lacking := [part for part in kind.parts if not pretrained.has(part)]:
+        lacking = [part for part in kind.parts if not pretrained.has(part)]
+        if lacking and isinstance(pretrained.model.method, kind.method):
             why[name] = f"no {lacking[0]} in the file"
     if why[format]:
         possible = " or ".join(f"--format {name}" for name, reason in why.items() if not reason)

@@ -98,7 +98,7 @@ def read(path: Path) -> Any:
             ) from error
         raise CheckpointError(
             f"cannot read {path}: it is damaged, or not a file of weights (of torch.save, or "
-            ".safetensors)"
+            ".safetensors; those of TensorFlow and JAX must be converted to PyTorch first)"
         ) from error
 
 

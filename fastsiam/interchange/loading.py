@@ -11,12 +11,20 @@ from .pretrained import Pretrained
 _PADDING = {"cifar": 1, "cifar-pad2": 2, "cifar-no-relu": 1}
 
 
+AUTHORS = {
+    "simsiam": ("module.encoder.", ("fc.", "module.")),
+    "moco": ("module.encoder_q.", ("fc.",)),
+    "swav": ("module.", ("projection_head.", "prototypes.")),
+}
+"""Of the authors' formats: what stands before the encoder's names, and how other parts' begin."""
+
+
 def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     """Return Python that builds the encoder, loads it, and is run in the file's folder.
 
     Args:
         pretrained: the weights.
-        format: the layout of their file: torchvision, timm, simsiam or plain.
+        format: the layout of their file: torchvision, timm, plain or one of ``AUTHORS``.
         file: its name.
     """
     model, load = pretrained.model, f'torch.load("{file}", map_location="cpu", weights_only=True)'
@@ -24,13 +32,15 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     if file.endswith(".safetensors"):
         load = f'load_file("{file}")'
         imports = ["from safetensors.torch import load_file", *imports]
-    elif format in ("plain", "simsiam"):
+    elif format == "plain" or format in AUTHORS:
         load += '["state_dict"]'
-    if format == "simsiam":
+    if format in AUTHORS:
+        prefix, others = AUTHORS[format]
+        starts = ", ".join(f'"{x}"' for x in others) + ("," if len(others) == 1 else "")
         loaded = [
             f"state = {load}",
-            'state = {k.removeprefix("module.encoder."): v for k, v in state.items()}',
-            'state = {k: v for k, v in state.items() if not k.startswith(("fc.", "module."))}',
+            f'state = {{k.removeprefix("{prefix}"): v for k, v in state.items()}}',
+            f"state = {{k: v for k, v in state.items() if not k.startswith(({starts}))}}",
             "model.load_state_dict(state)",
         ]
     else:

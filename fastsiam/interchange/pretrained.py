@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig, TrainConfig
-from fastsiam.console import rounded
+from fastsiam.console import counted
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import Backbone
@@ -41,7 +41,7 @@ class Input:
         """Return how a run's network takes images."""
         return cls(
             crop=config.augment.crop,
-            resize=config.monitor.eval_resize,
+            resize=config.eval_resize,
             mean=config.augment.mean,
             std=config.augment.std,
         )
@@ -54,13 +54,14 @@ class Pretrained:
     path: Path
     """The file that it came from."""
     layout: str
-    """fastsiam, plain (``export --format plain``), simsiam (the authors'), mmselfsup, solo-learn,
-    lightly, torchvision or timm."""
+    """fastsiam, plain (``export --format plain``), simsiam, moco, swav (their authors'), mmselfsup,
+    solo-learn, lightly, torchvision or timm."""
     model: ModelConfig
     """The network; inferred from names and shapes for the files of other programs."""
     state: dict[str, Tensor]
-    """Weights by the names of our SimSiam: ``backbone.*``, and, where the file has them,
-    ``projector.*`` and ``predictor.*``. On the CPU, float32 but for counters."""
+    """Weights by our names: ``backbone.*``, and, where the file has them, ``projector.*`` and the
+    method's other parts; of a run of ours also what else its method keeps, such as a momentum
+    encoder or a row for each image. On the CPU, float32 but for counters."""
     epoch: float | None
     """Epochs done, if the file says so."""
     config: TrainConfig | None
@@ -68,11 +69,14 @@ class Pretrained:
     images: int | None
     """Training images, of a run of ours."""
     left_out: tuple[str, ...]
-    """Keys of the file that are knowingly not used: classifiers, preprocessing, averages."""
+    """Keys of the file that are knowingly not used: classifiers, preprocessing, averages, momentum
+    encoders and queues."""
     input: Input | None = None
     """How it takes images, if that is known: of our runs and plain files."""
     stem_assumed: bool = False
     """Whether the padding of the 3x3 stem is a guess: neither said nor known of the layout."""
+    method_told: bool = True
+    """Whether the file tells the method; else it is the one whose heads are usually such."""
 
     @property
     def run(self) -> Path | None:
@@ -127,14 +131,14 @@ class Pretrained:
     def described(self, source: object) -> str:
         """Return that line with another name for where the weights come from."""
         of = {
-            "simsiam": "simsiam (the authors' layout)",
+            **{name: f"{name} (the authors' layout)" for name in ("simsiam", "moco", "swav")},
             "fastsiam": "a run of fastsiam",
             "plain": "a plain file",
         }
         stem = "" if self.model.stem == "imagenet" else f" ({self.model.stem} stem)"
         if self.stem_assumed:
             stem = f" (stem taken for {self.model.stem})"
-        epochs = "" if self.epoch is None else f", {rounded(self.epoch)} epochs"
+        epochs = "" if self.epoch is None else f", {counted(self.epoch, 'epoch')}"
         left_out = f"; left out: {listed(self.left_out)}" if self.left_out else ""
         name = title(self.model.backbone)
         layout = of.get(self.layout, self.layout)

@@ -13,17 +13,21 @@ from torchvision.models.resnet import Bottleneck
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import ModelConfig, SimSiamConfig
+from fastsiam.config import ModelConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import Method, method_skeleton
 from fastsiam.model.backbones import BLOCKS, classifier_keys
 
 from . import files, plain
+from .heads import fold_biases, method_of
 from .layouts import Translation, translated
 from .pretrained import Input, Pretrained, listed, parts_of
 
 _MOST_EPOCHS = 1e9
 """No number of epochs is larger: it is something else."""
+
+_COUNTED = ("simsiam", "moco", "swav")
+"""Layouts whose files count the epochs that are done."""
 
 
 def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretrained:
@@ -60,13 +64,13 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
             f"{found} holds two encoders by the names that are one to us, backbone and encoder; "
             "save the one that is meant alone"
         )
-    model = _inferred(found, given, backbone, stem)
+    model, told = _inferred(found, given, backbone, stem)
     method = method_skeleton(model)
     classifier = {f"backbone.{key}" for key in classifier_keys(model)}
     unused = [given.origin[key] for key in given.weights if key in classifier]
     weights = {key: value for key, value in given.weights.items() if key not in classifier}
     _require_plain(found, weights, given.origin)
-    _fold_biases(weights)
+    fold_biases(weights)
     network = parts_of(method, _parts(method, weights))
     _add_counters(weights, network)
     _check(found, weights, network, given.origin)
@@ -81,6 +85,7 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
         images=None,
         left_out=(*given.left_out, *unused, *beside),
         stem_assumed=model.stem == "cifar" and not stem,
+        method_told=told,
     )
 
 
@@ -162,10 +167,11 @@ def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
     return state, [*(str(key) for key in entries if key not in state), *averages]
 
 
-def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> ModelConfig:
+def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> tuple[ModelConfig, bool]:
     """Find out the network from names and shapes, as far as it is not said.
 
-    Heads are taken for SimSiam's, which is what the layouts of other programs are known for.
+    Returns:
+        The network, and whether the file tells of which method its heads are.
     """
     weights, name = given.weights, backbone or _resnet(given.weights)
     if not name:
@@ -174,21 +180,13 @@ def _inferred(path: Path, given: Translation, backbone: str, stem: str) -> Model
             "name it with --backbone, such as convnext_tiny or timm/NAME"
         )
     settings: dict[str, Any] = {"backbone": name}
-    heads: dict[str, Any] = {}
     first = weights.get("backbone.conv1.weight")
     if name in BLOCKS and first is not None and first.dim() == 4:
         usual = given.small_stem if first.shape[-1] == 3 else "imagenet"
         settings |= {"width": len(first), "stem": stem or usual}
-    project = _linear(weights, "projector")
-    if project:
-        heads |= {"projector_layers": len(project), "dim": len(project[-1])}
-        if len(project) > 1 and len(project[0]) != len(project[-1]):
-            heads["projector_dim"] = len(project[0])
-    if predict := _linear(weights, "predictor"):
-        heads |= {"predictor_dim": len(predict[0])}
-        heads.setdefault("dim", len(predict[-1]))
     try:
-        return ModelConfig(**settings, method=SimSiamConfig(**heads))
+        method, told = method_of(weights, method=given.method, momentum=given.momentum)
+        return ModelConfig(**settings, method=method), told
     except ValueError as error:
         raise CheckpointError(f"{path} holds no network: {error}") from error
 
@@ -203,16 +201,6 @@ def _resnet(weights: Mapping[str, Tensor]) -> str:
     deep = "backbone.layer1.0.conv3.weight" in weights
     found = (k for k, (kind, of) in BLOCKS.items() if of == depths and (kind is Bottleneck) == deep)
     return next(found, "")
-
-
-def _linear(weights: Mapping[str, Tensor], part: str) -> list[Tensor]:
-    """Return the matrices of a head, in their order."""
-    found = {
-        int(m[1]): value
-        for key, value in weights.items()
-        if (m := re.match(rf"{part}\.(\d+)\.weight$", key)) and value.dim() == 2
-    }
-    return [found[number] for number in sorted(found)]
 
 
 def _require_plain(path: Path, weights: Mapping[str, Tensor], origin: Mapping[str, str]) -> None:
@@ -234,15 +222,6 @@ def _add_counters(weights: dict[str, Tensor], network: nn.Module) -> None:
     for key in network.state_dict():
         if key.endswith(".num_batches_tracked") and key not in weights:
             weights[key] = torch.tensor(0)
-
-
-def _fold_biases(weights: dict[str, Tensor]) -> None:
-    """Take each bias before a BN out of the BN's running mean instead: the same in eval mode."""
-    for key in list(weights):
-        found = re.match(r"(projector|predictor)\.(\d+)\.bias$", key)
-        mean = f"{found[1]}.{int(found[2]) + 1}.running_mean" if found else ""
-        if mean in weights and weights[mean].shape == weights[key].shape:
-            weights[mean] = weights[mean].float() - weights.pop(key).float()
 
 
 def _parts(method: Method, weights: Iterable[str]) -> tuple[str, ...]:
@@ -284,7 +263,7 @@ def _epochs(content: Any, layout: str) -> float | None:
         epoch = content.get("epoch")
         epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
     else:  # torchvision's and timm's trainers count from 0, others as they please
-        epoch = content.get("epoch") if layout == "simsiam" else None
+        epoch = content.get("epoch") if layout in _COUNTED else None
     return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < _MOST_EPOCHS else None
 
 

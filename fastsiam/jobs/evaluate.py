@@ -21,7 +21,7 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import duration, rounded
+from fastsiam.console import counted, duration
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError
 from fastsiam.evaluate.features import fingerprint, pixel_batches
@@ -103,7 +103,7 @@ def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = un
     summary: list[str] = []
     for kind in kinds:
         epoch = subject.pretrained.epoch if kind == "trained" else None
-        name = f"after {rounded(epoch)} epochs" if epoch is not None else _NAMES[kind]
+        name = f"after {counted(epoch, 'epoch')}" if epoch is not None else _NAMES[kind]
         began = time.monotonic()
         results = _classified(subject, kind, bank, queries, votes)
         seconds, images = time.monotonic() - began, bank.images + queries.images

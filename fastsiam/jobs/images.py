@@ -6,14 +6,17 @@ or, by ``--data-changed accept``, goes on with what is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import CheckpointError
+from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import backend_of
 from fastsiam.pipelines.remembered import FILE, Change, Remembered, has_names, names_of
@@ -34,6 +37,24 @@ class RunImages:
     """What the run is to remember."""
     notes: tuple[str, ...] = ()
     """What a user has to know."""
+    shown: NDArray[np.int64] | None = None
+    """Where images are gone since the run was last at work: for each place the place of the image
+    that is shown there from now on."""
+
+    def moves_rows(self, start: Checkpoint) -> bool:
+        """Tell whether a method keeps rows of images that are shown at another place now."""
+        return self.shown is not None and bool(image_rows(start.config.model))
+
+    def with_rows(self, start: Checkpoint) -> Checkpoint:
+        """Return a checkpoint in which each place has the row of the image that is shown there.
+
+        An image that comes back later goes on from the row of its place, whatever was shown there.
+        """
+        if not self.moves_rows(start):
+            return start
+        shown = torch.from_numpy(self.shown)
+        rows = {name: start.model[name][shown] for name in image_rows(start.config.model)}
+        return replace(start, model=start.model | rows)
 
     def keep(self, folder: RunFolder) -> None:
         """Write into a run's folder what it is to remember.
@@ -79,14 +100,38 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
             f"container: the {len(kept):,} that are there are taken for the same, in this order"
         )
         return RunImages(store=store, remembered=remembered, notes=(note,))
-    positions = change.positions()
+    positions, shown = change.positions(), None
     notes = _held_out(config.data, store, held, positions)
     if change:
         if not remembered.accepts(names):
             _require_consent(change, config, named=has_names(store))
             remembered = remembered.accepting(names)
+            shown = change.shown() if change.gone else None
         notes = (_changed(change), *notes)
-    return RunImages(store=picked(store, positions), remembered=remembered, notes=notes)
+    return RunImages(
+        store=picked(store, positions), remembered=remembered, notes=notes, shown=shown
+    )
+
+
+def training_names(data: DataConfig) -> list[str]:
+    """Return the names of the images that a new run would train on.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    store, held = open_whole(data)
+    names = names_of(store)
+    return [names[i] for i in others(store, held).tolist()]
+
+
+def names_begun_with(run: Path) -> tuple[str, ...]:
+    """Return the names of the images that a run began with; none if it keeps no list.
+
+    Raises:
+        CheckpointError: the list is damaged.
+    """
+    remembered = Remembered.load(run)
+    return () if remembered is None else remembered.names
 
 
 def _require_the_same(now: int, then: int, data: DataConfig) -> None:

@@ -8,10 +8,11 @@ import torch
 
 from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import TrainConfig
-from fastsiam.console import Console
+from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.console import Console, counted, size
 from fastsiam.distributed import Place
 from fastsiam.interchange import exports_of
+from fastsiam.methods import image_rows, method_skeleton
 from fastsiam.training.optim import peak_lr
 from fastsiam.views.batch import Loader
 
@@ -33,11 +34,12 @@ def introduce(
     kind = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "CPU"
     local = config.optim.batch // place.world // config.optim.accumulate
     shared = (config.numerics.sync_bn_ranks or place.world) if config.numerics.sync_bn else 1
-    bn = local * shared
+    bn = config.numerics.bn_images or local * shared
     console.say(
         f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
         f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
-        f"{loader.images:,} images, {loader.steps:,} steps an epoch, {config.optim.epochs} epochs"
+        f"{loader.images:,} images, {loader.steps:,} steps an epoch, "
+        f"{counted(config.optim.epochs, 'epoch')}"
     )
     console.say(f"images from {loader.source}")
     console.say(
@@ -45,9 +47,33 @@ def introduce(
         f"learning rate {peak_lr(config.optim):g} "
         f"({config.optim.lr:g} x {config.optim.batch} / 256), run folder {run}"
     )
+    part = local * place.world
+    doubts = config.model.method.doubts(images=loader.images, batch=part, groups=part // bn)
+    for doubt in doubts:
+        console.warn(doubt)
+    if kept := kept_beside(config.model, loader.images):
+        console.say(kept)
     console.say(exports_of(config.model))
     if start is not None:
         console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")
+
+
+def kept_beside(model: ModelConfig, images: int) -> str:
+    """Say what a method keeps beside the weights that it trains, if that is much."""
+    parts = []
+    weights = list(method_skeleton(model).parameters())
+    if still := sum(weight.nbytes for weight in weights if not weight.requires_grad):
+        trained = sum(weight.nbytes for weight in weights) - still
+        parts.append(
+            f"{size(still)} of weights that are not trained, with {size(trained)} that are"
+        )
+    for name, row in image_rows(model).items():
+        kind = str(row.dtype).removeprefix("torch.")
+        shape = " x ".join(f"{n:,}" for n in (images, *row.shape[1:]))
+        parts.append(
+            f"a row of {name} for each image ({shape} {kind}: {size(images * row.nbytes)})"
+        )
+    return f"on every rank and in every checkpoint: {'; '.join(parts)}" if parts else ""
 
 
 def idle_gpus(config: TrainConfig, place: Place) -> str:

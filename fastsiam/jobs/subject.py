@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
-from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
@@ -81,8 +81,8 @@ class Subject:
         kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
         self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
         self.console.say(
-            f"images from {self.data.root}, pipeline {self.data.pipeline}: shorter side to "
-            f"{self.resize} pixels, central {self.augment.crop} x {self.augment.crop}; "
+            f"images from {self.data.root}, pipeline {self.data.pipeline}: "
+            f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
             f"{_short(self.dtype)} on {self.place.world} x {kind}"
         )
         for line in (*self._held_out(), *lines):
@@ -181,6 +181,11 @@ def open_subject(
     )
 
 
+def as_evaluated(*, crop: int, resize: int) -> str:
+    """Say how evaluation cuts its images, which figures depend on."""
+    return f"shorter side to {resize} pixels, central {crop} x {crop}"
+
+
 def labelled_loaders(
     data: DataConfig,
     augment: AugmentConfig,
@@ -275,7 +280,8 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
         mean=config.mean or seen.mean,
         std=config.std or seen.std,
     )
-    resize = config.resize or max(seen.resize, augment.crop)
+    known = seen.resize if augment.crop == seen.crop else usual_resize(augment.crop)
+    resize = config.resize or known
     if resize < augment.crop:
         raise FastSiamError(
             f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
@@ -285,8 +291,8 @@ def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[Augment
 
 def _usual_input(stem: str) -> Input:
     """Return how networks take images of which nothing is known."""
-    crop, resize = (224, 256) if stem == "imagenet" else (32, 32)
-    return Input(crop=crop, resize=resize, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    crop = 224 if stem == "imagenet" else 32
+    return Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:

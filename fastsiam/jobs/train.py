@@ -37,7 +37,7 @@ from fastsiam.jobs.start import (
     starting_point,
     take_weights,
 )
-from fastsiam.jobs.subject import labelled_loaders
+from fastsiam.jobs.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import Store, build_loader, open_training_images
@@ -74,6 +74,12 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if batch < 2 * parts:
         raise ValueError(
             f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2"
+        )
+    if (images := config.numerics.bn_images) and batch // parts % images:
+        raise ValueError(
+            f"{batch // parts} images of a rank at a time (batch {batch}, {world} ranks x "
+            f"{config.optim.accumulate} parts) cannot be cut into groups of {images}: choose "
+            "--bn-images that divides them, or another --batch"
         )
     if config.numerics.precision == "fp16" and (
         config.run.device == "cpu" or not torch.cuda.is_available()
@@ -134,6 +140,7 @@ def _train(
     if start is not None:
         start.check_continues(config)
     images = run_images(config, begun)
+    _on_all_ranks(True, place)  # have read the run's list, which the leader writes below
     config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
     config, chosen = with_settled_pipeline(config, place, images.store, start)
     if chosen:
@@ -143,14 +150,18 @@ def _train(
     try:
         if start is not None:
             start.check_images(loader.images)
+            start = images.with_rows(start)
         config, hint = _with_settled_compilation(config, start, loader.steps)
         if place.leads:
             introduce(console, config, place, loader, dtype, folder.path, start)
             for note in filter(None, [said, *images.notes, hint]):
                 console.say(note)
+            own = checkpoints.last(folder.path)
+            if start is not None and images.moves_rows(start) and own.is_file():
+                checkpoints.save(own, start)  # before the consent, which is given once
             images.keep(folder)
-            if start is not None and not checkpoints.last(folder.path).is_file():
-                checkpoints.save(checkpoints.last(folder.path), start)  # it is this run's too
+            if start is not None and not own.is_file():
+                checkpoints.save(own, start)  # it is this run's too
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, folder)
@@ -220,7 +231,7 @@ def _monitor(
         loaders = labelled_loaders(
             config.data,
             config.augment,
-            resize=config.monitor.eval_resize,
+            resize=config.eval_resize,
             place=place,
             batch=_KNN_BATCH[place.device.type],
         )
@@ -230,6 +241,8 @@ def _monitor(
         console.say(f"no kNN monitor: {reason}")
         return None
     assert loaders is not None
+    cut = as_evaluated(crop=config.augment.crop, resize=config.eval_resize)
+    console.say(f"kNN monitor: {cut}")
     bank, queries = loaders
 
     def evaluate(backbone: nn.Module) -> KnnResult:

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-import torch
+from functools import cache
 
-from fastsiam.config import MethodConfig, ModelConfig, SimSiamConfig
+import torch
+from torch import Tensor
+
+from fastsiam.config import (
+    BYOLConfig,
+    FastSiamConfig,
+    MethodConfig,
+    MoCoV2Config,
+    ModelConfig,
+    SimCLRConfig,
+    SimSiamConfig,
+    SwAVConfig,
+)
 from fastsiam.model.backbones import Backbone, build_backbone, skeleton
 
-from .base import Method, Output, ParamGroup, Schedule
+from .base import Method, Moment, Output, ParamGroup, Schedule
+from .byol import BYOL
+from .fastsiam import FastSiam
+from .mocov2 import MoCoV2
+from .simclr import SimCLR
 from .simsiam import SimSiam
+from .swav import SwAV
 
 __all__ = [
+    "BYOL",
     "METHODS",
+    "FastSiam",
     "Method",
+    "MoCoV2",
+    "Moment",
     "Output",
     "ParamGroup",
     "Schedule",
+    "SimCLR",
     "SimSiam",
+    "SwAV",
     "build_method",
+    "image_rows",
     "method_skeleton",
 ]
 
-METHODS: dict[type[MethodConfig], type[Method]] = {SimSiamConfig: SimSiam}
+METHODS: dict[type[MethodConfig], type[Method]] = {
+    SimSiamConfig: SimSiam,
+    FastSiamConfig: FastSiam,
+    SimCLRConfig: SimCLR,
+    MoCoV2Config: MoCoV2,
+    BYOLConfig: BYOL,
+    SwAVConfig: SwAV,
+}
 """The class that each kind of settings builds: called with settings, backbone and ``images``."""
 
 
@@ -44,6 +75,20 @@ def method_skeleton(config: ModelConfig, *, images: int = 0) -> Method:
     backbone = skeleton(config)
     with torch.device("meta"):
         return _build(config, backbone, images)
+
+
+@cache
+def image_rows(config: ModelConfig) -> dict[str, Tensor]:
+    """Return one row of each of a method's memories of the images, by the buffers' names.
+
+    They are the buffers that are longer where there are more images: (images, ...) of a method that
+    is built for so many. The rows are (1, ...), without memory.
+
+    Raises:
+        ValueError, BackendError: as ``build_backbone``.
+    """
+    one, two = (dict(method_skeleton(config, images=n).named_buffers()) for n in (1, 2))
+    return {name: row for name, row in one.items() if row.shape != two[name].shape}
 
 
 def _build(config: ModelConfig, backbone: Backbone, images: int) -> Method:

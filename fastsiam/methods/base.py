@@ -2,21 +2,20 @@
 
 The loop, the step, checkpoints, import and export, evaluation and bench know nothing else of a
 method. A method of its own is one file beside this one: a class here, its settings in
-``fastsiam.config.model``, and a line in ``METHODS``.
+``fastsiam.config.methods``, and a line in ``METHODS``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fastsiam.model.backbones import Backbone
-from fastsiam.views.batch import Batch
 
 Schedule = Literal["cosine", "constant"]
 """How a learning rate goes on: with warm-up and cosine, or always the same."""
@@ -31,6 +30,27 @@ class Output(NamedTuple):
     """(N, d) what the loss compares, of one view, without gradient: for the collapse monitors."""
     carry: dict[str, Tensor]
     """What ``after_step`` needs of this pass, without gradient; empty if nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a run is: the step that is being taken."""
+
+    step: int
+    """Its number, from 0."""
+    steps_per_epoch: int
+    total: int
+    """Steps of the whole schedule."""
+
+    @property
+    def done(self) -> int:
+        """Steps that will be done after it."""
+        return self.step + 1
+
+    @property
+    def progress(self) -> float:
+        """Share of the training that was done before it, 0 to below 1."""
+        return self.step / self.total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +75,9 @@ class Method(nn.Module, ABC):
     holds, for memories of one row per image (0 where nothing is trained).
     """
 
-    parts: ClassVar[tuple[str, ...]]
+    parts: tuple[str, ...]
     """Names of the modules that ``--init`` may take over and that are exported, the backbone
     first; each takes what the one before it returns."""
-    ahead: ClassVar[int] = 0
-    """Steps that ``before_steps`` sees before they are taken; 0 for methods without it."""
 
     @abstractmethod
     def __init__(self, config: Any, backbone: Backbone, *, images: int = 0) -> None:
@@ -92,32 +110,22 @@ class Method(nn.Module, ABC):
         """
         self.load_state_dict(self.state_dict() | weights)
 
-    def after_step(self, outputs: Sequence[Output], *, progress: float) -> None:
+    def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
         """Move what no gradient moves, after the optimizer's step; called without gradients.
 
         Args:
             outputs: of this rank's forward passes: one for each accumulated part.
-            progress: share of the training that is done, 0 to 1.
+            at: the step.
         """
 
-    def before_optimizer(self, *, progress: float) -> None:
+    def before_optimizer(self, *, at: Moment) -> None:
         """Change the gradients before the optimizer's step: drop those of frozen prototypes, say.
 
         They are summed over parts and averaged over ranks. With fp16 they are scaled by the loss
         scale: set them to zero or None, and leave thresholds out.
 
         Args:
-            progress: share of the training that is done, 0 to 1.
-        """
-
-    def before_steps(self, batches: Iterable[Batch]) -> None:
-        """See the next ``ahead`` steps' batches, fewer at an epoch's end, before they are taken.
-
-        They are loaded twice, and this first time counts as training, not as waiting for data. A
-        run that is resumed in between goes on with what the method kept in its buffers.
-
-        Args:
-            batches: this rank's share of each.
+            at: the step.
         """
 
     def joined(self, views: Sequence[Tensor]) -> list[Tensor]:

@@ -12,18 +12,13 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as collectives
 from torch.nn import functional as F
 from torch.nn.modules._functions import SyncBatchNorm as TorchSyncBatchNorm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fastsiam.distributed import gather_with_gradient
+
 _recomputing = False
-_gather = (
-    getattr(  # torch 2.13 renamed it
-        collectives, "all_gather_single_autograd", None
-    )
-    or collectives.all_gather_tensor_autograd
-)
 
 
 class ViewBatchNorm(_BatchNorm):
@@ -41,8 +36,8 @@ class ViewBatchNorm(_BatchNorm):
     """
 
     images: int = 0
-    """Images of each view: a batch is as many views, one after the other, as it holds of these. 0:
-    a batch is one view, of any length."""
+    """Images of each view, or of the part of one that shares statistics: a batch is as many of
+    them, one after the other, as it holds of these. 0: a batch is one view, of any length."""
     group: dist.ProcessGroup | None = None
     """Ranks that share statistics; none is this one alone."""
 
@@ -55,6 +50,7 @@ class ViewBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         views = len(input) // self.images if self.images else 1
+        assert len(input) % views == 0
         assert self.num_batches_tracked is not None and self.momentum is not None
         assert self.running_mean is not None and self.running_var is not None
         running = self.running_mean, self.running_var
@@ -63,12 +59,16 @@ class ViewBatchNorm(_BatchNorm):
             running = self.running_mean.clone(), self.running_var.clone()
         else:
             self.num_batches_tracked += views
-        if views == 1 and not torch.compiler.is_compiling():  # torch has kernels for these
+        if not torch.compiler.is_compiling():  # torch has kernels for these
             if self.group is None:
-                return F.batch_norm(
-                    input, *running, self.weight, self.bias, True, self.momentum, self.eps
-                )
-            if input.is_cuda:
+                parts = [
+                    F.batch_norm(
+                        part, *running, self.weight, self.bias, True, self.momentum, self.eps
+                    )
+                    for part in input.chunk(views)
+                ]
+                return torch.cat(parts) if views > 1 else parts[0]
+            if views == 1 and input.is_cuda:
                 out: Tensor = TorchSyncBatchNorm.apply(
                     input, self.weight, self.bias, *running, self.eps, self.momentum,
                     self.group, self.group.size(),
@@ -84,7 +84,6 @@ class ViewBatchNorm(_BatchNorm):
         Channels come last within it: the compiler then writes channels-last results, without
         copies (it loses the layout of a five-dimensional tensor otherwise).
         """
-        assert len(input) % views == 0
         x = input.movedim(1, -1).unflatten(0, (views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
         wide = x.float()
@@ -95,10 +94,9 @@ class ViewBatchNorm(_BatchNorm):
             count *= self.group.size()
         assert self.momentum is not None
         with torch.no_grad():
-            for view in range(views):
-                running_mean.lerp_(mean[view].flatten(), self.momentum)
-                unbiased = var[view].flatten() * (count / max(1, count - 1))
-                running_var.lerp_(unbiased, self.momentum)
+            unbiased = var * (count / max(1, count - 1))
+            self._move(running_mean, mean.flatten(1))
+            self._move(running_var, unbiased.flatten(1))
         scale = torch.rsqrt(var + self.eps)
         if self.weight is not None:
             scale = scale * self.weight
@@ -107,6 +105,14 @@ class ViewBatchNorm(_BatchNorm):
             shift = shift + self.bias
         out: Tensor = (wide * scale + shift).to(input.dtype).flatten(0, 1).movedim(-1, 1)
         return out
+
+    def _move(self, running: Tensor, seen: Tensor) -> None:
+        """Move running statistics (C,) by those of each part in turn, (parts, C), in one sum."""
+        assert self.momentum is not None
+        stays = 1 - self.momentum
+        ages = torch.arange(len(seen) - 1, -1, -1, device=seen.device)
+        weights = self.momentum * stays**ages
+        running.mul_(stays ** len(seen)).add_((weights[:, None] * seen).sum(0))
 
 
 class ViewBatchNormAct(ViewBatchNorm):
@@ -141,7 +147,8 @@ def use_view_batch_norm(
 
     Args:
         module: is changed in place.
-        images: of each view, on this rank, where batches hold several views; 0: one view each.
+        images: of each view, on this rank, where batches hold several views, or of the parts of a
+            view that have statistics of their own; 0: a batch is one view.
         group: ranks that share statistics; none is this one alone.
     """
     for child in module.modules():
@@ -162,6 +169,21 @@ def recomputing() -> Iterator[None]:
         _recomputing = before
 
 
+def groups_of(module: nn.Module, images: int, ranks: int) -> int:
+    """Return into how many parts of one size BN cuts a view, each with statistics of its own.
+
+    Args:
+        module: has been through ``use_view_batch_norm``; of others each rank's share is a part.
+        images: of the view on each rank.
+        ranks: that have as many each.
+    """
+    for child in module.modules():
+        if isinstance(child, ViewBatchNorm):
+            together = 1 if child.group is None else child.group.size()
+            return images // (child.images or images) * ranks // together
+    return ranks
+
+
 def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
     """Return what replaces a BatchNorm and computes the same; None for all other layers."""
     if isinstance(module, ViewBatchNorm):
@@ -179,6 +201,6 @@ def _view_kind(module: nn.Module) -> type[ViewBatchNorm] | None:
 def _joined(mean: Tensor, var: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Join the ranks' means and biased variances, each of as many samples."""
     own = torch.stack([mean, var])[None]
-    means, variances = _gather(own, 0, group).unbind(1)
+    means, variances = gather_with_gradient(own, group).unbind(1)
     mean = means.mean(0)
     return mean, variances.mean(0) + (means - mean).square().mean(0)

@@ -1,42 +1,76 @@
-"""The projection and prediction MLPs (section 3, "Baseline settings").
+"""The projection and prediction MLPs of the methods; SimSiam's are of its section 3.
 
-The initialisers are PyTorch's defaults.
+The initialisers are PyTorch's defaults. Where BN is left out the layer has a bias (BN would take it
+away again), and an identity in BN's place, so that weights have the same names in all variants:
+layer i is module 3 i.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import nn
 
+from fastsiam.config import HeadNorm
 
-def projector(features: int, dim: int, *, layers: int, hidden: int = 0) -> nn.Sequential:
-    """Build the projection MLP: (N, features) to (N, dim); ``hidden`` wide between, 0 is ``dim``.
 
-    "BN applied to each fully-connected layer, including its output fc. Its output fc has no ReLU":
-    the output BN has no affine parameters, as in the authors' code. No fc has a bias, for BN takes
-    it away again.
+def mlp(
+    *widths: int, hidden_bn: bool = True, output_bn: bool = False, output_affine: bool = True
+) -> nn.Sequential:
+    """Build fully connected layers with ReLUs between: (N, first width) to (N, last width).
+
+    Args:
+        widths: of the input, the hidden layers and the output.
+        hidden_bn: whether hidden layers have BN.
+        output_bn: whether the output has BN.
+        output_affine: whether that BN has a scale and an offset.
     """
-    widths = [features] + [hidden or dim] * (layers - 1) + [dim]
     modules: list[nn.Module] = []
-    for i in range(layers):
-        last = i == layers - 1
-        modules += [
-            nn.Linear(widths[i], widths[i + 1], bias=False),
-            nn.BatchNorm1d(widths[i + 1], affine=not last),
-        ]
-        if not last:
-            modules.append(nn.ReLU(inplace=True))
+    for width, to in pairwise(widths[:-1]):
+        norm = nn.BatchNorm1d(to) if hidden_bn else nn.Identity()
+        modules += [nn.Linear(width, to, bias=not hidden_bn), norm, nn.ReLU(inplace=True)]
+    modules.append(nn.Linear(widths[-2], widths[-1], bias=not output_bn))
+    if output_bn:
+        modules.append(nn.BatchNorm1d(widths[-1], affine=output_affine))
     return nn.Sequential(*modules)
 
 
-def predictor(dim: int, hidden: int) -> nn.Sequential:
-    """Build the prediction MLP: (N, dim) to (N, dim) through a bottleneck.
+def projector(
+    features: int,
+    dim: int,
+    *,
+    layers: int,
+    hidden: int = 0,
+    norm: HeadNorm = "default",
+    affine: bool = False,
+) -> nn.Sequential:
+    """Build SimSiam's projection MLP: (N, features) to (N, dim).
+
+    "BN applied to each fully-connected layer, including its output fc. Its output fc has no ReLU":
+    the output BN has no affine parameters, as in the authors' code, unless ``affine``.
+
+    Args:
+        features: of the backbone.
+        dim: of the output.
+        layers: fully connected ones.
+        hidden: width between; 0 is ``dim``.
+        norm: which layers have BN (Table 3).
+        affine: whether the output's BN has a scale and an offset.
+    """
+    return mlp(
+        features,
+        *[hidden or dim] * (layers - 1),
+        dim,
+        hidden_bn=norm != "none",
+        output_bn=norm in ("default", "all"),
+        output_affine=affine,
+    )
+
+
+def predictor(dim: int, hidden: int, *, norm: HeadNorm = "default") -> nn.Sequential:
+    """Build SimSiam's prediction MLP: (N, dim) to (N, dim) through a bottleneck.
 
     "BN applied to its hidden fc layers. Its output fc does not have BN or ReLU"; the output has a
     bias.
     """
-    return nn.Sequential(
-        nn.Linear(dim, hidden, bias=False),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(inplace=True),
-        nn.Linear(hidden, dim),
-    )
+    return mlp(dim, hidden, dim, hidden_bn=norm != "none", output_bn=norm == "all")

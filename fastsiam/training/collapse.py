@@ -1,4 +1,4 @@
-"""Whether the representation collapses: two measures of the embeddings, and who watches them."""
+"""Whether the representation collapses: two measures of the embeddings (``guard`` judges them)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from fastsiam.errors import TrainingError
 
 _RANK_ROWS = 1024
 
@@ -58,42 +56,3 @@ def rank_of_gram(gram: Tensor) -> Tensor:
     singular = torch.linalg.eigvalsh(gram.double()).clamp(min=0).sqrt()
     share = singular / singular.sum().clamp(min=1e-30)
     return torch.exp(-torch.xlogy(share, share).sum())
-
-
-class CollapseGuard:
-    """Watches the measures of the log points and speaks up when the representation collapses."""
-
-    SPREAD = 0.5
-    """z_std below this is a collapse in progress; a healthy run stays above 0.8."""
-    RANK = 4.0
-    """Fewer dimensions than this carry nothing, whatever their spread; tiny batches have fewer."""
-
-    ADVICE = (
-        "usual causes: the stop-gradient is missing, the learning rate is too high for the batch, "
-        "BN sees too few samples, the augmentation is too weak, or fp16 overflow"
-    )
-
-    def __init__(self, on_collapse: str, *, batch: int) -> None:
-        self._stops = on_collapse == "stop"
-        self._least_rank = min(self.RANK, batch / 4)
-        self._warned = False
-
-    def check(self, step: int, spread: float, rank: float) -> str | None:
-        """Return a warning, once for each episode.
-
-        Raises:
-            TrainingError: on collapse, if the run shall stop then.
-        """
-        if spread >= self.SPREAD and rank >= self._least_rank:
-            self._warned = False
-            return None
-        message = (
-            f"the representation collapses at step {step:,}: std {spread:.3f} (healthy: near 1), "
-            f"effective rank {rank:.1f}; {self.ADVICE}"
-        )
-        if self._stops:
-            raise TrainingError(message)
-        if self._warned:
-            return None
-        self._warned = True
-        return message

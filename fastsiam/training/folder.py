@@ -19,6 +19,26 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 """How the system says that another process holds a lock."""
 
 
+def user_of(run: Path) -> str:
+    """Say which process has a run's folder now; empty if none has, or nobody can tell."""
+    try:
+        file = os.open(run / "lock", os.O_RDWR)
+    except OSError:
+        return ""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return _written(file) if error.errno in _TAKEN else ""
+    finally:
+        os.close(file)
+    return ""
+
+
+def _written(file: int) -> str:
+    """Return what the process that has a lock wrote of itself."""
+    return os.pread(file, 1000, 0).decode(errors="replace").strip() or "another process"
+
+
 class RunFolder:
     """A run's folder.
 
@@ -103,11 +123,10 @@ class RunFolder:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno in _TAKEN:
-                    who = os.pread(file, 1000, 0).decode(errors="replace").strip()
+                    who = _written(file)
                     os.close(file)
                     raise FastSiamError(
-                        f"{self.path} is in use by {who or 'another process'}; wait for it, "
-                        "or choose another --out"
+                        f"{self.path} is in use by {who}; wait for it, or choose another --out"
                     ) from error
                 self.console.warn(
                     f"{self.path} cannot be locked ({why(error)}): take care that no other run "

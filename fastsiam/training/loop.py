@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import closing, nullcontext
-from itertools import islice
 from pathlib import Path
 
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import StopSignals
-from fastsiam.errors import CheckpointError, FastSiamError, Interrupted, TrainingError
+from fastsiam.errors import CheckpointError, DataError, FastSiamError, Interrupted, TrainingError
 from fastsiam.files import quoted
-from fastsiam.methods import Method
 from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Loader
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
@@ -87,7 +84,7 @@ def train(
                     evaluations.run(step, log)
                 method.train()
                 clock.resume()
-                for batch in _batches(loader, method, epoch, skip, clock):
+                for batch in clock.over(loader.epoch(epoch, skip=skip)):
                     if step == first:  # kernels may have been compiled, data decoded
                         console.say(f"first batch after {time.monotonic() - began:.1f} s")
                     loss, embedding = take_step(batch, at=step)
@@ -123,11 +120,17 @@ def train(
         console.say(f"{reason}: step {step:,} of {total:,}, saved {saver.path}")
     except (TrainingError, CheckpointError, Interrupted):
         raise
+    except KeyboardInterrupt:
+        if step == first:
+            raise
+        raise _interrupted(signal.SIGINT, step, folder.path, saver.path) from None
     except FastSiamError as error:
         if place.world == 1:  # the other ranks know nothing of it: no saving together
             points.check_finite(step, saved=saver)
             points.settle()
-            error.add_note(f"saved {saver.save(step)} at step {step:,}")
+            without = "; without the image it goes on by --data-changed accept"
+            said = without if isinstance(error, DataError) else ""
+            error.add_note(f"saved {saver.save(step)} at step {step:,}{said}")
         raise
     finally:
         with closing(log) if log else nullcontext():
@@ -143,28 +146,6 @@ def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str
         f"{duration(each * per_epoch)}, the {left:,} steps that are left {duration(each * left)}"
         f"{', evaluations apart' if config.monitor.knn_every else ''}"
     )
-
-
-def _batches(
-    loader: Loader, method: Method, epoch: int, skip: int, clock: Clock
-) -> Iterator[Batch]:
-    """Yield an epoch's batches; a method that looks ahead sees each stretch before it is taken.
-
-    A stretch begins where ``ahead`` divides the step within the epoch. A run that is resumed in the
-    middle of one goes on with what the method kept of it.
-    """
-    if not method.ahead:
-        yield from clock.over(loader.epoch(epoch, skip=skip))
-        return
-    while skip < loader.steps:
-        if skip % method.ahead == 0:
-            with closing(loader.epoch(epoch, skip=skip)) as coming:  # type: ignore[type-var]
-                method.before_steps(islice(coming, method.ahead))
-        stretch = method.ahead - skip % method.ahead
-        with closing(loader.epoch(epoch, skip=skip)) as batches:  # type: ignore[type-var]
-            for batch in clock.over(islice(batches, stretch)):
-                skip += 1
-                yield batch
 
 
 def _interrupted(signalled: int, step: int, run: Path, saved: Path) -> Interrupted:

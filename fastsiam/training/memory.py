@@ -12,7 +12,7 @@ from fastsiam.methods import method_skeleton
 from fastsiam.training.numerics import autocast_type
 
 _OF_EACH_WEIGHT = 3
-"""The weight, its gradient and its momentum."""
+"""The weight, its gradient and its momentum; one that no gradient moves has neither."""
 _ACTIVATIONS = 1.5
 """What goes beyond the activations that the backward pass needs: those under way, gaps."""
 _OF_EACH_VIEW = 5
@@ -51,7 +51,7 @@ def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
     width = autocast_type(config.numerics.precision, place.device).itemsize
     activations = sum(x.numel() * min(width, x.itemsize) for x in kept.values())
     state = sum(buffer.nbytes for buffer in method.buffers())
-    state += _OF_EACH_WEIGHT * sum(weight.nbytes for weight in weights)
+    state += sum(x.nbytes * (_OF_EACH_WEIGHT if x.requires_grad else 1) for x in weights)
     pixels = local * 3 * sum(side * side for side in sides) * 4
     rest = _GPU_BYTES if place.device.type == "cuda" else 0
     return state + _ACTIVATIONS * activations + _OF_EACH_VIEW * pixels + rest

@@ -14,10 +14,11 @@ from fastsiam.config import MonitorConfig
 from fastsiam.config.flags import to_flags
 from fastsiam.console import Console
 from fastsiam.distributed import gather, mean_across_ranks
-from fastsiam.errors import TrainingError
+from fastsiam.errors import NOT_FINITE, TrainingError
 from fastsiam.training.clock import Clock
-from fastsiam.training.collapse import CollapseGuard, gram, rank_of_gram, z_std
+from fastsiam.training.collapse import gram, rank_of_gram, z_std
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
@@ -92,7 +93,9 @@ class LogPoints:
         )  # fmt: skip
         self._batch = config.optim.batch
         self._finite = FiniteCheck(place.device)
-        self._guard = CollapseGuard(config.monitor.on_collapse, batch=self._batch)
+        self._guard = CollapseGuard(
+            config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
+        )
         stops = config.monitor.on_collapse == "stop"
         self._judges = place.leads or stops
         self._thread = (
@@ -123,8 +126,7 @@ class LogPoints:
         bad = self._finite.verdict()
         if bad is not None:
             raise TrainingError(
-                f"the loss is not finite at step {bad:,}; {saved}; "
-                "try a lower --lr or --precision fp32"
+                f"{NOT_FINITE} at step {bad:,}; {saved}; try a lower --lr or --precision fp32"
             )
 
     def log(self, done: int, loss: Tensor, embedding: Tensor) -> None:

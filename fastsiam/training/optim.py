@@ -33,6 +33,7 @@ def build_optimizer(config: OptimConfig, groups: Sequence[ParamGroup]) -> torch.
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             trust=config.lars_trust,
+            adapt_all=config.lars_all,
         )
     else:
         optimizer = torch.optim.SGD(
@@ -159,18 +160,23 @@ def peak_lr(config: OptimConfig) -> float:
     return config.lr * config.batch / 256
 
 
-def cosine(peak: float, step: int, *, total: int, warmup: int = 0) -> float:
-    """Return a rate that rises to its peak along a line, and then falls to 0 along a cosine.
+def cosine(
+    peak: float, step: int, *, total: int, warmup: int = 0, start: float = 0.0, end: float = 0.0
+) -> float:
+    """Return a rate that rises to its peak along a line, and then falls along a cosine.
 
     Args:
         peak: the rate at the end of the warm-up.
         step: from 0; ``warmup`` is the first at the peak.
-        total: steps in all; the rate would be 0 after the last.
+        total: steps in all; the rate would be at its end after the last.
         warmup: steps of them that rise.
+        start: the rate from which it rises.
+        end: the rate to which it falls.
     """
     if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+        return start + (peak - start) * (step + 1) / warmup
+    share = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+    return end + (peak - end) * share
 
 
 def rates_at(
@@ -195,15 +201,16 @@ def decaying_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float
 
     A restart is a cosine from the rate of the step before it.
     """
-    total = config.epochs * steps_per_epoch
+    total, peak = config.epochs * steps_per_epoch, peak_lr(config)
+    end = peak * config.lr_end
     if config.before_restart is None:
-        warmup = round(config.warmup_epochs * steps_per_epoch)
-        return cosine(peak_lr(config), step, total=total, warmup=warmup)
+        warmup, start = round(config.warmup_epochs * steps_per_epoch), peak * config.warmup_from
+        return cosine(peak, step, total=total, warmup=warmup, start=start, end=end)
     before, restart = config.before_restart
     if step < restart:
         return decaying_rate(before, step, steps_per_epoch)
     last = decaying_rate(before, restart - 1, steps_per_epoch)
-    return cosine(last, step - restart, total=total - restart)
+    return cosine(last, step - restart, total=total - restart, end=min(end, last))
 
 
 def longer(
@@ -252,7 +259,8 @@ def longer(
     left = f"{rounded(epochs - step / steps_per_epoch)} epochs"
     return replace(config, epochs=epochs, restarts=restarts), (
         f"learning rate: {last:.3g} now and at the next step, {last / peak:.0%} of its peak: "
-        f"a cosine from there to 0 over the {left} that are left"
+        f"a cosine from there to {min(last, peak * config.lr_end):.3g} "
+        f"over the {left} that are left"
     )
 
 

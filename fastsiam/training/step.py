@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, bn_group, data_parallel, peer_is_gone
 from fastsiam.errors import BackendError
-from fastsiam.methods import Method, Output
+from fastsiam.methods import Method, Moment, Output, image_rows
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.trace import span
 from fastsiam.training.compile import compiling, first_line, kept_in, why_not, without_compilation
@@ -121,7 +121,7 @@ class TrainingStep:
         set_rates(
             self.optimizer, rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
         )
-        progress = at / self.total
+        moment = Moment(at, self.steps_per_epoch, self.total)
         parts = batch.chunks(self.config.optim.accumulate)
         total = torch.zeros((), device=self.place.device)
         outputs: list[Output] = []
@@ -131,12 +131,12 @@ class TrainingStep:
             total += output.loss.detach() / len(parts)
             outputs.append(output._replace(loss=output.loss.detach()))
         with span("optimizer"):
-            self.method.before_optimizer(progress=progress)
+            self.method.before_optimizer(at=moment)
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             with torch.no_grad():
-                self.method.after_step(outputs, progress=progress)
+                self.method.after_step(outputs, at=moment)
         return total, outputs[-1].embedding
 
     def state(self) -> dict[str, dict[str, Any]]:
@@ -175,7 +175,11 @@ class TrainingStep:
         views = tuple(view.contiguous(memory_format=layout) for view in batch.views)
         with autocast(self.place.device, self._dtype):
             output: Output = self._model(views, batch.index)
-        return output
+        if not self._is_compiled:
+            return output
+        # The compiled backward pass may write over what it shares with these.
+        carry = {name: kept.clone() for name, kept in output.carry.items()}
+        return output._replace(embedding=output.embedding.clone(), carry=carry)
 
     def _compile(self) -> str:
         """Compile the model; return why that fails, if it does."""
@@ -198,9 +202,13 @@ class TrainingStep:
             return first_line(error)
 
     def _take_no_steps(self, count: int) -> None:
-        """Go forward and backward on noise, and leave everything as it was."""
+        """Go forward and backward on noise, and leave everything as it was.
+
+        Rows of images may be more than there is room for twice, and only ``after_step`` moves them.
+        """
         batch = self._noise()
-        buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+        rows = image_rows(self.config.model)
+        buffers = {k: x.clone() for k, x in self.method.named_buffers() if k not in rows}
         try:
             for _ in range(count):
                 # Outputs live on in the backward pass, as a step's do: a graph that was recorded
@@ -211,8 +219,8 @@ class TrainingStep:
         finally:
             self.method.zero_grad(set_to_none=True)
             with torch.no_grad():
-                for name, buffer in self.method.named_buffers():
-                    buffer.copy_(buffers[name])
+                for name, buffer in buffers.items():
+                    self.method.get_buffer(name).copy_(buffer)
 
     def _noise(self) -> Batch:
         """Return a batch of noise; torch's own generators stay untouched.
@@ -248,7 +256,7 @@ class TrainingStep:
         together = self._is_compiled and step.batch_views
         method.views_together = together
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
-        images = self._images if together else 0
+        images = self.config.numerics.bn_images or (self._images if together else 0)
         use_view_batch_norm(method, images=images, group=self._bn_group)
         vars(method).pop("forward", None)
         if self._is_compiled:

@@ -130,8 +130,7 @@ class Store(ABC):
         """Say what can be done about a bad image."""
         return (
             f"{self.repair}, or convert all but such: "
-            f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad; "
-            "a run goes on without them by --data-changed accept"
+            f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad"
         )
 
 

@@ -18,9 +18,10 @@ from fastsiam.bench.charts import charts, stages
 from fastsiam.bench.contestants.decode import OUR_PART
 from fastsiam.bench.records import Record, read, record, write
 from fastsiam.bench.report import renew, write_report
-from fastsiam.bench.tables import caption, markdown, rows_of, table
+from fastsiam.bench.tables import caption, rows_of, table
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import DataError
+from fastsiam.report.markdown import markdown
 from tests.conftest import ROOT
 
 IMAGES = 100
@@ -346,13 +347,14 @@ def test_what_cannot_be_read_or_written_is_said_in_one_line(tmp_path: Path) -> N
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_TABLES = [page for page in PAGES if "<!-- bench:" in page.read_text()]
+WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study):", page.read_text())]
 
 
 def test_every_record_stands_on_a_page() -> None:
     shown = " ".join(page.read_text() for page in PAGES)
-    for file in (ROOT / "bench" / "results").glob("*.json"):
-        assert file.name in shown, file
+    results = ROOT / "bench" / "results"
+    for file in [*results.glob("*.json"), *results.glob("study/**/*.json")]:
+        assert str(file.relative_to(results)) in shown, file
 
 
 @pytest.mark.parametrize("page", WITH_TABLES, ids=lambda page: page.name)

@@ -53,10 +53,13 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "simclr"], "unknown recipe 'simclr'; there are imagenet, cifar10, demo"),
+        (["--recipe", "nothing"], "unknown recipe 'nothing'; there are imagenet, cifar10, demo"),
         (["--lr", "0"], "lr must be above 0, not 0.0"),
         (["--epochs", "0"], "epochs must be at least 1"),
-        (["--pipeline", "magic"], "'magic' is not one of"),
+        (["--pipeline", "fcv"], "'--pipeline': 'fcv' is not one of 'auto', 'torchvision', "),
+        (["--pipeline", "fcv"], "'synthetic'; did you mean ffcv?"),
+        (["--lr", "abc"], "'--lr': 'abc' "),
+        (["--lr", "\\d"], "'--lr': '\\\\d' "),
         (["--gpus", "3", "--device", "cpu"], "batch 512 cannot be shared equally by 3 ranks"),
         (["--batch", "10", "--accumulate", "3"], "batch 10 cannot be cut into 3 equal parts"),
         (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
@@ -69,6 +72,21 @@ def test_wrong_usage_exits_2(arguments: list[str], message: str) -> None:
     done = fastsiam("train", *arguments, code=2)
     assert message in re.sub(r"[│\s]+", " ", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_interrupted_before_the_first_step_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*args: object, **how: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastsiam.jobs.train.preflight", interrupted)
+    monkeypatch.setattr(sys, "argv", ["fastsiam", "train", "--out", str(tmp_path / "run")])
+    with pytest.raises(SystemExit) as ending:
+        cli._run()
+    assert ending.value.code == 130
+    said = capsys.readouterr().err
+    assert said == "SIGINT: stopped before a step was taken; there is nothing to save\n"
 
 
 def bad_world(kind: str, folder: Path) -> list[str]:
@@ -277,7 +295,7 @@ def test_eval_knn_prints_its_protocol(small: TrainConfig, tmp_path: Path) -> Non
 
 
 def test_eval_knn_without_a_run(tmp_path: Path) -> None:
-    assert "no checkpoint at" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
+    assert "is no run's folder" in fastsiam("eval", "knn", str(tmp_path), code=1).stderr
 
 
 @pytest.mark.parametrize("pipeline", ["torchvision", "memory", "torchvision,memory"])

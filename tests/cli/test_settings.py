@@ -55,8 +55,9 @@ def test_the_help_of_train_stands_in_sections() -> None:
     text = help_of("train")
     assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+)[: ](?!.*OPTIONS)", text, re.MULTILINE)
+    methods = {flag.heading for flag in train_flags() if flag.heading.startswith("Method ")}
     assert titles == [
-        *("Options", "Data", "Views", "Model", "Method"),
+        *("Options", "Data", "Views", "Model", *["Method"] * len(methods)),
         *("Optimiser", "Numerics", "Step", "Monitoring", "Run"),
     ]
     for flag in train_flags():
@@ -70,8 +71,10 @@ def test_every_default_stands_in_the_help() -> None:
     for option, default in (("crop", "224"), ("knn-first", "no-knn-first"), ("knn-every", "10")):
         found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
         assert found and found.group(1) == default
-    values = to_flags(RECIPES["imagenet"]()).values()
-    assert said.count("[default:") == 1 + sum(value != "" for value in values)  # 1: --recipe
+    values = to_flags(RECIPES["imagenet"]())
+    others = [flag.name for flag in train_flags() if flag.name not in values]  # of other methods
+    there = sum(value != "" for value in values.values())
+    assert said.count("[default:") == 1 + there + len(others)  # 1: --recipe
 
 
 def test_evaluations_have_sections_too() -> None:
@@ -215,6 +218,18 @@ def test_an_extension_that_was_killed_before_it_saved_goes_on(
     assert history(run) == expected and checkpoints.load(run).config.optim.epochs == 5
 
 
+def test_a_branch_of_a_longer_run_keeps_its_own_length(begun: TrainConfig, tmp_path: Path) -> None:
+    """The run's --extend is not that of the branch, which was given another."""
+    run, branch = str(tmp_path / "run"), str(tmp_path / "branch")
+    fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "7")
+    fastsiam("train", "--resume", run, "--out", branch, "--extend", "6", "--max-steps", "8")
+    said = fastsiam("train", "--resume", run, "--out", branch).stderr
+    assert "is at step 8 of 18; --max-steps 0 goes on" in said
+    assert parse("--resume", run, "--out", branch, "--extend", "7")[1].run.extend == 7
+    said = fastsiam("train", "--resume", run, "--out", branch, "--lr", "9", code=1).stderr
+    assert "lr: 0.25 -> 9.0" in said
+
+
 def test_ranks_go_on_by_the_folder_alone(begun: TrainConfig, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fastsiam_on_ranks(2, "train", "--resume", str(run), "--extend", "5", "--max-steps", "8")
@@ -234,6 +249,12 @@ def test_a_checkpoint_without_its_record_goes_on_too(begun: TrainConfig, tmp_pat
 def test_what_is_no_run_is_one_line(begun: TrainConfig, tmp_path: Path) -> None:
     said = fastsiam("train", "--resume", str(tmp_path / "none"), code=1).stderr
     assert said == f"error: no checkpoint at {tmp_path / 'none'}\n"
+    (tmp_path / "photos").mkdir()
+    said = fastsiam("train", "--resume", str(tmp_path / "photos"), code=1).stderr
+    assert said == (
+        f"error: {tmp_path / 'photos'} is no run's folder: it holds neither config.json nor "
+        "checkpoints/last.pt\n"
+    )
     (tmp_path / "run" / "config.json").write_text("{")
     assert "run/config.json cannot be read as JSON" in refused("--resume", str(tmp_path / "run"))
 

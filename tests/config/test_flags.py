@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fastsiam.config import AugmentConfig, OptimConfig, SimSiamConfig, TrainConfig, ViewConfig
+from fastsiam.config import (
+    METHOD_CONFIGS,
+    AugmentConfig,
+    ModelConfig,
+    OptimConfig,
+    SimSiamConfig,
+    TrainConfig,
+    ViewConfig,
+)
 from fastsiam.config.flags import differences, from_flags, to_flags, train_flags
 from fastsiam.config.recipes import RECIPES
 
@@ -22,7 +31,8 @@ def test_recipes_survive_flags_and_plain_values(recipe: str) -> None:
 
 def test_every_flag_is_a_field_and_the_other_way_round() -> None:
     flags = {flag.name for flag in train_flags()}
-    assert flags == set(to_flags(PAPER))
+    methods = [replace(PAPER, model=ModelConfig(method=own())) for own in METHOD_CONFIGS.values()]
+    assert flags == {name for config in methods for name in to_flags(config)}
     assert {"crop", "lr", "dim", "backbone", "method", "views", "mean", "solarise_p"} <= flags
 
 
@@ -40,6 +50,16 @@ def test_a_value_for_each_view() -> None:
 
 
 @pytest.mark.parametrize(
+    ("crop", "given", "side"),
+    [(224, 0, 256), (128, 0, 146), (65, 0, 74), (64, 0, 64), (32, 0, 32), (32, 256, 256)],
+)
+def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: int) -> None:
+    config = from_flags(to_flags(PAPER) | {"crop": str(crop), "eval_resize": given})
+    assert config.eval_resize == side
+    assert TrainConfig.from_dict(config.to_dict()).monitor.eval_resize == given
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"crop": "96,64,32"}, "crop has 3 values for 2 views: give one, or one for each"),
@@ -51,7 +71,9 @@ def test_a_value_for_each_view() -> None:
         ({"views": 1}, "views must be at least 2, not 1"),
         ({"method": "nothing"}, "unknown method 'nothing'; there are simsiam"),
         ({"crop": "224,8"}, "crop 8 is too small for the imagenet stem"),
-        ({"predictor_lr": "falling"}, "predictor-lr must be constant or cosine"),
+        ({"eval_resize": 200}, r"eval-resize \(200\) must not be smaller than crop \(224\)"),
+        ({"eval_resize": -1}, "eval-resize must be 0 or more, not -1"),
+        ({"predictor_lr": "falling"}, "predictor-lr must be one of constant, cosine"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_name(change: dict[str, Any], message: str) -> None:

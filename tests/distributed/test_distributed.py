@@ -54,6 +54,16 @@ def test_without_joint_statistics_the_result_differs() -> None:
     assert (whole["gradient"][0] - halves["gradient"][0]).abs().max() > 1e-2
 
 
+def test_without_sync_bn_what_layers_keep_is_sent_to_all_ranks(ranks: Ranks) -> None:
+    """Rank 0's is on all ranks then; a method's own buffers, gigabytes perhaps, stay put."""
+    first, second = ranks("own_bn", 2)
+    statistics = [f"0.{x}" for x in ("running_mean", "running_var", "num_batches_tracked")]
+    assert first["sent"] == second["sent"] == [*statistics, "1.average"]
+    torch.testing.assert_close(first["mean"], second["mean"])
+    assert (first["1.average"], second["1.average"]) == (0.0, 0.0)
+    assert (first["rows"], second["rows"]) == (0.0, 1.0)
+
+
 def test_sync_bn_equals_batch_norm_of_the_joint_views(ranks: Ranks) -> None:
     """Two views on two ranks: the same as torch's BN of each whole view in turn."""
     check_joint_bn(ranks("sync_bn", 2))

@@ -26,6 +26,7 @@ from fastsiam.training.numerics import FiniteCheck, autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 from tests.configs import with_settings
+from tests.methods.variants import RELATED
 
 pytestmark = pytest.mark.gpu
 
@@ -74,6 +75,47 @@ def test_a_step_never_waits_for_the_device(
     assert finite.verdict() is None
     clock.pause()
     assert 0 < clock.read(8)["data_wait"] < 1
+
+
+@pytest.mark.parametrize("compiled", ["off", "on"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", RELATED)
+def test_a_step_of_the_related_methods_never_waits(
+    name: str, precision: str, compiled: str, gpu: TrainConfig
+) -> None:
+    """Momentum encoders, queues and frozen prototypes; the prototypes move in the fourth step."""
+    config = RELATED[name].applied(gpu, precision=precision, compile=compiled)
+    place = Place(0, 1, torch.device("cuda", 0))
+    step = TrainingStep(config, build_method(config.model, images=24), place, steps_per_epoch=3)
+    assert "cannot" not in step.prepare()
+    loader = loader_of(config, place)
+    batches = [batch for epoch in range(2) for batch in loader.epoch(epoch)]
+    step(batches[0], at=0)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        losses = [step(batch, at=at)[0] for at, batch in enumerate(batches[1:], start=1)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.stack(losses).isfinite().all() or "no stop-gradient" in name
+
+
+@pytest.mark.parametrize("name", RELATED)
+def test_compiled_steps_of_the_related_methods_are_the_eager_ones(
+    name: str, gpu: TrainConfig
+) -> None:
+    """Losses of six steps in float32, across the step in which queues begin to count."""
+    place, curves = Place(0, 1, torch.device("cuda", 0)), []
+    for compiled in ("off", "on"):
+        settings: dict[str, Any] = {"precision": "fp32", "tf32": False, "lr": 0.05}
+        config = RELATED[name].applied(gpu, compile=compiled, **settings)
+        torch.manual_seed(0)
+        method = build_method(config.model, images=24)
+        step = TrainingStep(config, method, place, steps_per_epoch=3)
+        assert "cannot" not in step.prepare() and step.config == config
+        loader = loader_of(config, place)
+        batches = [batch for epoch in range(2) for batch in loader.epoch(epoch)]
+        curves.append([step(batch, at=at)[0].item() for at, batch in enumerate(batches)])
+    np.testing.assert_allclose(curves[1], curves[0], atol=5e-3)
 
 
 @pytest.mark.parametrize(("views", "compiled"), [(1, False), (2, False), (1, True), (2, True)])

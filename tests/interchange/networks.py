@@ -50,7 +50,7 @@ def saved_run(
 ) -> SimSiam:
     """Write a run's checkpoint without training; the model is put into the settings."""
     torch.manual_seed(0)
-    method: SimSiam = trained(build_method(model), side)
+    method: SimSiam = trained(build_method(model, images=1234), side)
     state = Checkpoint(
         config=replace(config or TrainConfig(), model=model),
         step=30,

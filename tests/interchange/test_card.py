@@ -37,3 +37,25 @@ def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
     export_weights(headed, format="torchvision", out=tmp_path / "u.pth")
     card = (tmp_path / "u.pth.md").read_text()
     assert card.startswith("# ResNet-18, pre-trained with SimSiam") and "labels" not in card
+
+
+def test_the_card_says_how_the_rate_goes_and_what_bn_sees(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", changed_model(R18, dim=16))
+    read = load_pretrained(tmp_path / "run")
+    assert read.config is not None
+    for settings, rate in (
+        ({}, "0.05 x batch / 256, cosine, 0 epochs of warm-up"),
+        (
+            {"lr_end": 0.001, "warmup_epochs": 2.0, "warmup_from": 0.0625},
+            "0.05 x batch / 256, cosine to 0.001 of the peak, 2 epochs of warm-up from 0.0625 of "
+            "the peak",
+        ),
+    ):
+        groups = {"sync_bn": False, "bn_images": 32} if settings else {}
+        config = with_settings(read.config, lr=0.05, **settings, **groups)
+        out = tmp_path / f"{len(settings)}.pth"
+        export_weights(replace(read, config=config), format="torchvision", out=out)
+        card = (tmp_path / f"{out.name}.md").read_text()
+        assert f"| learning rate | {rate} |" in card
+        assert ("| BN statistics | of 32 images each |" in card) == bool(settings)
+        assert "| stop-gradient | yes |" in card

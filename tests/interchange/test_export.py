@@ -210,6 +210,18 @@ def test_shared_resnets_have_the_same_names() -> None:
             "plain or --format torchvision or --format timm or --format detectron2",
         ),
         (
+            changed_model(R18, head_bn="hidden"),
+            "simsiam",
+            "head-bn hidden: the authors' heads are those of default",
+            "plain or --format torchvision or --format timm or --format detectron2",
+        ),
+        (
+            changed_model(R18, output_affine=True),
+            "simsiam",
+            "a scale and offset of the projector's output BN: the authors' has none",
+            "plain or --format torchvision or --format timm or --format detectron2",
+        ),
+        (
             replace(R18, backbone="shufflenet_v2_x0_5"),
             "timm",
             "no shufflenet_v2_x0_5 there",
@@ -240,6 +252,13 @@ def test_what_a_format_cannot_hold_is_refused(
     possible, refused = exports_of(model).split("; not ")
     assert possible == f"exports: {instead.replace(' or --format', ',')}"
     assert re.search(rf"\b{format}\b[^()]*\({re.escape(message)}\)", refused)
+
+
+def test_a_run_without_predictor_has_none_for_the_authors_layout(tmp_path: Path) -> None:
+    model = changed_model(R18, predictor="none")
+    with pytest.raises(CheckpointError, match=r"\(no predictor in the file\): use --format plain"):
+        export_weights(untrained(model), format="simsiam", out=tmp_path / "w.pt")
+    assert exports_of(model).endswith("detectron2; not simsiam (no predictor)")
 
 
 def test_what_fits_everywhere_is_said_so() -> None:

@@ -166,11 +166,11 @@ def test_damaged_metadata_are_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_exported_files_have_the_rights_of_any_file(tmp_path: Path) -> None:
-    read = untrained(R18)  # every format can hold it
+    read = untrained(R18)  # every format can hold it, but those of other methods
     endings = {"simsiam": "pth", "detectron2": "pkl"}
     before = os.umask(0o027)
     try:
-        for format in FORMATS:
+        for format in (name for name in FORMATS if name not in ("moco", "swav")):
             out = tmp_path / f"{format}.{endings.get(format, 'safetensors')}"
             for path in export_weights(read, format=format, out=out):
                 assert path.stat().st_mode & 0o777 == 0o640, path

@@ -18,7 +18,7 @@ from fastsiam.config import ModelConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.methods import build_method
-from tests.configs import model_of
+from tests.configs import changed_model, model_of
 from tests.interchange.networks import R18, TINY, Authors, X, prefixed, resnets, saved_run
 from tests.tiers import rest_slow
 
@@ -30,11 +30,18 @@ from tests.tiers import rest_slow
         model_of(backbone="resnet50", width=8, dim=16, projector_dim=24, predictor_dim=4),
         model_of(backbone="resnet101", stem="cifar", width=4, projector_layers=1, dim=8),
         model_of(backbone="resnet152", width=4, projector_layers=4, dim=8, predictor_dim=2),
+        changed_model(TINY, head_bn="none"),
+        changed_model(TINY, head_bn="hidden"),
+        changed_model(TINY, head_bn="all", output_affine=True),
+        changed_model(TINY, output_affine=True),
+        changed_model(TINY, predictor="none", predictor_dim=512),
+        changed_model(TINY, predictor="none", predictor_dim=512, head_bn="none"),
         TINY,
     ],
     ids=lambda model: model.backbone,
 )
 def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
+    """A predictor that is not there has the width that is usual."""
     state = build_method(model).state_dict()
     state = {f"module.{k.replace('projector', 'encoder.fc')}": v for k, v in state.items()}
     torch.save(
@@ -157,6 +164,15 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
 
 
+def test_heads_that_no_setting_has_are_refused(tmp_path: Path) -> None:
+    """BN behind the hidden layer of one head alone; BN without running statistics."""
+    bn = "module.predictor.1."
+    said = broken(lambda s: [s.pop(k) for k in list(s) if k.startswith(bn)], tmp_path)
+    assert "4 missing (predictor.1.weight, predictor.1.bias, predictor.1.running_mean" in said
+    said = broken(lambda s: s.pop(f"{bn}running_mean"), tmp_path)
+    assert "1 missing (predictor.1.running_mean)" in said
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -194,5 +210,5 @@ def test_files_without_weights_are_refused(tmp_path: Path) -> None:
             load_pretrained(tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="no checkpoint at"):
         load_pretrained(tmp_path / "nowhere.pth")
-    with pytest.raises(CheckpointError, match="no checkpoint at"):
+    with pytest.raises(CheckpointError, match="is no run's folder"):
         load_pretrained(tmp_path)

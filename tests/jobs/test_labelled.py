@@ -204,6 +204,20 @@ def test_low_shot_takes_a_fixed_share_of_every_class(kind: str, run: Path, tmp_p
     assert len(list((run / "eval").glob(f"{kind}-mine-epoch1-*.json"))) == 1
 
 
+def test_another_crop_sees_as_much_as_is_usual(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run's side before the crop is for its own crop; 80 pixels are cut out of 91."""
+    for crop, resize, cut in (
+        (0, 0, "shorter side to 16 pixels, central 16 x 16;"),
+        (20, 0, "shorter side to 20 pixels, central 20 x 20;"),
+        (80, 0, "shorter side to 91 pixels, central 80 x 80;"),
+        (20, 24, "shorter side to 24 pixels, central 20 x 20;"),
+    ):
+        open_subject(run, replace(QUICK, crop=crop, resize=resize), HERE).introduce()
+        assert cut in capfd.readouterr().err
+
+
 def test_bad_input_is_one_line(run: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("class0/000.jpg\nnothing.jpg\n")
     with pytest.raises(DataError, match=r"nothing\.jpg"):
@@ -219,7 +233,7 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path) -> None:
     ):
         assert message in fastsiam("eval", "linear", str(run), *arguments, code=2).stderr
     done = fastsiam("eval", "linear", str(tmp_path), code=1)
-    assert "no checkpoint at" in done.stderr and "Traceback" not in done.stderr
+    assert "is no run's folder" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_command_line(run: Path, tmp_path: Path) -> None:
@@ -388,7 +402,7 @@ def test_images_without_labels_are_counted(run: Path, monkeypatch: pytest.Monkey
 def test_several_ranks_hear_of_bad_input_once(run: Path, tmp_path: Path) -> None:
     flags = ["--gpus", "2", "--device", "cpu"]
     for arguments, message in (
-        (["knn", str(tmp_path)], "no checkpoint at"),
+        (["knn", str(tmp_path)], "is no run's folder"),
         (["linear", str(run), "--batch", "7"], "--batch 7 cannot be shared equally by 2 ranks"),
         (["knn", str(run), "--data", str(tmp_path / "none")], "no data at"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,43 @@ from fastsiam.interchange import load_pretrained
 from fastsiam.jobs.train import preflight, train_here
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
+
+
+@pytest.mark.parametrize(
+    ("variant", "fresh"),
+    [
+        ({"head_bn": "hidden"}, "projector"),  # its output has a bias for the BN; h is the same
+        ({"head_bn": "all"}, "predictor"),
+        ({"head_bn": "none"}, "projector, predictor"),
+        ({"output_affine": True}, "projector"),
+        ({"predictor": "none"}, ""),
+        ({"predictor": "none", "target_average": 0.8}, ""),
+        ({"alternate_every": 10}, ""),
+    ],
+    ids=str,
+)
+def test_a_variant_starts_from_what_fits_of_another(
+    variant: dict[str, Any], fresh: str, small: TrainConfig, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """There and back; a predictor that is not there before is fresh."""
+    small = with_settings(small, max_steps=1, knn_every=0)
+    first = train_here(small, "imagenet")
+    other = with_settings(small, init=str(first), out=str(tmp_path / "other"), **variant)
+    run = train_here(other, "imagenet")
+    said = capsys.readouterr().err
+    assert (f"; fresh: {fresh}\n" in said) if fresh else "fresh" not in said
+    given, state = load_pretrained(first).state, load_pretrained(run).state
+    if "alternate_every" in variant:  # the frozen encoder is what was given
+        for part, name in enumerate(("backbone", "projector")):
+            frozen = {k.removeprefix(f"frozen.{part}."): v for k, v in state.items()
+                      if k.startswith(f"frozen.{part}.") and k.endswith("weight")}  # fmt: skip
+            assert frozen and all(torch.equal(given[f"{name}.{k}"], v) for k, v in frozen.items())
+    back = with_settings(small, init=str(run), out=str(tmp_path / "back"))
+    train_here(back, "imagenet")
+    fresh = fresh or ("predictor" if variant.get("predictor") == "none" else "")
+    said = capsys.readouterr().err
+    assert (f"; fresh: {fresh}\n" in said) if fresh else "fresh" not in said
 
 
 def test_training_starts_from_a_files_weights(

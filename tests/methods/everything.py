@@ -1,8 +1,8 @@
 """A method for tests alone, with everything that SimSiam lacks.
 
 A momentum encoder, a queue of keys spread over ranks, a memory of one row for each image, three
-views of two sizes, a schedule and a weight decay of each parameter group, gradients that are
-dropped for a while, and (in a class of its own) a look at the next steps' images.
+views of two sizes, a schedule and a weight decay of each parameter group, and gradients that are
+dropped for a while.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,10 +20,9 @@ from torch.nn import functional as F
 
 from fastsiam.config import METHOD_CONFIGS, MethodConfig, require
 from fastsiam.distributed import gather
-from fastsiam.methods import METHODS, Method, Output, ParamGroup
+from fastsiam.methods import METHODS, Method, Moment, Output, ParamGroup
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.losses import negative_cosine
-from fastsiam.views.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +47,7 @@ class EverythingConfig(MethodConfig):
 class Everything(Method):
     """The test's method."""
 
-    parts: ClassVar[tuple[str, ...]] = ("backbone", "head")
+    parts = ("backbone", "head")
     queue: Tensor
     pointer: Tensor
     memory: Tensor
@@ -98,12 +97,12 @@ class Everything(Method):
         for target, own in zip(self.target.parameters(), ours, strict=True):
             target.data.lerp_(own.data, 1 - momentum)
 
-    def before_optimizer(self, *, progress: float) -> None:
-        if progress < 0.3:
+    def before_optimizer(self, *, at: Moment) -> None:
+        if at.progress < 0.3:
             self.head[1].weight.grad = None
 
-    def after_step(self, outputs: Sequence[Output], *, progress: float) -> None:
-        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+    def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
+        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * at.progress) + 1) / 2
         self._copy_target(momentum)
         keys, rows, index = (
             gather(torch.cat([output.carry[name] for output in outputs]))
@@ -115,36 +114,12 @@ class Everything(Method):
         self.memory.index_copy_(0, index, rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AheadConfig(EverythingConfig):
-    """Settings of the method that looks ahead."""
-
-    name: ClassVar[str] = "ahead"
-
-
-class Ahead(Everything):
-    """The same; every two steps it writes down what it makes of the images that come next."""
-
-    ahead: ClassVar[int] = 2
-
-    def before_steps(self, batches: Iterable[Batch]) -> None:
-        with torch.no_grad():
-            for batch in batches:
-                rows = self.target.eval()(batch.view2.float()).float()
-                self.memory.index_copy_(0, gather(batch.index), gather(rows))
-        self.target.train()
-
-
 @contextlib.contextmanager
 def registered() -> Iterator[None]:
     """Let the methods be known by their names and settings inside."""
-    methods: dict[type[MethodConfig], type[Method]] = {
-        EverythingConfig: Everything,
-        AheadConfig: Ahead,
-    }
     known = dict(METHOD_CONFIGS), dict(METHODS)
-    METHOD_CONFIGS.update({config.name: config for config in methods})
-    METHODS.update(methods)
+    METHOD_CONFIGS[EverythingConfig.name] = EverythingConfig
+    METHODS[EverythingConfig] = Everything
     try:
         yield
     finally:

@@ -17,12 +17,12 @@ from fastsiam.config.flags import differences, from_flags, to_flags
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.jobs.train import train_here
-from fastsiam.methods import METHODS, SimSiam, build_method, method_skeleton
+from fastsiam.methods import METHODS, Moment, SimSiam, build_method, image_rows, method_skeleton
 from fastsiam.training.log import read_metrics
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.methods import everything
-from tests.methods.everything import Ahead, AheadConfig, Everything, EverythingConfig
+from tests.methods.everything import Everything, EverythingConfig
 from tests.networks import short_resnet10
 from tests.tiers import rest_slow, slow
 from tests.training.runs import history, run_once, run_until, same_state
@@ -48,20 +48,15 @@ def config(small: TrainConfig) -> TrainConfig:
     )
 
 
-def of(config: TrainConfig, method: Any) -> TrainConfig:
-    return replace(config, model=replace(config.model, method=method))
-
-
-@pytest.mark.parametrize("method", [EverythingConfig(), AheadConfig()], ids=lambda m: m.name)
 @pytest.mark.parametrize(
     ("pipeline", "kills"),
     [("memory", (4, 6)), slow(("memory", range(1, 12))), slow(("torchvision", (5,)))],
 )
 def test_it_is_killed_and_resumed_bit_for_bit(
-    pipeline: str, kills: Sequence[int], method: Any, config: TrainConfig, tmp_path: Path
+    pipeline: str, kills: Sequence[int], config: TrainConfig, tmp_path: Path
 ) -> None:
-    """Killed before a step, within stretches that were looked at too, 3 steps in an epoch."""
-    config = of(with_settings(config, pipeline=pipeline, save_every=1), method)
+    """Killed before a step, within epochs of 3 steps and between them."""
+    config = with_settings(config, pipeline=pipeline, save_every=1)
     whole = tmp_path / "whole"
     expected = checkpoints.load(run_once(config, whole))
     assert expected.step == 12
@@ -143,27 +138,31 @@ def test_a_compiled_run_is_resumed_bit_for_bit(config: TrainConfig, tmp_path: Pa
     assert same_state(states[0].model, states[1].model)
 
 
-def test_it_looks_at_each_image_before_it_is_trained_on(
+def test_hooks_know_the_step(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[list[list[int]]] = []
-    before = Ahead.before_steps
+    """Each hook sees each step once, of a run of two epochs that was resumed after four steps."""
+    seen: dict[str, list[Moment]] = {"before_optimizer": [], "after_step": []}
+    for hook, moments in seen.items():
+        usual = getattr(Everything, hook)
 
-    def noting(self: Ahead, batches: Any) -> None:
-        batches = list(batches)
-        seen.append([batch.index.tolist() for batch in batches])
-        before(self, batches)
+        def noting(
+            self: Everything, *outputs: Any, at: Moment, usual: Any = usual, moments: Any = moments
+        ) -> None:
+            moments.append(at)
+            usual(self, *outputs, at=at)
 
-    monkeypatch.setattr(Ahead, "before_steps", noting)
-    taken: list[list[int]] = []
+        monkeypatch.setattr(Everything, hook, noting)
+    config = with_settings(config, epochs=2)
+    saved = run_once(with_settings(config, max_steps=4), tmp_path / "run")
+    run_once(config, tmp_path / "run", start=checkpoints.load(saved))
+    expected = [Moment(step, 3, 6) for step in range(6)]
+    assert seen == {"before_optimizer": expected, "after_step": expected}
 
-    def note(step: int, batch: Any) -> None:
-        taken.append(batch.index.tolist())
 
-    run_once(of(with_settings(config, epochs=2), AheadConfig()), tmp_path / "run", before=note)
-    assert [len(stretch) for stretch in seen] == [2, 1, 2, 1]  # an epoch has three steps
-    twice = [index for stretch in seen for index in [*stretch, *stretch]]
-    assert taken == twice
+def test_rows_of_images_are_found(config: TrainConfig) -> None:
+    assert {name: row.shape for name, row in image_rows(config.model).items()} == {"memory": (1, 8)}
+    assert image_rows(rank_jobs.MODEL) == {}
 
 
 def test_import_and_init_ask_for_its_parts(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastsiam.model.batch_norm import ViewBatchNorm, recomputing, use_view_batch_norm
+from fastsiam.model.batch_norm import ViewBatchNorm, groups_of, recomputing, use_view_batch_norm
 
 
 def bn(kind: Any = nn.BatchNorm2d, **settings: Any) -> Any:
@@ -20,6 +20,7 @@ def bn(kind: Any = nn.BatchNorm2d, **settings: Any) -> Any:
     return layer
 
 
+@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("kind", "shape", "settings"),
@@ -30,9 +31,18 @@ def bn(kind: Any = nn.BatchNorm2d, **settings: Any) -> Any:
     ],
 )
 def test_views_in_one_batch_are_normalised_each_by_itself(
-    kind: type[nn.Module], shape: tuple[int, ...], settings: dict[str, Any], dtype: torch.dtype
+    kind: type[nn.Module],
+    shape: tuple[int, ...],
+    settings: dict[str, Any],
+    dtype: torch.dtype,
+    compiling: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Against torch's BN, called for each view in turn: output, gradients, running statistics."""
+    """Against torch's BN, called for each view in turn: output, gradients, running statistics.
+
+    By torch's kernels, and by the formula that the compiler gets.
+    """
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     reference, layer = bn(kind, **settings), bn(kind, **settings)
     use_view_batch_norm(layer, images=8)
     assert isinstance(layer, ViewBatchNorm)
@@ -58,6 +68,16 @@ def test_views_in_one_batch_are_normalised_each_by_itself(
         assert outs[0].is_contiguous(memory_format=torch.channels_last)
         assert ours.grad is not None
         assert ours.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_groups_that_share_statistics_are_counted() -> None:
+    """Of a view of 16 images on each of 4 ranks."""
+    layer = nn.Sequential(bn())
+    assert groups_of(layer, 16, 4) == 4
+    for images, groups in ((0, 4), (16, 4), (8, 8), (2, 32)):
+        use_view_batch_norm(layer, images=images)
+        assert groups_of(layer, 16, 4) == groups
+    assert groups_of(nn.Linear(2, 2), 16, 4) == 4
 
 
 def test_one_view_alone_is_torchs_batch_norm_to_the_last_bit() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -115,7 +117,7 @@ def test_stop_gradient_treats_the_other_view_as_a_constant() -> None:
     by_hand = (negative_cosine(p1, numbers2) + negative_cosine(p2, numbers1)) / 2
     for got, expected in zip(stopped, gradients(method, by_hand), strict=True):
         torch.testing.assert_close(got, expected, atol=1e-7, rtol=1e-5)
-    method.stop_gradient = False
+    method.config = replace(method.config, stop_gradient=False)
     free = gradients(method, taken(method, view1, view2).loss)
     assert max((a - b).abs().max().item() for a, b in zip(stopped, free, strict=True)) > 1e-4
 

@@ -19,7 +19,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError, TrainingError
+from fastsiam.errors import DataError, Interrupted, TrainingError
 from fastsiam.jobs import train as job
 from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.jobs.train import train_here
@@ -164,6 +164,16 @@ def test_the_monitor_takes_large_batches_on_a_gpu(
     assert asked == [batch]
 
 
+def test_the_monitor_says_what_it_sees_of_an_image(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for asked, side in ((0, 16), (40, 40)):
+        config = with_settings(small, eval_resize=asked)
+        assert job._monitor(config, CPU, Console(), torch.float32)
+        seen = f"kNN monitor: shorter side to {side} pixels, central 16 x 16\n"
+        assert seen in capfd.readouterr().err
+
+
 def test_data_without_validation_labels_trains_without_the_monitor(
     small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +184,28 @@ def test_data_without_validation_labels_trains_without_the_monitor(
     run = train_here(with_settings(small, epochs=1), "imagenet")
     assert {line["kind"] for line in read_metrics(run)} == {"train"}
     assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
+
+
+def test_a_broken_image_before_the_first_step_has_left_nothing_to_accept(
+    small: TrainConfig, images: Path
+) -> None:
+    (images / "train" / "class1" / "003.jpg").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"003\.jpg.* --skip-bad$") as error:
+        train_here(with_settings(small, pipeline="memory", knn_every=0), "imagenet")
+    assert not getattr(error.value, "__notes__", [])
+
+
+def test_interrupted_in_the_last_evaluation_it_says_what_is_saved(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **how: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "knn_between", interrupted)
+    config = with_settings(small, knn_every=4, knn_first=False)
+    with pytest.raises(Interrupted, match=r"SIGINT: stopped after step 12, saved .*last\.pt"):
+        train_here(config, "imagenet")
+    assert checkpoints.load(Path(small.run.out)).step == 12
 
 
 def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path: Path) -> None:
@@ -188,7 +220,9 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     with pytest.raises(DataError, match=r"003\.jpg") as error:
         run_once(config, tmp_path / "run", before=damage)
     (note,) = error.value.__notes__
-    assert re.fullmatch(r"saved .*last\.pt at step \d+", note)
+    assert re.fullmatch(
+        r"saved .*last\.pt at step \d+; without the image it goes on by --data-changed accept", note
+    )
     assert checkpoints.load(tmp_path / "run").step >= 5
 
 

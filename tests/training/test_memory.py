@@ -30,6 +30,19 @@ def test_no_less_than_a_step_keeps() -> None:
     assert really < training_bytes(config, CPU, images=100) < 2 * really
 
 
+def test_what_a_method_keeps_beside_is_counted() -> None:
+    """A frozen encoder: its weights once; a row for each image; no more for either."""
+    config = with_settings(cifar10(), batch=32, width=16)
+    images = 1_000_000
+    plain = training_bytes(config, CPU, images=images)
+    method = build_method(config.model)
+    encoder = [*method.backbone.parameters(), *method.get_submodule("projector").parameters()]
+    frozen = training_bytes(with_settings(config, alternate_every=10), CPU, images=images) - plain
+    assert 1 < frozen / sum(weight.nbytes for weight in encoder) < 1.01  # and BN's statistics
+    averaging = with_settings(config, target_average=0.8)
+    assert training_bytes(averaging, CPU, images=images) - plain == images * method.dim * 4
+
+
 def test_what_it_grows_with() -> None:
     def estimate(place: Place = CPU, **settings: object) -> float:
         config = with_settings(imagenet(), **{"batch": 64, "precision": "fp32", **settings})

@@ -14,14 +14,22 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.config import TrainConfig
+from fastsiam.config import (
+    BYOLConfig,
+    MoCoV2Config,
+    SimCLRConfig,
+    SimSiamConfig,
+    SwAVConfig,
+    TrainConfig,
+)
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.training import clock, monitor
 from fastsiam.training.clock import Clock
-from fastsiam.training.collapse import CollapseGuard, effective_rank, z_std
+from fastsiam.training.collapse import effective_rank, z_std
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog, read_metrics
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
@@ -79,6 +87,18 @@ def test_guard_warns_once_an_episode_or_stops() -> None:
         CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
     assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
     assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the last that is healthy
+
+
+def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
+    """An untrained MoCo's std is below half already; it collapses where it falls from there."""
+    assert not MoCoV2Config().centred and not BYOLConfig().centred and not SwAVConfig().centred
+    assert SimCLRConfig().centred and SimSiamConfig().centred
+    assert not SimSiamConfig(head_bn="hidden").centred
+    guard = CollapseGuard("warn", batch=64, centred=False)
+    assert [guard.check(i, x, 20.0) for i, x in enumerate((0.4, 0.8, 0.3))] == [None] * 3
+    assert "std 0.190 (healthy: near 0.4)" in str(guard.check(4, 0.19, 20.0))
+    guard = CollapseGuard("warn", batch=64, centred=False)
+    assert "effective rank 1.5" in str(guard.check(0, 0.4, 1.5))
 
 
 def test_finite_check_names_the_first_bad_step() -> None:

@@ -16,6 +16,7 @@ from fastsiam.pipelines.order import Order
 from fastsiam.training.optim import (
     Lars,
     build_optimizer,
+    decaying_rate,
     longer,
     peak_lr,
     rates_at,
@@ -56,6 +57,20 @@ def test_cosine_per_step() -> None:
         assert rate == pytest.approx(0.05 * (1 + math.cos(math.pi * step / 200)) / 2)
     assert rates[0] == 0.05 and rates[100] == pytest.approx(0.025) and 0 < rates[-1] < 1e-5
     assert all(a > b for a, b in pairwise(rates))
+
+
+def test_a_cosine_between_two_rates() -> None:
+    """SwAV's: from 0.3 over 10 of 100 epochs to 4.8, and from there to 0.0048."""
+    config = OptimConfig(
+        batch=4096, lr=0.3, warmup_epochs=10, warmup_from=0.0625, lr_end=0.001, epochs=100
+    )
+    rates = [decaying_rate(config, step, 10) for step in range(1000)]
+    assert rates[0] == pytest.approx(0.3 + 4.5 / 100) and rates[99] == pytest.approx(4.8)
+    assert rates[100] == pytest.approx(4.8) and rates[550] == pytest.approx((4.8 + 0.0048) / 2)
+    assert 0.0048 < rates[-1] < 0.00485
+    assert rates[:100] == sorted(rates[:100]) and rates[100:] == sorted(rates[100:])[::-1]
+    restarted = replace(config, restarts="50@100", epochs=100)
+    assert decaying_rate(restarted, 999, 10) == pytest.approx(0.0048, rel=1e-2)
 
 
 def test_predictor_rate_neither_decays_nor_warms_up() -> None:
@@ -206,6 +221,9 @@ def test_lars_is_built_from_the_settings_and_its_state_is_saved() -> None:
     optimizer = build_optimizer(config, method.param_groups())
     assert isinstance(optimizer, Lars)
     assert all(g["trust"] == 0.002 and g["weight_decay"] == 1e-6 for g in optimizer.param_groups)
+    assert not any(g["adapt_all"] for g in optimizer.param_groups)
+    of_all = build_optimizer(replace(config, lars_all=True), method.param_groups())
+    assert all(g["adapt_all"] for g in of_all.param_groups)
     for parameter in method.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -254,6 +272,15 @@ def test_a_restart_falls_from_the_last_rate_to_zero() -> None:
     assert {rates_at(third, GROUPS, step, 10)["predictor"] for step in range(500)} == {0.05}
     again, _ = longer(third, epochs=60, schedule="whole", step=400, steps_per_epoch=10)
     assert again == replace(first, epochs=60)
+
+
+def test_a_restart_falls_to_where_the_cosine_was_to_end() -> None:
+    first = OptimConfig(epochs=20, batch=256, lr_end=0.5)
+    second, said = longer(first, epochs=40, schedule="restart", step=100, steps_per_epoch=10)
+    assert "a cosine from there to 0.025 over the 30 epochs that are left" in said
+    table = [rate(second, step) for step in range(400)]
+    assert all(a >= b for a, b in pairwise(table))
+    assert table[-1] == pytest.approx(0.025, rel=1e-4)
 
 
 def test_a_restart_from_nothing_is_refused() -> None:

@@ -21,13 +21,14 @@ from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import changed_model, with_settings
 from tests.methods.everything import EverythingConfig, registered
+from tests.methods.variants import RELATED
 from tests.rank_jobs import CONFIG
 from tests.tiers import rest_slow, slow
 
 from .fake_gpu import CUDA, Gpu, HostWait
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-IMAGES = 16
+IMAGES = 24
 
 
 def batch_of(config: TrainConfig, dtype: torch.dtype) -> Batch:
@@ -49,6 +50,8 @@ def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep
     """Take steps and check what holds after each, whatever the settings."""
     step, dtype = step_of(config), HALF[config.numerics.precision]
     finite, batch = FiniteCheck(CUDA), batch_of(config, dtype)
+    normalised = config.model.method.name in ("simclr", "mocov2", "swav")  # by the loss, in float32
+    kinds = (torch.float32,) if normalised else (dtype,)
     for at in range(steps):
         with gpu.watched():
             loss, embedding = step(batch, at=at)
@@ -56,7 +59,7 @@ def take_steps(config: TrainConfig, gpu: Gpu, *, steps: int = 2) -> TrainingStep
         assert not gpu.copied and not gpu.on_the_host()
         assert (loss.device, loss.shape, loss.dtype) == (CUDA, (), torch.float32)
         assert embedding.shape == (IMAGES // config.optim.accumulate, step.method.dim)
-        assert embedding.is_cuda and embedding.dtype == dtype and not embedding.requires_grad
+        assert embedding.is_cuda and embedding.dtype in kinds and not embedding.requires_grad
     for name, tensor in step.method.state_dict().items():
         assert tensor.is_cuda, name
         assert tensor.dtype in (torch.float32, torch.int64), name
@@ -101,6 +104,30 @@ def test_a_step_of_everything_that_a_method_may_have(
     with registered():
         config = replace(CONFIG, augment=AugmentConfig(views=views), model=model)
         take_steps(with_settings(config, precision=precision, **settings), gpu)
+
+
+@pytest.mark.parametrize("name", RELATED)
+@pytest.mark.parametrize(
+    ("precision", "settings"),
+    rest_slow([("bf16", {}), ("fp16", {"accumulate": 2}), ("fp32", {"optimizer": "lars"})]),
+)
+def test_a_step_of_the_related_methods(
+    precision: str, settings: dict[str, Any], name: str, gpu: Gpu
+) -> None:
+    """Momentum encoders, queues, frozen prototypes, parts of a batch with BN of their own.
+
+    Similarities are products in float32, whatever the layers compute in.
+    """
+    config = RELATED[name].applied(CONFIG, precision=precision, **settings)
+    take_steps(config, gpu, steps=3)
+    own, images = config.model.method, IMAGES // config.optim.accumulate
+    shape = {
+        "simclr": (2 * images, 2 * images),
+        "mocov2": (images, getattr(own, "queue", 0)),
+        "swav": (images, getattr(own, "prototypes", 0)),
+    }.get(own.name)
+    logits = [one.tensor for one in gpu.made if one.by == "mm" and one.tensor.shape == shape]
+    assert {one.dtype for one in logits} == ({torch.float32} if shape else set())
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a torch that knows cuDNN's layouts")
@@ -169,7 +196,7 @@ def test_what_waits_or_mixes_devices_is_found(
 
     step = step_of(CONFIG)
     monkeypatch.setattr(
-        step.method, "after_step", lambda outputs, progress: BLUNDERS[blunder](outputs[-1])
+        step.method, "after_step", lambda outputs, at: BLUNDERS[blunder](outputs[-1])
     )
     errors = (
         HostWait,

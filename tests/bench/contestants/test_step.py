@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fastsiam.bench.session import session
 from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import BackendError
+from tests.configs import with_settings
 
 
 def config_of(little: BenchConfig, variant: str) -> TrainConfig:
@@ -52,6 +54,29 @@ def test_a_step_that_cannot_be_compiled_is_not_measured(
     monkeypatch.setattr("fastsiam.training.step.why_not", lambda _: "no compiler")
     with pytest.raises(BackendError, match="no compiler"):
         step_of(fed(config_of(little, "plain-compiled")))
+
+
+VARIANTS_OF_SIMSIAM: list[dict[str, Any]] = [
+    {"predictor": "none", "target_average": 0.8},
+    {"predictor": "fixed", "alternate_every": 10, "head_bn": "hidden"},
+    {"symmetric": False, "views": 4},
+    {"encoder_momentum": 0.99},
+    {"method": "fastsiam", "views": 4},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS_OF_SIMSIAM, ids=str)
+def test_variants_are_measured_and_are_not_the_authors(
+    variant: dict[str, Any], little: BenchConfig
+) -> None:
+    """Ready tensors, which have places of so many images as an epoch has."""
+    config = with_settings(config_of(little, "eager"), **variant)
+    own = fed(replace(config, data=DataConfig(pipeline="synthetic")))
+    stepper = step_of(own)
+    for batch in islice(own.loader.epoch(0), 2):
+        stepper.take(batch)
+    with pytest.raises(BackendError, match="the authors' step is"):
+        authors_step(own)
 
 
 def test_the_authors_step_is_one_method_s(

@@ -109,7 +109,7 @@ def test_a_broken_image_is_named_in_one_line(kind: str, tmp_path: Path) -> None:
     assert text.startswith(f"cannot decode {tmp_path / 'bad.jpg'}: ") and "\n" not in text
     assert text.endswith(
         "; repair or remove the file, or convert all but such: fastsiam convert folder --source "
-        f"{tmp_path} --skip-bad; a run goes on without them by --data-changed accept"
+        f"{tmp_path} --skip-bad"
     )
 
 

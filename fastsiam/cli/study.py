@@ -1,0 +1,111 @@
+"""``fastsiam study``: the paper's tables and figures by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+
+from fastsiam.cli.help import Commands
+from fastsiam.cli.options import command_of
+from fastsiam.config.checks import or_nearest
+from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
+from fastsiam.study.catalogue import STUDIES
+from fastsiam.study.record import StudyRecord, read_record, study_record, write_record
+from fastsiam.study.runs import folder_of, runs_of, seeds_in
+from fastsiam.study.scales import scale
+from fastsiam.study.table import as_markdown, as_text
+from fastsiam.study.tables import Study
+
+app = Commands(
+    no_args_is_help=True,
+    help="The paper's experiments by name: run what is missing, and see our figures beside the "
+    "paper's, with a verdict on each of its claims.",
+)
+
+
+@app.command("list")
+def show_list() -> None:
+    """Show the studies: name, where the paper has it, rows."""
+    wide = max(map(len, STUDIES))
+    for study in STUDIES.values():
+        print(f"{study.name:{wide}}  {study.title} ({study.source})")
+        print(f"{'':{wide}}    {'; '.join(row.variant.title for row in study.rows)}")
+
+
+def run(names: list[str], config: StudyRunConfig) -> None:
+    """Run what is missing of studies, or of all.
+
+    What is done is skipped, what was begun goes on, and rows that studies share are run once.
+    """
+    from fastsiam.study import preparation
+    from fastsiam.study.runner import do_runs
+
+    chosen = _studies(names)
+    size = scale(config.scale, epochs=config.epochs)
+    machine = preparation.machine(config, preparation.images(size, config))
+    seeds = range(config.seeds or size.seeds)
+    runs = runs_of(
+        chosen, size, folder_of(config), seeds=seeds, machine=machine, linear=config.linear
+    )
+    for one in runs:
+        one.check_settings()
+    try:
+        gpus = preparation.check(runs)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    do_runs(runs, config, gpus=gpus)
+
+
+def table(names: list[str], config: StudyTableConfig) -> None:
+    """Show the tables of studies: the paper's figures, ours, and a verdict on each claim.
+
+    Figures are of what is done so far. With --record it is that file's table.
+    """
+    chosen = _studies(names)
+    if len(chosen) > 1 and (config.json or config.record or config.picture):
+        raise typer.BadParameter("--picture, --json and --record are of one study: name one")
+    if config.picture and Path(config.picture).suffix.lower() != ".png":
+        raise typer.BadParameter(f"--picture {config.picture}: its name must end in .png")
+    show = as_markdown if config.markdown else as_text
+    for study in chosen:
+        record = read_record(Path(config.record)) if config.record else _collected(study, config)
+        if record.study != study.name:
+            raise typer.BadParameter(f"{config.record} is a record of {record.study}")
+        if config.json:
+            write_record(Path(config.json), record)
+        if config.picture:
+            from fastsiam.study.pictures import write_picture
+
+            write_picture(Path(config.picture), record)
+        print(show(record), end="\n\n" if study is not chosen[-1] else "\n")
+
+
+def _collected(study: Study, config: StudyConfig) -> StudyRecord:
+    """Return the record of a study's runs as they are now."""
+    size, folder = scale(config.scale, epochs=config.epochs), folder_of(config)
+    runs = runs_of([study], size, folder, seeds=seeds_in(folder))
+    for one in runs:
+        one.check_settings()
+    return study_record(study, size, runs, config)
+
+
+_NAMES = ("names", "Names of studies as fastsiam study list has them, or all.")
+for _command, _config in ((run, StudyRunConfig), (table, StudyTableConfig)):
+    app.command(_command.__name__)(command_of(_command, _config, argument=_NAMES, kind=list[str]))
+
+
+def _studies(names: Iterable[str]) -> list[Study]:
+    """Return studies by their names.
+
+    Raises:
+        typer.BadParameter: there is none of a name.
+    """
+    chosen = [one for name in names for one in (STUDIES if name == "all" else [name])]
+    for name in chosen:
+        if name not in STUDIES:
+            there = ", ".join([*STUDIES, "all"])
+            refusal = or_nearest(f"no study {name!r}", name, STUDIES)
+            raise typer.BadParameter(f"{refusal}; there are {there}")
+    return [STUDIES[name] for name in dict.fromkeys(chosen)]

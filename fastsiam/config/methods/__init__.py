@@ -1,0 +1,35 @@
+"""Settings of the methods: one file for each, as in ``fastsiam.methods``."""
+
+from __future__ import annotations
+
+from .base import MethodConfig
+from .byol import BYOLConfig
+from .mocov2 import MoCoV2Config
+from .simclr import SimCLRConfig
+from .simsiam import FastSiamConfig, HeadNorm, SimSiamConfig
+from .swav import SwAVConfig
+
+__all__ = [
+    "METHOD_CONFIGS",
+    "BYOLConfig",
+    "FastSiamConfig",
+    "HeadNorm",
+    "MethodConfig",
+    "MoCoV2Config",
+    "SimCLRConfig",
+    "SimSiamConfig",
+    "SwAVConfig",
+]
+
+METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
+    config.name: config
+    for config in (
+        SimSiamConfig,
+        FastSiamConfig,
+        SimCLRConfig,
+        MoCoV2Config,
+        BYOLConfig,
+        SwAVConfig,
+    )
+}
+"""The settings of each method by its name; ``fastsiam.methods.METHODS`` has what they build."""

@@ -1,0 +1,43 @@
+"""Settings of BYOL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fastsiam.config.checks import require_at_least_one, require_momentum, require_one_of
+
+from .base import require_pair
+from .heads import ProjectedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BYOLConfig(ProjectedConfig):
+    """BYOL: its heads and its momentum encoder, the target."""
+
+    name: ClassVar[str] = "byol"
+    title: ClassVar[str] = "BYOL"
+    paper: ClassVar[str] = (
+        "Grill et al., [Bootstrap Your Own Latent: A New Approach to Self-Supervised Learning]"
+        "(https://arxiv.org/abs/2006.07733), NeurIPS 2020"
+    )
+
+    projector_layers: int = 2
+    dim: int = 256
+    projector_dim: int = 4096
+    predictor_dim: int = 4096
+    """Hidden width of the predictor."""
+    encoder_momentum: float = 0.99
+    """Share of itself that the momentum encoder keeps at a step; the rest is of the encoder."""
+    momentum_schedule: Literal["cosine", "constant"] = "cosine"
+    """Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps."""
+
+    def __post_init__(self) -> None:
+        super(BYOLConfig, self).__post_init__()
+        require_at_least_one(self, "predictor_dim")
+        require_momentum(self, "encoder_momentum")
+        require_one_of(self, "momentum_schedule", "cosine", "constant")
+
+    def check_views(self, views: int) -> None:
+        """Refuse all but two: each is predicted from the other."""
+        require_pair(self, views)

@@ -1,0 +1,58 @@
+"""Settings of MoCo v2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fastsiam.config.checks import require_at_least_one, require_momentum, require_positive
+
+from .base import require_pair
+from .heads import ProjectedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoCoV2Config(ProjectedConfig):
+    """MoCo v2: its head, its queue of negatives and its momentum encoder."""
+
+    name: ClassVar[str] = "mocov2"
+    title: ClassVar[str] = "MoCo v2"
+    paper: ClassVar[str] = (
+        "Chen, Fan, Girshick and He, [Improved Baselines with Momentum Contrastive Learning]"
+        "(https://arxiv.org/abs/2003.04297), 2020"
+    )
+
+    projector_layers: int = 2
+    temperature: float = 0.2
+    """Temperature of the softmax over similarities; the smaller, the more the nearest count."""
+    queue: int = 65536
+    """Projections of earlier batches that are kept, to be compared with: MoCo's negatives."""
+    encoder_momentum: float = 0.999
+    """Share of itself that the momentum encoder keeps at a step; the rest is of the encoder."""
+    symmetric: bool = True
+    """Compare each view with the other, as SimSiam's authors did, not the first alone."""
+
+    def __post_init__(self) -> None:
+        super(MoCoV2Config, self).__post_init__()
+        require_at_least_one(self, "queue")
+        require_positive(self, "temperature")
+        require_momentum(self, "encoder_momentum")
+
+    def check_views(self, views: int) -> None:
+        """Refuse all but two: each is the other's only positive."""
+        require_pair(self, views)
+
+    def doubts(self, *, images: int, batch: int, groups: int) -> list[str]:
+        """Warn of BN that tells queries their keys, and of a queue with keys of the same image."""
+        said = []
+        if groups == 1:
+            said.append(
+                "BN normalises queries among the same images as their keys, from which MoCo learns "
+                "to cheat: cut the batch, by --no-sync-bn --bn-images 32, say"
+            )
+        if self.queue >= (keys := images * (2 if self.symmetric else 1)):
+            said.append(
+                f"the queue of {self.queue:,} is as long as an epoch's {keys:,} keys, so an "
+                "image's own keys are among its negatives: a smaller --queue"
+            )
+        return said

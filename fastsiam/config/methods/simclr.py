@@ -1,0 +1,55 @@
+"""Settings of SimCLR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fastsiam.config.checks import require_at_least_one, require_one_of, require_positive
+
+from .base import require_pair
+from .heads import ProjectedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimCLRConfig(ProjectedConfig):
+    """SimCLR: its head, its loss, and SimSiam's additions (section 6.2)."""
+
+    name: ClassVar[str] = "simclr"
+    title: ClassVar[str] = "SimCLR"
+    paper: ClassVar[str] = (
+        "Chen, Kornblith, Norouzi and Hinton, [A Simple Framework for Contrastive Learning of "
+        "Visual Representations](https://arxiv.org/abs/2002.05709), ICML 2020"
+    )
+
+    temperature: float = 0.1
+    """Temperature of the softmax over similarities; the smaller, the more the nearest count."""
+    predictor: Literal["trained", "none"] = "none"
+    """Predictor: none, or trained on the branch that is compared with the other (66.4 to 66.5)."""
+    predictor_dim: int = 512
+    """Hidden width of the predictor, if there is one."""
+    stop_gradient: bool = False
+    """Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5)."""
+
+    def __post_init__(self) -> None:
+        super(SimCLRConfig, self).__post_init__()
+        require_at_least_one(self, "predictor_dim")
+        require_positive(self, "temperature")
+        require_one_of(self, "predictor", "trained", "none")
+
+    def described(self) -> dict[str, str]:
+        """Return its settings for people, by what they are of; the predictor's if there is one."""
+        said = super(SimCLRConfig, self).described()
+        del said["predictor dim"]
+        if self.predictor == "trained":
+            said["predictor"] = f"{self.dim}-{self.predictor_dim}-{self.dim}"
+        return said
+
+    @property
+    def centred(self) -> bool:
+        """Whether BN centres the projector's output: it does."""
+        return True
+
+    def check_views(self, views: int) -> None:
+        """Refuse all but two: each is the other's only positive."""
+        require_pair(self, views)

@@ -1,0 +1,54 @@
+"""SimCLR (Chen, Kornblith, Norouzi and Hinton, ICML 2020), and SimSiam's additions to it.
+
+The paper's section 6.2 "append[s] the extra predictor to one branch and stop-gradient to the other
+branch, and symmetrize[s] this by swapping": a predicted projection is the anchor, plain projections
+are what it is compared with.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fastsiam.config import SimCLRConfig
+from fastsiam.distributed import gather_with_gradient, rank_and_world
+from fastsiam.model.backbones import Backbone
+from fastsiam.model.heads import mlp
+from fastsiam.model.losses import nt_xent, unit
+
+from .base import Method, Output, ParamGroup
+
+
+class SimCLR(Method):
+    """Encoder and projector; two views of an image attract, all other images of a batch repel."""
+
+    parts: tuple[str, ...] = ("backbone", "projector")
+
+    def __init__(self, config: SimCLRConfig, backbone: Backbone, *, images: int = 0) -> None:
+        super().__init__(config, backbone, images=images)
+        self.config, self.backbone, self.dim = config, backbone, config.dim
+        self.projector = mlp(backbone.features, *config.hidden_widths, config.dim, output_bn=True)
+        self.predictor: nn.Module = nn.Identity()
+        if config.predictor == "trained":
+            self.parts = ("backbone", "projector", "predictor")
+            self.predictor = mlp(config.dim, config.predictor_dim, config.dim)
+
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        """Return the loss over the images of all ranks, and the first view's projections.
+
+        Args:
+            views: two of (N, 3, S, S): the same images, augmented.
+            index: (N,) int64 positions of the images in the data set.
+        """
+        batches = [self.projector(self.backbone(batch)) for batch in self.joined(views)]
+        images = len(index)
+        z = [unit(view) for view in self.apart(batches, images)]
+        p = [unit(view) for view in self.apart([self.predictor(b) for b in batches], images)]
+        stop = self.config.stop_gradient
+        others = [gather_with_gradient(view.detach() if stop else view) for view in z]
+        rank, _ = rank_and_world()
+        loss = nt_xent(p, others, first=rank * images, temperature=self.config.temperature)
+        return Output(loss, z[0].detach(), {})
+
+    def param_groups(self) -> list[ParamGroup]:
+        """One group of all parameters."""
+        return [ParamGroup(name="all", params=list(self.parameters()))]

@@ -1,0 +1,110 @@
+"""SwAV (Caron et al., NeurIPS 2020), as SimSiam's section 6.2 has it.
+
+Prototypes are normalised within the graph ("weight-normalized [...] by full gradient computation"),
+so that the ablation without stop-gradient trains through the assignments. These are of the images
+of all ranks: each rank gathers the projections and computes all of them, which is cheaper than to
+exchange the sums of each round, and the same on any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from fastsiam.config import SwAVConfig
+from fastsiam.distributed import gather, gather_with_gradient, rank_and_world
+from fastsiam.model.backbones import Backbone
+from fastsiam.model.heads import mlp
+from fastsiam.model.losses import cross_entropy, sinkhorn, unit
+
+from .base import Method, Moment, Output, ParamGroup
+from .momentum import push
+
+_ASSIGNED = 2
+"""Views whose assignments are predicted: the first ones, which are the large ones of multi-crop."""
+
+
+class SwAV(Method):
+    """Encoder, projector and prototypes; each view predicts the others' assignments to these.
+
+    ``queue`` is there for small batches alone, (queue, 2, dim) float32: l2-normalised projections
+    of the first two views of earlier batches, which are assigned beside the batch. ``pushed``
+    counts them: they count once the queue is full.
+    """
+
+    parts: tuple[str, ...] = ("backbone", "projector", "prototypes")
+    queue: Tensor
+    pushed: Tensor
+
+    def __init__(self, config: SwAVConfig, backbone: Backbone, *, images: int = 0) -> None:
+        super().__init__(config, backbone, images=images)
+        self.config, self.backbone, self.dim = config, backbone, config.dim
+        self.projector = mlp(backbone.features, *config.hidden_widths, config.dim)
+        self.predictor: nn.Module = nn.Identity()
+        if config.predictor == "trained":
+            self.parts = ("backbone", "projector", "predictor", "prototypes")
+            self.predictor = mlp(config.dim, config.predictor_dim, config.dim)
+        self.prototypes = nn.Linear(config.dim, config.prototypes, bias=False)
+        if config.queue:
+            self.register_buffer("queue", torch.zeros(config.queue, _ASSIGNED, config.dim))
+            self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        """Return the loss, 0 or more, and the first view's projections.
+
+        Args:
+            views: two or more, (N, 3, S_v, S_v) each: the same images, augmented.
+            index: (N,) int64 positions of the images in the data set.
+        """
+        images, device = len(index), views[0].device.type
+        batches = [self.projector(self.backbone(batch)) for batch in self.joined(views)]
+        p = self.apart([self.predictor(batch) for batch in batches], images)
+        z = [unit(view) for view in self.apart(batches, images)[:_ASSIGNED]]
+        with torch.autocast(device, enabled=False):
+            prototypes = unit(self.prototypes.weight)
+            predicted = [unit(view) @ prototypes.T / self.config.temperature for view in p]
+            with torch.no_grad() if self.config.stop_gradient else nullcontext():
+                codes = [self._assigned(view, prototypes, of) for of, view in enumerate(z)]
+        losses = [
+            cross_entropy(code, logits)
+            for of, code in enumerate(codes)
+            for view, logits in enumerate(predicted)
+            if view != of
+        ]
+        kept = {"projections": torch.stack(z, 1).detach()} if self.config.queue else {}
+        return Output(torch.stack(losses).mean(), z[0].detach(), kept)
+
+    def param_groups(self) -> list[ParamGroup]:
+        """One group of all parameters."""
+        return [ParamGroup(name="all", params=list(self.parameters()))]
+
+    def before_optimizer(self, *, at: Moment) -> None:
+        """Keep the prototypes as they are in the first epochs."""
+        if at.step < round(self.config.frozen_epochs * at.steps_per_epoch):
+            self.prototypes.weight.grad = None
+
+    def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
+        """Put the projections of all ranks into the queue, from its epoch on."""
+        if self.config.queue and at.step >= round(self.config.queue_from * at.steps_per_epoch):
+            rows = gather(torch.cat([output.carry["projections"] for output in outputs]))
+            push(self.queue, self.pushed, rows)
+
+    def _assigned(self, z: Tensor, prototypes: Tensor, view: int) -> Tensor:
+        """Return the shares of each prototype in this rank's images, (N, prototypes)."""
+        every = gather_with_gradient(z)
+        weights = every.new_ones(len(every))
+        if self.config.queue:
+            counts = (self.pushed >= self.config.queue).to(weights.dtype)
+            weights = torch.cat([weights, counts.expand(self.config.queue)])
+            every = torch.cat([every, self.queue[:, view]])
+        shares = sinkhorn(
+            every @ prototypes.T,
+            epsilon=self.config.epsilon,
+            rounds=self.config.sinkhorn_rounds,
+            weights=weights,
+        )
+        rank, _ = rank_and_world()
+        return shares[rank * len(z) : (rank + 1) * len(z)]

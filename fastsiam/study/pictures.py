@@ -1,0 +1,219 @@
+"""The picture of a study: how its rows got on over the epochs, and where they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fastsiam.files import written_for_user
+from fastsiam.report.drawing import (
+    BLUE,
+    GRAY,
+    GREEN,
+    INK,
+    ORANGE,
+    PINK,
+    QUIET,
+    SKY,
+    VERMILION,
+    canvas,
+    note,
+    plain,
+    png,
+    shown,
+)
+from fastsiam.study.record import RowRecord, StudyRecord
+from fastsiam.study.results import Result
+from fastsiam.study.verdicts import interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Curve = Sequence[tuple[float, float]]
+
+_REFERENCE = BLUE
+_OTHERS = (ORANGE, GREEN, PINK, SKY, VERMILION, GRAY)
+_PANELS = {
+    "stop-gradient": ("loss", "std", "kNN"),  # the paper's Fig. 2
+    "predictor": ("loss", "std", "kNN"),
+    "batch-norm": ("loss", "std", "kNN"),
+    "moving-average": ("loss", "std", "kNN"),
+    "similarity": ("rank", "kNN"),  # the losses are of two kinds
+    "symmetry": ("std", "kNN"),
+    "dimension": ("rank", "kNN"),
+    "byol": ("std", "rank", "kNN"),  # as above
+    **{f"related{longer}": ("std", "rank", "kNN") for longer in ("", "-2x", "-4x", "-8x")},
+    "reproduction": ("std", "rank", "kNN"),
+}
+"""Of which there are curves, where it is not the usual."""
+_USUAL = ("loss", "kNN")
+_TITLES = {
+    "loss": "loss",
+    "std": "std of the l2-normalised output, x √d",
+    "rank": "effective rank of the output",
+    "kNN": "kNN top-1, %",
+}
+_SLOT, _PANEL, _AXIS = 0.46, 0.95, 0.35
+"""Inches: of a bar with its name, of a panel of curves, of the texts below an axis."""
+_THICKEST, _BAR_ROOM = 0.3, 0.3
+"""Inches: of a bar at most, and what its slot has besides."""
+
+
+def write_picture(path: Path, record: StudyRecord) -> None:
+    """Write the picture of a study as a PNG file, 900 pixels wide.
+
+    Raises:
+        FastSiamError: the file cannot be written.
+    """
+    content = png(picture(record))
+    with written_for_user(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def picture(record: StudyRecord) -> Figure:
+    """Draw a study: curves at the left, bars of the accuracy at the end at the right.
+
+    A curve is the mean over seeds, in a band from the lowest to the highest; a seed that diverged
+    has a cross where it ended. A bar is the mean over seeds with its 95% confidence interval, a
+    dot is a seed. A row of which nothing is done has its name, and says so.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    panels, colours = _PANELS.get(record.study, _USUAL), _colours(record)
+    height = max(_PANEL * len(panels), _SLOT * len(record.rows)) + _AXIS
+    figure = canvas(f"{record.title} ({record.source})", _measured(record), height)
+    layout = figure.add_gridspec(len(panels), 2, width_ratios=(1, 1.05))
+    first: Axes | None = None
+    for place, what in enumerate(panels):
+        axes = plain(figure.add_subplot(layout[place, 0], sharex=first))
+        first = first or axes
+        _curves(axes, record, what, colours)
+        axes.tick_params(labelbottom=what is panels[-1])
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    slot = (height - _AXIS) / len(record.rows)
+    _bars(plain(figure.add_subplot(layout[:, 1])), record, colours, slot=slot)
+    return figure
+
+
+def _measured(record: StudyRecord) -> str:
+    """Say what is drawn, and what the paper's figures are."""
+    seeds = ", ".join(map(str, record.seeds)) or "none yet"
+    lines = f"dotted: chance, {record.chance:g}"
+    if (untrained := _untrained(record)) is not None:
+        lines = f"dashed: untrained network, {untrained:.1f}; {lines}"
+    return (
+        f"Ours: {record.measure} of {record.network}, {record.epochs} epochs; seeds: {seeds}; "
+        f"{record.date}. The paper's, beside the names: {record.figure}. Curves and bars: mean "
+        "over seeds; bands: lowest to highest; whiskers: 95% confidence interval of the mean; "
+        f"dots: seeds; {lines}."
+    )
+
+
+def _colours(record: StudyRecord) -> dict[str, str]:
+    """Return a colour for each row; that of the reference is the same in every picture."""
+    others = [row.variant for row in record.rows if row.variant != record.reference]
+    return {record.reference: _REFERENCE} | dict(zip(others, cycle(_OTHERS), strict=False))
+
+
+def _curves(axes: Axes, record: StudyRecord, what: str, colours: Mapping[str, str]) -> None:
+    """Draw a curve of each row."""
+    for row in record.rows:
+        curves = [curve for one in row.results if (curve := _curve(one, what))]
+        colour = colours[row.variant]
+        if points := list(_over_seeds(curves)):
+            epochs, values = zip(*points, strict=True)
+            means = [fmean(at) for at in values]
+            axes.plot(epochs, means, color=colour, linewidth=1.4, markersize=3,
+                      marker="o" if what == "kNN" else None, clip_on=False)  # fmt: skip
+            if len(curves) > 1:
+                lows, highs = [min(at) for at in values], [max(at) for at in values]
+                axes.fill_between(epochs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        for one in row.results:
+            if one.diverged and (curve := _curve(one, what)):
+                axes.plot(*curve[-1], color=colour, marker="x", markersize=6)
+    if what == "std":
+        axes.axhline(1, color=QUIET, linestyle=":", linewidth=0.8)
+        axes.set_ylim(0, 1.1)
+    elif what != "loss":
+        axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    axes.set_title(_TITLES[what], fontsize=7, color=QUIET, loc="left", pad=3)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def _curve(one: Result, what: str) -> Curve:
+    """Return a seed's points (epoch, value) as far as they are finite."""
+    epochs, values = {
+        "loss": (one.epochs, one.loss_curve),
+        "std": (one.epochs, one.z_std_curve),
+        "rank": (one.epochs, one.rank_curve),
+        "kNN": (one.knn_epochs, one.knn_curve),
+    }[what]
+    return [point for point in zip(epochs, values, strict=True) if isfinite(point[1])]
+
+
+def _over_seeds(curves: Sequence[Curve]) -> Iterator[tuple[float, list[float]]]:
+    """Yield each epoch that some seed has, and the values of those that have it."""
+    for epoch in sorted({epoch for curve in curves for epoch, _ in curve}):
+        yield epoch, [value for curve in curves for at, value in curve if at == epoch]
+
+
+def _bars(axes: Axes, record: StudyRecord, colours: Mapping[str, str], *, slot: float) -> None:
+    """Draw a bar of each row below its name, which has the paper's figure; slots are in inches."""
+    edge = 2 * record.chance
+    height = min(_THICKEST, slot - _BAR_ROOM) / slot
+    for y, row in enumerate(record.rows):
+        name, bar = y - height / 2, y + 0.1 / slot
+        axes.annotate(
+            shown(_name(row)), (0, name + 0.06 / slot), va="bottom", fontsize=7, color=INK,
+            zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+        )  # fmt: skip
+        if row.results:
+            edge = max(edge, _bar(axes, bar, row, colours[row.variant], height=height))
+        else:
+            note(axes, 0, bar, "not run")
+    axes.axvline(record.chance, color=INK, linestyle=":", linewidth=0.9)
+    if (untrained := _untrained(record)) is not None:
+        axes.axvline(untrained, color=INK, linestyle="--", linewidth=0.9)
+    axes.set_xlim(0, 1.15 * edge)
+    axes.set_ylim(len(record.rows) - 0.5, -0.5)
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks([])
+    axes.set_xlabel(f"{record.measure}, %")
+
+
+def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) -> float:
+    """Draw a row's bar; return where it ends, whiskers and dots included."""
+    values = [one.top1 for one in row.results]
+    mean, found, end = fmean(values), interval(values), max(values)
+    axes.barh(y, mean, height, color=colour, alpha=0.85)
+    if found:
+        low, high = max(0, found.low), min(100, found.high)
+        axes.plot([low, high], [y, y], color=INK, linewidth=1)
+        end = max(end, high)
+    for one in row.results:
+        axes.plot(one.top1, y, color=INK, marker="x" if one.diverged else "o", markersize=3,
+                  markerfacecolor="white", markeredgewidth=0.8, zorder=6)  # fmt: skip
+    diverged = sum(one.diverged for one in row.results)
+    note(axes, end, y, f"{mean:.1f}" + (f", {diverged} diverged" if diverged else ""))
+    return end
+
+
+def _untrained(record: StudyRecord) -> float | None:
+    """Return the mean top-1 of the networks before training; None where it was not measured."""
+    found = [one.untrained for row in record.rows for one in row.results]
+    return fmean(found) if found and max(found) > record.chance else None
+
+
+def _name(row: RowRecord) -> str:
+    """Return a row's name and the paper's figure or word, in two lines if they are long."""
+    if row.paper is None:
+        return row.title
+    paper = f"(paper: {row.paper})"
+    return f"{row.title}{' ' if len(row.title) + len(paper) < 50 else chr(10)}{paper}"

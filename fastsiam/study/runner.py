@@ -1,0 +1,261 @@
+"""Doing the runs of a study: each in processes of its own, several side by side if so asked."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from fastsiam.config.study import StudyRunConfig
+from fastsiam.console import Console, duration
+from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
+from fastsiam.files import explained, written_for_user
+from fastsiam.kernels import cores
+from fastsiam.leaving import ECHO, first_is_handled
+from fastsiam.study.results import Result, read_result
+from fastsiam.study.runs import Run
+
+_TICK = 0.1
+"""Seconds between two looks at the processes."""
+_RANKS_LINES = 20
+"""Last lines of a log among which a run's error is: with several ranks others may follow it."""
+_PR_SET_PDEATHSIG = 1
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] = ()) -> None:
+    """Do what is left of the runs.
+
+    Args:
+        runs: all of them; those that are done are skipped, those that were begun go on.
+        config: how many side by side, and with how many GPUs each.
+        gpus: what ``CUDA_VISIBLE_DEVICES`` calls the machine's GPUs; none on a CPU.
+
+    Raises:
+        Interrupted: SIGINT, SIGTERM or SIGHUP; what was at work is saved.
+        FastSiamError: a run failed, its folder is of other settings, or another process does it.
+    """
+    for run in runs:
+        run.check_settings()
+    left = [run for run in runs if not run.is_done]
+    for run in left:
+        run.check_free()
+    # Of all the runs, not of those that are left: what goes on has as many cores as it began with.
+    config = replace(config, parallel=min(config.parallel, len(runs)))
+    console = Console()
+    done = len(runs) - len(left)
+    console.say(f"{len(runs):,} runs, {done:,} of them done")
+    work = _Work(console, total=len(left))
+    with _stopping(work):
+        work.go(deque(left), slots=slots(config, gpus))
+
+
+def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Return what the environment of each of the runs side by side has of its own.
+
+    Args:
+        config: how many side by side, and with how many GPUs each.
+        gpus: as of ``do_runs``.
+    """
+    found = []
+    for number in range(config.parallel):
+        own: dict[str, str] = {}
+        if gpus:
+            first = number * config.gpus
+            chosen = dict.fromkeys(gpus[(first + i) % len(gpus)] for i in range(config.gpus))
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+        if config.parallel > 1:
+            own[cores.SHARE] = str(cores.share(config.parallel * config.gpus))
+            if "OMP_NUM_THREADS" not in os.environ:
+                own["OMP_NUM_THREADS"] = own[cores.SHARE]
+        found.append(own)
+    return found
+
+
+@dataclass(slots=True)
+class _Task:
+    """A run at work: the process that has its next stage, and where it has its cores or GPUs."""
+
+    run: Run
+    slot: dict[str, str]
+    process: subprocess.Popen[bytes]
+    began: float = field(default_factory=time.monotonic)
+
+
+class _Work:
+    """Runs at work side by side, until all are done, one fails, or a signal comes."""
+
+    def __init__(self, console: Console, *, total: int) -> None:
+        self._console, self._left = console, total
+        self._tasks: list[_Task] = []
+        self._failures: list[FastSiamError] = []
+        self._signal, self._since = 0, 0.0
+
+    def go(self, waiting: deque[Run], *, slots: list[dict[str, str]]) -> None:
+        """Do the runs; after a failure or a signal no further one begins."""
+        try:
+            while True:
+                while waiting and slots and not self._failures and not self._signal:
+                    self._begin(waiting.popleft(), slots.pop(0))
+                if not self._tasks:
+                    break
+                time.sleep(_TICK)
+                for task in [task for task in self._tasks if task.process.poll() is not None]:
+                    self._tasks.remove(task)
+                    if not self._goes_on(task):
+                        slots.append(task.slot)
+        finally:
+            self._kill()
+        if self._signal and self._left:
+            raise Interrupted(
+                f"{signal.Signals(self._signal).name}: stopped, runs left: {self._left:,}; "
+                "the same command goes on from there",
+                exit_code=128 + self._signal,
+            )
+        if self._failures:
+            raise self._failures[0]
+
+    def stop(self, number: int, _: FrameType | None) -> None:
+        """Have the runs save and end; kill them if a signal comes again."""
+        if not self._signal:
+            self._signal, self._since = number, time.monotonic()
+            first_is_handled()
+            name = signal.Signals(number).name
+            self._console.say(f"{name}: the runs save and stop; again kills them, unsaved")
+            for task in self._tasks:
+                task.process.terminate()
+        elif time.monotonic() - self._since > ECHO:
+            self._kill()
+
+    def _kill(self) -> None:
+        for task in self._tasks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(task.process.pid, signal.SIGKILL)
+
+    def _begin(self, run: Run, slot: dict[str, str]) -> None:
+        """Begin a run, or go on with it."""
+        run.prepare()
+        again = "goes on" if (run.folder / "checkpoints").exists() else "begins"
+        self._console.say(f"{run.name} {again}; its output is in {run.log_file}")
+        self._add(_Task(run, slot, _started(run, slot)))
+
+    def _add(self, task: _Task) -> None:
+        """Count a process among those at work; a signal that came as it started is passed on."""
+        self._tasks.append(task)
+        if self._signal:
+            task.process.terminate()
+
+    def _goes_on(self, task: _Task) -> bool:
+        """See how a stage of a run ended; tell whether another one follows."""
+        run, code = task.run, task.process.returncode
+        if self._signal and not run.is_done:
+            return False
+        last = _last_lines(run.log_file, _RANKS_LINES) if code > 0 else []
+        if lines := [line for line in last if NOT_FINITE in line]:
+            _note_divergence(run, lines[0])
+        elif code and not run.is_done:
+            self._failures.append(_failed(run, code))
+            return False
+        if not run.is_trained and not run.is_diverged:
+            self._failures.append(_failed(run, 0))
+            return False
+        if not run.is_done:
+            self._add(_Task(run, task.slot, _started(run, task.slot), task.began))
+            return True
+        self._left -= 1
+        result = read_result(run)
+        assert result is not None
+        took = duration(time.monotonic() - task.began)
+        self._console.say(f"{run.name}: {figures(result, run)} in {took}; {self._left:,} left")
+        return False
+
+
+def figures(result: Result, run: Run) -> str:
+    """Say in a few words what came of a run."""
+    if result.diverged:
+        return "diverged: its loss was not finite"
+    return (
+        f"{run.scale.measure} {result.top1:.1f}%, std {result.z_std:.2f}, "
+        f"rank {result.rank:.0f}, loss {result.loss:.3f}"
+    )
+
+
+def _command(run: Run) -> list[str]:
+    """Return the command of a run's next stage: training, then its linear evaluation if due."""
+    fastsiam = [sys.executable, "-m", "fastsiam"]
+    if not run.is_trained:
+        return [*fastsiam, "train", "--config", str(run.settings_file), "--out", str(run.folder)]
+    gpus, device = str(run.config.run.gpus), run.config.run.device
+    own = ["--cached"] if run.scale.cached else []
+    return [*fastsiam, "eval", "linear", str(run.folder), *own, "--gpus", gpus, "--device", device]
+
+
+def _started(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a run's next stage, in a process group of its own: the terminal's Ctrl-C is not its.
+
+    It saves and stops if this process is killed: nobody would go on with its next stage.
+    """
+    with explained(FastSiamError, f"cannot write {run.log_file}"):
+        log: IO[Any] = run.log_file.open("ab")
+    with log:
+        return subprocess.Popen(
+            _command(run),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **slot},
+            process_group=0,
+            preexec_fn=_outlives_nobody() if sys.platform == "linux" else None,
+        )
+
+
+def _outlives_nobody() -> Callable[[], None]:
+    """Return what a new process does to get SIGTERM when the thread that started it ends."""
+    prctl = ctypes.CDLL(None).prctl  # loaded here: between fork and exec little is safe
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return ask
+
+
+def _note_divergence(run: Run, line: str) -> None:
+    with written_for_user(run.diverged_file) as temporary:
+        temporary.write_text(f"{line}\n")
+
+
+def _failed(run: Run, code: int) -> FastSiamError:
+    if code < 0:
+        why = f"killed by {signal.Signals(-code).name}"
+    elif code:
+        why = (_last_lines(run.log_file, 1) or [f"exit code {code}"])[0].removeprefix("error: ")
+    else:
+        why = "it left no kNN figure after its last epoch"
+    return FastSiamError(f"{run.name} failed ({why}); see {run.log_file}")
+
+
+def _last_lines(path: Path, count: int) -> list[str]:
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [line.strip() for line in lines if line.strip()][-count:]
+
+
+@contextlib.contextmanager
+def _stopping(work: _Work) -> Iterator[None]:
+    """Hand signals to the work while inside, but those that this program is deaf to."""
+    heard = [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, work.stop) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,149 @@
+"""The table of a study: the paper's figures, ours beside them, and a verdict on each claim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from statistics import fmean, stdev
+
+from fastsiam.report.markdown import markdown
+from fastsiam.study.record import RowRecord, StudyRecord
+from fastsiam.study.tables import Claim
+
+
+def as_text(record: StudyRecord) -> str:
+    """Return a study's table for a terminal: figures, then the verdicts with their reasons."""
+    heads, rows = cells(record)
+    lines = [line[:-1] for line in (heads, *rows)]  # the reasons have the verdicts
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    table.insert(1, "  ".join("-" * width for width in widths))
+    parts = [f"{record.title} ({record.source})", "\n".join(table), "\n".join(reasons(record))]
+    return "\n\n".join([*filter(None, parts), caption(record)])
+
+
+def as_markdown(record: StudyRecord) -> str:
+    """Return a study's table as Markdown, the reasons of the verdicts folded away below it."""
+    items = "".join(f"<li>{escape(line)}</li>" for line in reasons(record))
+    folded = f"<details><summary>The verdicts' figures</summary><ul>{items}</ul></details>"
+    return "\n\n".join(
+        [caption(record), markdown(*cells(record)), folded if items else ""]
+    ).rstrip()
+
+
+def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows: our figures are means and standard deviations over seeds."""
+    heads = [
+        "",
+        "setting",
+        *(["original: linear top-1, %"] if _has_originals(record) else []),
+        "paper: linear top-1, %",
+        f"ours: {record.measure}, %",
+        *(["ours: linear top-1, %"] if record.has_linear else []),
+        "seeds",
+        "std",
+        "rank",
+        "loss",
+        "verdict",
+    ]
+    return heads, [_row(record, row) for row in record.rows]
+
+
+def reasons(record: StudyRecord) -> list[str]:
+    """Return a line for each verdict: on which claim, and by which figures."""
+    return [
+        f"{row.title}: {_claimed(record, claim)}: {verdict.outcome} ({verdict.reason})"
+        for row in record.rows
+        for claim, verdict in record.verdicts(row)
+    ]
+
+
+def caption(record: StudyRecord) -> str:
+    """Say in one line what the figures are, and on what they were measured."""
+    seeds = ", ".join(map(str, record.seeds)) or "that will be done"
+    images = {one.images for row in record.rows for one in row.results if one.images}
+    many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
+    return (
+        f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
+        f"{many if images else ''}, epochs: {record.epochs}; mean ± standard deviation over the "
+        f"seeds {seeds}; {_beside(record)}chance is {record.chance:g}%. {_machines(record)}; "
+        f"{record.date}; `{record.command}`"
+    )
+
+
+def _beside(record: StudyRecord) -> str:
+    """Say how linear evaluation was done, and what raw pixels and untrained networks reach."""
+    said = ""
+    if record.has_linear:
+        how = "cached features of central crops" if record.cached else "random crops and flips"
+        said += f"linear evaluation on {how}, at the best of several rates; "
+    if record.pixels is not None:
+        untrained = [one.untrained for row in record.rows for one in row.results]
+        said += f"kNN of raw pixels: {record.pixels:.1f}%, "
+        said += f"of untrained networks: {_mean(untrained, 1)}%; "
+    return said
+
+
+def _row(record: StudyRecord, row: RowRecord) -> list[str]:
+    results = row.results
+    diverged = sum(one.diverged for one in results)
+    seeds = f"{len(results)}" + (f", {diverged} diverged" if diverged else "")
+    verdicts = record.verdicts(row)
+    return [
+        row.title,
+        row.setting or "as the recipe",
+        *([_figure(row.original)] if _has_originals(record) else []),
+        _figure(row.paper),
+        _mean([one.top1 for one in results], 1),
+        *([_mean(row.linear, 1)] if record.has_linear else []),
+        seeds,
+        _mean([one.z_std for one in results], 2),
+        _mean([one.rank for one in results], 1),
+        _mean([one.loss for one in results], 3),
+        "; ".join(f"{_claimed(record, claim)}: {verdict.outcome}" for claim, verdict in verdicts),
+    ]
+
+
+def _has_originals(record: StudyRecord) -> bool:
+    return any(row.original is not None for row in record.rows)
+
+
+def _figure(value: float | str | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.1f}"
+
+
+def _claimed(record: StudyRecord, claim: Claim) -> str:
+    """Say a claim: what a row does, or how it compares with which other."""
+    if not claim.than:
+        return str(claim)
+    return f"{claim} {'to' if claim.kind == 'alike' else 'than'} {record.row(claim.than).title!r}"
+
+
+def _mean(values: Sequence[float | None], digits: int) -> str:
+    """Write mean and standard deviation of what there is."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    spread = f" ± {stdev(there):.{digits}f}" if len(there) > 1 else ""
+    return f"{fmean(there):.{digits}f}{spread}"
+
+
+def _machines(record: StudyRecord) -> str:
+    """Name machines and versions, each once."""
+    return " and ".join(_each(_machine(one) for one in record.environments)) or "no machine yet"
+
+
+def _machine(environment: dict[str, object]) -> str:
+    gpus, packages = environment["gpus"], environment["packages"]
+    assert isinstance(gpus, list) and isinstance(packages, dict)
+    return (
+        f"{environment['cores']} cores of {environment['cpu']}, {', '.join(gpus) or 'no GPU'}, "
+        f"fastsiam {environment['fastsiam']}, torch {packages['torch']}"
+    )
+
+
+def _each(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

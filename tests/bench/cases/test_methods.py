@@ -1,0 +1,59 @@
+"""The methods' steps beside lightly's: who takes part, as what, and what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fastsiam.bench.cases import CASES
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.lightly import NAMES
+from fastsiam.bench.records import read
+from fastsiam.bench.session import Session, session
+from fastsiam.config import METHOD_CONFIGS
+from tests.bench.cases.test_train import Announced
+from tests.bench.contenders import bench
+
+
+def test_ours_and_lightlys_are_measured_in_one_run(tmp_path: Path) -> None:
+    pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+    file = tmp_path / "out.json"
+    done = bench(
+        "methods", "--methods", "simclr", "--variants", "eager", "--recipe", "demo", "--batch", "4",
+        "--repeats", "1", "--device", "cpu", "--json", str(file),
+    )  # fmt: skip
+    assert "simclr, lightly" in done.stdout
+    found = {one.name: one for one in read(file)}
+    ours, theirs = found["simclr, eager"], found["simclr, lightly"]
+    assert {*found} == {ours.name, theirs.name} and {one.case for one in read(file)} == {"methods"}
+    assert ours.ratio == pytest.approx(ours.images_per_second / theirs.images_per_second)
+    assert theirs.ratio == 1 and ours.baseline == theirs.name
+    assert ours.cpu_seconds_per_image > 0 and ours.config["model"] == theirs.config["model"]
+    assert ours.config["step"]["compile"] == "off" and theirs.config["lightly"]
+    assert theirs.config["precision"] == "fp32" and not theirs.config["channels_last"]
+
+
+def test_every_method_has_its_settings(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recipe's where they are of the method, else the defaults."""
+    contest = Announced()
+    monkeypatch.setattr(Session, "contest", lambda *_, **__: contest)
+    with session(replace(little, variants="plain,authors,syncbn")) as own:
+        assert CASES["methods"].measure(own) == []
+        recipe = own.config.train.model.method
+    assert list(contest.entered) == [
+        f"{name}, {who}" for name in NAMES for who in ("lightly", "plain")
+    ]
+    for name, config in contest.entered.items():
+        method = name.partition(",")[0]
+        expected = recipe if method == recipe.name else METHOD_CONFIGS[method]()
+        assert config.model.method == expected
+    assert "simclr, authors: not measured" in capsys.readouterr().err
+
+
+def test_only_known_methods() -> None:
+    with pytest.raises(ValueError, match="methods are some of simsiam"):
+        BenchConfig(methods="dino")

@@ -1,0 +1,134 @@
+"""A run of lightly's parts: the same images, settings and network, and a file for our measures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.config import AugmentConfig, TrainConfig
+from fastsiam.config.recipes import RECIPES
+from fastsiam.errors import BackendError
+from fastsiam.interchange import load_pretrained
+from tests.bench.contenders import bench
+from tests.configs import with_settings
+from tests.conftest import write_images
+from tests.processes import fastsiam
+from tests.tiers import rest_slow
+
+pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+
+METHODS = ["mocov2", "simsiam", "fastsiam", "simclr", "byol", "swav"]
+SMALL = {
+    "mocov2": ["--queue", "32", "--no-sync-bn", "--bn-images", "4"],
+    "swav": ["--prototypes", "20", "--queue", "16", "--queue-from", "0.5"],
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """24 images of two classes to train on, and as many to validate on."""
+    for split in ("train", "val"):
+        write_images(tmp_path / "data" / split, classes=2, each=12, side=40)
+    return tmp_path / "data"
+
+
+def settings(data: Path, method: str, out: Path) -> list[str]:
+    return [
+        "--recipe", "demo", "--method", method, "--data", str(data), "--out", str(out),
+        "--width", "4", "--epochs", "2", "--batch", "8", "--seed", "3", "--workers", "1",
+        "--device", "cpu", *SMALL.get(method, []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", rest_slow(METHODS))
+def test_a_run_leaves_weights_that_are_measured_as_ours(
+    method: str, data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = bench("lightly", *settings(data, method, out))
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["method"] == method and said["images"] == 24 and said["steps"] == 6
+    assert said["seconds"] > 0 and said["cpu_seconds"] > 0 and len(said["losses"]) == 2
+    kept = json.loads((out / "result.json").read_text())
+    assert kept["losses"] == said["losses"] and kept["recipe"] == "demo"
+    assert TrainConfig.from_dict(kept["config"]).model.method.name == method
+
+    trained = load_pretrained(out / "backbone.pt")
+    assert (trained.model.backbone, trained.model.width, trained.epoch) == ("resnet10", 4, 2.0)
+    assert trained.input is not None and trained.input.crop == 32
+    moved = trained.state["backbone.bn1.running_mean"]
+    assert moved.shape == (4,) and moved.abs().max() > 0
+
+
+@pytest.mark.slow
+def test_the_file_is_read_by_eval_and_the_seed_repeats_the_run(data: Path, tmp_path: Path) -> None:
+    losses = []
+    for name in ("a", "b"):
+        done = bench("lightly", *settings(data, "simclr", tmp_path / name), "--workers", "0")
+        losses.append(json.loads(done.stdout.splitlines()[-1])["losses"])
+    assert losses[0] == losses[1]
+    weights = tmp_path / "a" / "backbone.pt"
+    measured = fastsiam("eval", "knn", str(weights), "--data", str(data), "--device", "cpu")
+    assert "kNN top-1" in measured.stdout
+
+
+def test_wrong_usage(tmp_path: Path) -> None:
+    said = fastsiam("bench", "lightly", "--recipe", "demo", code=2).stderr
+    assert "name a folder for the weights" in said
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("simsiam", {"stop_gradient": False}, "lightly's simsiam has stop-gradient True alone"),
+    ("simclr", {"predictor": "trained"}, "lightly's simclr has predictor none alone"),
+    ("mocov2", {"symmetric": False}, "lightly's mocov2 has symmetric True alone"),
+    ("byol", {"projector_layers": 1}, "2 layers or more"),
+    ("simclr", {"bn_images": 4, "sync_bn": False}, "no BN of some images"),
+    ("byol", {"optimizer": "lars"}, "SGD's steps, not lars's"),
+    ("byol", {"accumulate": 2}, "takes whole batches"),
+]
+
+
+@pytest.mark.parametrize(("method", "changes", "line"), REFUSED, ids=str)
+def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], line: str) -> None:
+    """Or a run would have another's settings in its record."""
+    from fastsiam.bench.lightly.methods import composed
+    from fastsiam.bench.lightly.step import Step
+    from fastsiam.config import METHOD_CONFIGS
+
+    demo = RECIPES["demo"]()
+    config = replace(demo, model=replace(demo.model, width=4, method=METHOD_CONFIGS[method]()))
+    config = with_settings(config, **changes)
+    with pytest.raises(BackendError, match=line):
+        Step(config, composed(config, steps_per_epoch=3))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_views_have_the_runs_settings(method: str) -> None:
+    """Views without anything random are the image, normalised; each setting changes them."""
+    from PIL import Image
+
+    from fastsiam.bench.lightly.views import transform_of
+
+    plain: dict[str, Any] = {
+        "crop": 20, "scale_min": 1.0, "flip_p": 0.0, "jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0,
+    }  # fmt: skip
+    augment = AugmentConfig.alike(2, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), **plain)
+    pixels = torch.randint(0, 256, (20, 20, 3), dtype=torch.uint8)
+    image = Image.fromarray(pixels.numpy())
+    mean, std = (torch.tensor(x)[:, None, None] for x in (augment.mean, augment.std))
+    expected = (pixels.permute(2, 0, 1) / 255 - mean) / std
+    views = transform_of(method, augment)(image)
+    assert len(views) == 2
+    for view in views:
+        torch.testing.assert_close(view, expected)
+    for change in ({"flip_p": 1.0}, {"jitter_p": 1.0}, {"gray_p": 1.0}, {"blur_p": 1.0}):
+        (first, second) = transform_of(method, augment.changed(**change))(image)
+        assert not torch.allclose(first, expected) and not torch.allclose(second, expected)
+    if method != "byol":
+        with pytest.raises(BackendError, match=f"transform for {method} has no solarise-p"):
+            transform_of(method, augment.changed(solarise_p=0.2))

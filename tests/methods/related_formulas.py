@@ -1,0 +1,179 @@
+"""SimCLR, MoCo v2, BYOL and SwAV by their papers' formulas: numpy, float64, no code of ours.
+
+- SimCLR: equation 1 and algorithm 1 of Chen et al. 2020; predictor and stop-gradient as the
+  footnote of section 6.2 of SimSiam has them.
+- MoCo: equation 1 and algorithm 1 of He et al. 2019; both directions as in SimSiam's appendix C.
+- BYOL: equations 1 to 3 and section 3.3 of Grill et al. 2020.
+- SwAV: equations 1 to 5 and appendix A of Caron et al. 2020, for any number of views its
+  equation 6; the prototypes are normalised in the graph, as section 6.2 of SimSiam says.
+
+Backbone, layers and central differences are those of ``formulas``. All arrays are of the global
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .formulas import Array, Weights, features, mlp, predicted, unit
+
+HEADS: dict[str, Callable[[int], list[bool]]] = {
+    "simclr": lambda layers: [True] * layers,
+    "mocov2": lambda layers: [False] * layers,
+    "byol": lambda layers: [True] * (layers - 1) + [False],
+    "swav": lambda layers: [True] * (layers - 1) + [False],
+}
+"""On which of its layers each method's projector has BN."""
+
+Groups = Sequence[NDArray[np.int64]]
+"""Places in a batch of the images that share BN statistics, group by group."""
+
+
+def projected(method: str, weights: Weights, images: Array, groups: Groups = ()) -> Array:
+    """Return the projections (N, d); BN ties nothing but images, so each group goes by itself."""
+    layers = sum(f"projector.{3 * i}.weight" in weights for i in range(9))
+    found: dict[int, Array] = {}
+    for group in groups or [np.arange(len(images))]:
+        x = features(weights, images[group])
+        rows = mlp(weights, x, "projector", HEADS[method](layers))
+        found.update(zip(group.tolist(), rows, strict=True))
+    return np.stack([found[image] for image in range(len(images))])
+
+
+def query_groups(images: int, size: int) -> Groups:
+    """Images that are neighbours share BN statistics."""
+    return np.split(np.arange(images), images // size)
+
+
+def key_groups(images: int, size: int) -> Groups:
+    """Groups that hold as many images of each group of queries: every so many-th image."""
+    order = [i for first in range(size) for i in range(first, images, size)]
+    return np.split(np.array(order), images // size)
+
+
+def log_softmax(logits: Array) -> Array:
+    """Return the logarithm of the softmax of each row."""
+    lower: Array = logits - logits.max(1, keepdims=True)
+    total: Array = np.exp(lower).sum(1, keepdims=True)
+    return lower - np.log(total)
+
+
+def cross_entropy(logits: Array, right: NDArray[np.int64]) -> float:
+    """Return -log softmax at the right places, averaged over rows."""
+    return float(-log_softmax(logits)[np.arange(len(logits)), right].mean())
+
+
+def nt_xent(anchors: Sequence[Array], others: Sequence[Array], temperature: float) -> float:
+    """Each of the 2 N anchors against all projections but that of its own image and view."""
+    images, (a, o) = len(anchors[0]), (unit(np.concatenate(rows)) for rows in (anchors, others))
+    logits = a @ o.T / temperature
+    np.fill_diagonal(logits, -np.inf)
+    return cross_entropy(logits, (np.arange(2 * images) + images) % (2 * images))
+
+
+def simclr(
+    weights: Weights,
+    views: Sequence[Array],
+    *,
+    temperature: float,
+    against: Sequence[Array] | None = None,
+) -> float:
+    """Return the loss: against constant projections, or without a stop-gradient the weights'."""
+    zs = [projected("simclr", weights, view) for view in views]
+    return nt_xent([predicted(weights, z) for z in zs], against or zs, temperature)
+
+
+def mocov2(
+    weights: Weights,
+    views: Sequence[Array],
+    *,
+    temperature: float,
+    keys: Sequence[Array],
+    queue: Array,
+    symmetric: bool = True,
+    groups: Groups = (),
+) -> float:
+    """Return InfoNCE of each view (or the first) with the other's key against the queue.
+
+    Args:
+        keys: (N, d) projections of the momentum encoder, one for each view.
+        queue: (K, d) normalised keys of earlier batches.
+    """
+    terms = []
+    for view in (0, 1) if symmetric else (0,):
+        q = unit(projected("mocov2", weights, views[view], groups))
+        positive = (q * unit(keys[1 - view])).sum(1, keepdims=True)
+        logits = np.concatenate([positive, q @ queue.T], axis=1) / temperature
+        terms.append(cross_entropy(logits, np.zeros(len(q), dtype=np.int64)))
+    return float(np.mean(terms))
+
+
+def byol(weights: Weights, views: Sequence[Array], *, targets: Sequence[Array]) -> float:
+    """Return the squared distance of normalised predictions and targets, of both directions."""
+    terms = []
+    for view in (0, 1):
+        p = predicted(weights, projected("byol", weights, views[view]))
+        terms.append(((unit(p) - unit(targets[1 - view])) ** 2).sum(1).mean())
+    return float(np.sum(terms))
+
+
+def sinkhorn(scores: Array, *, epsilon: float, rounds: int) -> Array:
+    """Return the codes, (B, K), each row a distribution, of scores (B, K).
+
+    Q is K x B; in each round its rows are made to sum to 1 / K, then its columns to 1 / B.
+    """
+    images, prototypes = scores.shape
+    q: Array = np.exp(scores.T / epsilon)
+    for _ in range(rounds):
+        for k in range(prototypes):
+            q[k] /= q[k].sum() * prototypes
+        for b in range(images):
+            q[:, b] /= q[:, b].sum() * images
+    found: Array = q.T * images
+    return found
+
+
+def scores(weights: Weights, rows: Array) -> Array:
+    """Return the cosines (B, K) of rows with the prototypes."""
+    cosines: Array = unit(rows) @ unit(weights["prototypes.weight"]).T
+    return cosines
+
+
+def codes(
+    weights: Weights,
+    views: Sequence[Array],
+    *,
+    epsilon: float,
+    rounds: int,
+    queues: Sequence[Array] = (),
+) -> list[Array]:
+    """Return the codes of the first two views, balanced over the batch and a queue for each."""
+    found = []
+    for view in (0, 1):
+        z = projected("swav", weights, views[view])
+        rows = np.concatenate([z, queues[view]]) if queues else z
+        found.append(sinkhorn(scores(weights, rows), epsilon=epsilon, rounds=rounds)[: len(z)])
+    return found
+
+
+def swav(
+    weights: Weights, views: Sequence[Array], *, temperature: float, of: Sequence[Array]
+) -> float:
+    """Return the swapped prediction: the codes of two views from all others."""
+    terms = []
+    for code, view in permutations(range(len(views)), 2):
+        if code < 2:
+            p = predicted(weights, projected("swav", weights, views[view]))
+            logs = log_softmax(scores(weights, p) / temperature)
+            terms.append(-(of[code] * logs).sum(1).mean())
+    return float(np.mean(terms))
+
+
+def momentum_at(base: float, step: int, steps: int) -> float:
+    """Return BYOL's momentum at a step of so many: it grows to 1 along a cosine."""
+    return 1 - (1 - base) * (math.cos(math.pi * step / steps) + 1) / 2

@@ -1,0 +1,263 @@
+"""Every variant of SimSiam and FastSiam against the paper's formulas in float64 numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastsiam.config import FastSiamConfig, SimSiamConfig
+from fastsiam.methods import FastSiam, Output, SimSiam
+from fastsiam.views.batch import Batch
+from tests.methods import formulas
+from tests.methods.formulas import Array, Pairs, Weights
+from tests.methods.linear import (
+    BATCH,
+    IMAGES,
+    STEPS,
+    Linear,
+    arrays,
+    batch_of,
+    build,
+    step_of,
+    views_of,
+)
+from tests.methods.variants import VARIANTS, Variant
+
+EVERY = pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+ONE_STEP = {name: v for name, v in VARIANTS.items() if v.config().alternate_every == 1}
+KEEPS = {
+    name: v
+    for name, v in VARIANTS.items()
+    if v.config().alternate_every != 1 or v.config().target_average
+}
+
+
+def of(variant: Variant, **settings: Any) -> SimSiam:
+    """Build a variant with small heads."""
+    method: SimSiam = build(variant.config(projector_layers=2, dim=6, predictor_dim=3, **settings))
+    return method
+
+
+def by_formula(
+    config: SimSiamConfig, pairs: Pairs, weights: Weights, views: Sequence[Array], against: Any
+) -> float:
+    """Return the loss of some weights with given targets, or with their own."""
+    how = {"norm": config.head_bn, "similarity": config.similarity}
+    return formulas.loss(weights, views, pairs, **how, against=against)
+
+
+def targets_of(
+    config: SimSiamConfig, pairs: Pairs, weights: Weights, views: Sequence[Array], rows: Array
+) -> list[Array]:
+    """Return the targets that some weights give, moving averages if there are any."""
+    zs = {view: formulas.encoded(weights, x, norm=config.head_bn) for view, x in enumerate(views)}
+    if not config.target_average:
+        return formulas.targets(zs, pairs)
+    momentum = config.target_average
+    return [formulas.moved(rows, [zs[view] for view in of], momentum) for _, of in pairs]
+
+
+@EVERY
+def test_loss_and_gradients(variant: Variant) -> None:
+    """With other weights in the frozen copy, and with averages of images that were seen before."""
+    method, config = of(variant), variant.config()
+    weights, frozen = arrays(method), arrays(method, copied=True)
+    assert bool(frozen) == (config.alternate_every != 1 or config.encoder_momentum > 0)
+    if config.target_average:
+        method.averages.copy_(torch.nn.functional.normalize(torch.randn_like(method.averages)))
+    batch = batch_of(variant.views)
+    views, rows = views_of(batch), np.zeros(0)
+    if config.target_average:
+        rows = method.averages.numpy()[batch.index]
+    output: Output = method(batch.views, batch.index)
+    output.loss.backward()
+
+    against = None
+    if config.stop_gradient:
+        against = targets_of(config, variant.pairs, frozen or weights, views, rows)
+
+    def loss(changed: Weights) -> float:
+        return by_formula(config, variant.pairs, changed, views, against)
+
+    assert output.loss.item() == pytest.approx(loss(weights), abs=1e-6)
+    z = formulas.encoded(weights, views[0], norm=config.head_bn)
+    np.testing.assert_allclose(output.embedding.numpy(), z, rtol=1e-9, atol=1e-12)
+    expected = formulas.gradient(loss, weights)
+    if config.predictor == "fixed":
+        expected = {k: v for k, v in expected.items() if not k.startswith("predictor.")}
+    found = {name: p.grad.numpy() for name, p in method.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    for name, slopes in expected.items():
+        np.testing.assert_allclose(found[name], slopes, atol=2e-6, rtol=1e-5, err_msg=name)
+
+
+def slopes_of(**settings: Any) -> Tensor:
+    """Return the whole gradient of a variant on a pair of views."""
+    method, batch = of(Variant(settings)), batch_of(2)
+    method(batch.views, batch.index).loss.backward()
+    return torch.cat([p.grad.flatten() for p in method.parameters() if p.grad is not None])
+
+
+def test_the_mean_of_views_is_not_rounded_to_half_precision() -> None:
+    """FastSiam's targets under bfloat16: of rounded projections, but no further rounded."""
+    method, batch = of(VARIANTS["fastsiam 4"]).float(), batch_of(4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        zs = [method.projector(method.backbone(view.float())) for view in batch.views]
+        ps = [method.predictor(z) for z in zs]
+        found = method(tuple(view.float() for view in batch.views), batch.index).loss.item()
+    assert ps[0].dtype == torch.bfloat16
+    z = {view: one.detach().double().numpy() for view, one in enumerate(zs)}
+    p = [one.detach().double().numpy() for one in ps]
+    of_each = formulas.targets(z, VARIANTS["fastsiam 4"].pairs)
+    terms = [formulas.DISTANCES["cosine"](a, b) for a, b in zip(p, of_each, strict=True)]
+    assert found == pytest.approx(np.mean(terms), abs=1e-6)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "cross-entropy"])
+def test_the_stop_gradient_changes_the_gradient(similarity: str) -> None:
+    """The test above would notice one that stops nothing, or too much."""
+    stopped, free = (slopes_of(similarity=similarity, stop_gradient=s) for s in (True, False))
+    assert (stopped - free).abs().max() > 1e-3
+
+
+def test_without_predictor_the_stop_gradient_halves_the_gradient() -> None:
+    """Section 4.2: the same direction, "with the magnitude scaled by 1/2"; if it is symmetric."""
+    stopped, free = (slopes_of(predictor="none", stop_gradient=s) for s in (True, False))
+    assert free.norm() > 1e-2
+    torch.testing.assert_close(2 * stopped, free, atol=1e-6, rtol=1e-5)
+    first, both = (
+        slopes_of(predictor="none", symmetric=False, stop_gradient=s) for s in (True, False)
+    )
+    assert nn.functional.cosine_similarity(first, both, dim=0) < 0.99
+
+
+Taken = tuple[Weights, Batch, float, Array | None]
+"""A step: the weights before it, its batch, its loss, the images' averages after it."""
+
+
+def run(method: SimSiam, views: int, *, accumulate: int = 1) -> list[Taken]:
+    """Take the steps of two epochs."""
+    step, found = step_of(method, accumulate=accumulate), list[Taken]()
+    for at in range(2 * STEPS):
+        weights, batch = arrays(method), batch_of(views, at)
+        loss, _ = step(batch, at=at)
+        rows = method.averages.numpy().copy() if method.config.target_average else None
+        found.append((weights, batch, loss.item(), rows))
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("variant", KEEPS.values(), ids=KEEPS.keys())
+def test_what_is_kept_over_steps(variant: Variant, accumulate: int) -> None:
+    """Targets are of the weights before the stretch; averages are of each image's own rows."""
+    method, config, pairs = of(variant), variant.config(), variant.pairs
+    every = config.alternate_every or STEPS
+    taken = run(method, variant.views, accumulate=accumulate)
+    averages = np.zeros((IMAGES, method.dim))
+    for at, (weights, batch, loss, rows) in enumerate(taken):
+        before = taken[at - at % every][0]  # the weights as they were when the stretch began
+        sources, losses, after = (before, weights), [0.0, 0.0], averages.copy()
+        for part in batch.chunks(accumulate):
+            views, index = views_of(part), part.index.numpy()
+            for which, source in enumerate(sources):
+                against = targets_of(config, pairs, source, views, averages[index])
+                losses[which] += by_formula(config, pairs, weights, views, against) / accumulate
+            seen = sorted({view for _, of in pairs for view in of})
+            zs = [formulas.encoded(before, views[view], norm=config.head_bn) for view in seen]
+            after[index] = formulas.moved(averages[index], zs, config.target_average)
+        assert loss == pytest.approx(losses[0], abs=2e-6), at
+        assert at % every == 0 or abs(loss - losses[1]) > 2e-5, at
+        if rows is not None:
+            averages = after
+            np.testing.assert_allclose(rows, averages, atol=1e-6, err_msg=str(at))
+            assert (np.abs(rows).sum(1) > 0).sum() == min(IMAGES, (at + 1) * BATCH)
+
+
+class Cached(SimSiam):
+    """Multi-step alternation as section 5.2 has it: targets computed before the steps and kept."""
+
+    kept: list[tuple[Tensor, Tensor]]
+
+    @torch.no_grad()
+    def look_at(self, batches: Sequence[Batch]) -> None:
+        """Compute the targets of the next steps."""
+        self.kept = []
+        for batch in batches:
+            first, second = (self.projector(self.backbone(view)) for view in batch.views)
+            self.kept.append((first, second))
+
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        """Return the symmetrised loss against what was kept."""
+        against = self.kept.pop(0)
+        zs = [self.projector(self.backbone(view)) for view in views]
+        terms = [
+            -nn.functional.cosine_similarity(self.predictor(z).float(), of.float(), dim=1).mean()
+            for z, of in zip(zs, reversed(against), strict=True)
+        ]
+        return Output((terms[0] + terms[1]) / 2, zs[0].detach(), {})
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_frozen_copy_gives_the_targets_that_the_paper_caches(every: int) -> None:
+    """Losses and weights of two epochs are the same to the bit."""
+    frozen = of(Variant({"alternate_every": every}))
+    cached = Cached(replace(frozen.config, alternate_every=1), Linear()).double()
+    cached.load_state_dict({k: v for k, v in frozen.state_dict().items() if "frozen" not in k})
+    batches = [batch_of(2, at) for at in range(2 * STEPS)]
+    steps = [step_of(method) for method in (frozen, cached)]
+    for at, batch in enumerate(batches):
+        if at % every == 0:
+            cached.look_at(batches[at : at + every])
+        losses = [step(batch, at=at)[0] for step in steps]
+        assert losses[0] == losses[1], at
+    theirs = dict(cached.named_parameters())
+    for name, value in frozen.named_parameters():
+        assert name.startswith("frozen.") or torch.equal(value, theirs[name]), name
+
+
+@pytest.mark.parametrize("name", [k for k, v in ONE_STEP.items() if v.views == 2])
+def test_fastsiam_of_two_views_is_simsiam(name: str) -> None:
+    """To the bit, with every setting."""
+    variant = VARIANTS[name]
+    found = []
+    for kind in (SimSiamConfig, FastSiamConfig):
+        method = of(replace(variant, method=kind))
+        losses = [loss for _, _, loss, _ in run(method, 2)]
+        found.append((losses, method.state_dict()))
+    assert type(method) is FastSiam
+    assert found[0][0] == found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], atol=0, rtol=0)
+
+
+@EVERY
+def test_what_moves_in_a_step(variant: Variant) -> None:
+    """All that is trained, and no more: no fixed predictor, no frozen copy, no unseen image."""
+    method, config = of(variant), variant.config()
+    step, batch = step_of(method), batch_of(variant.views)
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    step(batch, at=0)
+    now = method.state_dict()
+    moved = {name for name, _ in method.named_parameters() if not now[name].equal(before[name])}
+    still = ("frozen.",) if config.predictor == "trained" else ("frozen.", "predictor.")
+    trained = {name for name, _ in method.named_parameters() if not name.startswith(still)}
+    follows = {name for name in moved if name.startswith("frozen.")}
+    assert bool(follows) == (config.encoder_momentum > 0)
+    if config.alternate_every in (0, 2):
+        assert any(name.startswith("frozen.") for name, _ in method.named_parameters())
+    assert moved - follows == trained
+    of_groups = {id(p) for group in method.param_groups() for p in group.params}
+    assert of_groups == {id(p) for name, p in method.named_parameters() if name in trained}
+    if config.target_average:
+        seen = (now["averages"] != 0).any(1).nonzero().flatten()
+        assert torch.equal(seen, batch.index.sort().values)
+    if config.alternate_every == 2:
+        step(batch_of(variant.views, 1), at=1)
+        for name, value in method.frozen.named_parameters():
+            own = ("backbone" if name[0] == "0" else "projector") + name[1:]
+            assert torch.equal(value, method.state_dict()[own]), name

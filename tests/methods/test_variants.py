@@ -1,0 +1,92 @@
+"""Runs of every variant of every method: on ranks, compiled, killed and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import TrainConfig
+from tests import rank_jobs
+from tests.methods.variants import EVERY
+from tests.networks import short_resnet10
+from tests.tiers import rest_slow, slow
+from tests.training.runs import history, run_once, run_until, same_state
+
+Ranks = Callable[[str, int], list[Any]]
+
+
+def same_on_all(state: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the running statistics of BN: where it is not of all ranks, each has its own."""
+    return {k: v for k, v in state.items() if "running_" not in k and "num_batches" not in k}
+
+
+@pytest.mark.parametrize(
+    ("job", "world"),
+    [("few_variants", 2), ("queues", 4), slow(("variants", 2)), slow(("variants", 4))],
+)
+def test_ranks_are_one(job: str, world: int, ranks: Ranks) -> None:
+    """Losses, weights, other encoders, images' averages and queues of three steps."""
+    parts, whole = ranks(job, world), getattr(rank_jobs, job)(0, 1)
+    for name, alone in whole.items():
+        found = [part[name] for part in (*parts, {name: alone})]
+        if not EVERY[name].run.get("sync_bn", True):
+            found = [one | {"state": same_on_all(one["state"])} for one in found]
+        for part in found[1:-1]:
+            torch.testing.assert_close(found[0], part, atol=0, rtol=0, msg=name)
+        torch.testing.assert_close(found[0], found[-1], atol=5e-5, rtol=1e-4)
+
+
+def test_ranks_whose_bn_is_their_own_are_parts_of_one(ranks: Ranks) -> None:
+    """MoCo's keys go to other ranks, as in the original, or to other parts of one rank's batch."""
+    parts, whole = ranks("own_parts", 2), rank_jobs.own_parts(0, 1, bn_images=8)
+    joint = rank_jobs.own_parts(0, 1)
+    states = [same_on_all(one["state"]) for one in (*parts, whole, joint)]
+    torch.testing.assert_close(states[0], states[1], atol=0, rtol=0)
+    torch.testing.assert_close(states[0], states[2], atol=5e-5, rtol=1e-4)
+    torch.testing.assert_close(parts[0]["loss"], whole["loss"], atol=5e-5, rtol=1e-4)
+    assert (states[0]["queue"] - states[3]["queue"]).abs().max() > 1e-2
+
+
+COMPILED = ["swav, queue", *(name for name in EVERY if name != "swav, queue")]
+
+
+@pytest.mark.parametrize("name", rest_slow(COMPILED))
+def test_compiled_steps_are_the_same_steps(name: str) -> None:
+    with short_resnet10():
+        torch._dynamo.reset()
+        plain, compiled = (rank_jobs.variant(name, 0, 1, compile=on) for on in ("off", "on"))
+    torch.testing.assert_close(compiled, plain, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_compiled_two_ranks_are_one(ranks: Ranks) -> None:
+    """Where buckets cut the graph too, with views in it that are encoded without gradients."""
+    parts, whole = ranks("cut_variant", 2), rank_jobs.cut_variant(0, 1, compile="off")
+    torch.testing.assert_close(parts[0], parts[1], atol=0, rtol=0)
+    torch.testing.assert_close(parts[0], whole, atol=1e-4, rtol=1e-3)
+
+
+KILLED = ["2 steps", "an epoch", "average", "mocov2", "swav, queue"]
+OTHERS = [name for name in EVERY if name not in KILLED]
+
+
+@pytest.mark.parametrize("name", rest_slow(KILLED + OTHERS, fast=len(KILLED)))
+def test_it_is_killed_and_resumed_bit_for_bit(
+    name: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """Killed within a stretch of two steps, and of an epoch's three."""
+    config = EVERY[name].applied(small, knn_every=0, lr=0.1, save_every=1)
+    expected = checkpoints.load(run_once(config, tmp_path / "whole"))
+    run_until(config, tmp_path / "run", kill_at=5)
+    start = checkpoints.load(tmp_path / "run")
+    assert start.step in (4, 5)  # a checkpoint may be under way
+    state = checkpoints.load(run_once(config, tmp_path / "run", start=start))
+    assert state.step == expected.step == 12
+    assert same_state(state.model, expected.model)
+    assert same_state(state.optimizer, expected.optimizer)
+    assert history(tmp_path / "run")[-1] == history(tmp_path / "whole")[-1]

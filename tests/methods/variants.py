@@ -1,0 +1,166 @@
+"""The variants of the methods that tests go through; of SimSiam's, what each compares with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from fastsiam.config import (
+    AugmentConfig,
+    BYOLConfig,
+    FastSiamConfig,
+    MethodConfig,
+    MoCoV2Config,
+    SimCLRConfig,
+    SimSiamConfig,
+    SwAVConfig,
+    TrainConfig,
+)
+from tests.configs import with_settings
+
+SYMMETRIC = ((0, (1,)), (1, (0,)))
+FIRST = ((0, (1,)),)
+TWICE = ((0, (1,)), (2, (3,)))
+THREE = ((0, (1, 2)), (1, (0, 2)), (2, (0, 1)))
+FOUR = ((0, (1, 2, 3)), (1, (0, 2, 3)), (2, (0, 1, 3)), (3, (0, 1, 2)))
+
+
+SMALL = {"projector_layers": 2, "dim": 16, "projector_dim": 16, "predictor_dim": 4}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with settings by their names."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    method: type[MethodConfig] = SimSiamConfig
+    smaller: tuple[int, ...] = (1, 1)
+    """For each view, how much smaller it is than the first."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """Further settings of a run, by their flags' names."""
+
+    @property
+    def views(self) -> int:
+        """Views of each image."""
+        return len(self.smaller)
+
+    def config(self, **small: Any) -> Any:
+        """Return the method's settings; those of its heads' sizes that it has are given."""
+        there = {f.name for f in fields(self.method)}
+        own = {name: value for name, value in small.items() if name in there}
+        return self.method(**own | self.settings)
+
+    def applied(self, config: TrainConfig, **settings: Any) -> TrainConfig:
+        """Return a run of it, its heads small."""
+        first = config.augment.views[0]
+        views = tuple(replace(first, crop=first.crop // by) for by in self.smaller)
+        model = replace(config.model, method=self.config(**SMALL))
+        config = replace(config, augment=AugmentConfig(views=views), model=model)
+        return with_settings(config, **self.run, **settings)
+
+
+@dataclass(frozen=True)
+class Variant(Case):
+    """SimSiam or FastSiam, and the views that predict, with those they predict."""
+
+    pairs: tuple[tuple[int, tuple[int, ...]], ...] = SYMMETRIC
+
+    def __post_init__(self) -> None:
+        views = 1 + max(view for first, others in self.pairs for view in (first, *others))
+        object.__setattr__(self, "smaller", (1,) * views)
+
+
+def _fast(pairs: Any, **settings: Any) -> Variant:
+    return Variant(settings, FastSiamConfig, pairs=pairs)
+
+
+VARIANTS: dict[str, Variant] = {
+    "default": Variant(),
+    "no stop-gradient": Variant({"stop_gradient": False}),
+    "no predictor": Variant({"predictor": "none"}),
+    "no predictor, no stop-gradient": Variant({"predictor": "none", "stop_gradient": False}),
+    "fixed predictor": Variant({"predictor": "fixed"}),
+    "no BN": Variant({"head_bn": "none"}),
+    "BN hidden": Variant({"head_bn": "hidden"}),
+    "BN on all": Variant({"head_bn": "all"}),
+    "affine": Variant({"output_affine": True}),
+    "affine, BN on all": Variant({"output_affine": True, "head_bn": "all"}),
+    "cross-entropy": Variant({"similarity": "cross-entropy"}),
+    "cross-entropy, no stop-gradient": Variant(
+        {"similarity": "cross-entropy", "stop_gradient": False}
+    ),
+    "asymmetric": Variant({"symmetric": False}, pairs=FIRST),
+    "asymmetric 2x": Variant({"symmetric": False}, pairs=TWICE),
+    "asymmetric, no predictor": Variant({"symmetric": False, "predictor": "none"}, pairs=FIRST),
+    "asymmetric 2x, no stop-gradient": Variant(
+        {"symmetric": False, "stop_gradient": False}, pairs=TWICE
+    ),
+    "2 steps": Variant({"alternate_every": 2}),
+    "an epoch": Variant({"alternate_every": 0}),
+    "2 steps, asymmetric 2x": Variant({"alternate_every": 2, "symmetric": False}, pairs=TWICE),
+    "2 steps, cross-entropy": Variant({"alternate_every": 2, "similarity": "cross-entropy"}),
+    "average": Variant({"target_average": 0.8, "predictor": "none"}),
+    "average, predictor": Variant({"target_average": 0.5}),
+    "average, asymmetric": Variant(
+        {"target_average": 0.8, "predictor": "none", "symmetric": False}, pairs=FIRST
+    ),
+    "average, asymmetric 2x": Variant({"target_average": 0.8, "symmetric": False}, pairs=TWICE),
+    "average, 2 steps, asymmetric 2x": Variant(
+        {"target_average": 0.8, "alternate_every": 2, "symmetric": False}, pairs=TWICE
+    ),
+    "momentum encoder": Variant({"encoder_momentum": 0.9}),
+    "momentum encoder, asymmetric": Variant(
+        {"encoder_momentum": 0.9, "symmetric": False}, pairs=FIRST
+    ),
+    "fastsiam 2": _fast(SYMMETRIC),
+    "fastsiam 3": _fast(THREE),
+    "fastsiam 4": _fast(FOUR),
+    "fastsiam 3, no stop-gradient": _fast(THREE, stop_gradient=False),
+    "fastsiam 4, asymmetric": _fast(((0, (1, 2, 3)),), symmetric=False),
+    "fastsiam 3, cross-entropy": _fast(THREE, similarity="cross-entropy"),
+    "fastsiam 3, average": _fast(THREE, target_average=0.8, predictor="none"),
+    "fastsiam 4, 2 steps": _fast(FOUR, alternate_every=2),
+}
+
+
+def _swav(smaller: tuple[int, ...] = (1, 1), **settings: Any) -> Case:
+    return Case({"prototypes": 8, **settings}, SwAVConfig, smaller)
+
+
+RELATED: dict[str, Case] = {
+    "simclr": Case({}, SimCLRConfig),
+    "mocov2": Case({"queue": 20, "encoder_momentum": 0.9}, MoCoV2Config),
+    "byol": Case({"encoder_momentum": 0.9}, BYOLConfig),
+    "swav, queue": _swav(queue=12, queue_from=0.5),
+    "swav": _swav(),
+    "swav, multi-crop": _swav((1, 1, 2), frozen_epochs=0.5),
+    "simclr, predictor": Case({"predictor": "trained", "projector_layers": 3}, SimCLRConfig),
+    "simclr, predictor, stop-gradient": Case(
+        {"predictor": "trained", "stop_gradient": True, "temperature": 0.5}, SimCLRConfig
+    ),
+    "simclr, stop-gradient": Case({"stop_gradient": True}, SimCLRConfig),
+    "mocov2, asymmetric": Case(
+        {"queue": 20, "encoder_momentum": 0.9, "symmetric": False}, MoCoV2Config
+    ),
+    "mocov2, more keys than its queue": Case(
+        {"queue": 12, "encoder_momentum": 0.9, "temperature": 0.07}, MoCoV2Config
+    ),
+    "mocov2, parts": Case(
+        {"queue": 20, "encoder_momentum": 0.9}, MoCoV2Config,
+        run={"sync_bn": False, "bn_images": 4},
+    ),
+    "byol, constant": Case(
+        {"encoder_momentum": 0.9, "momentum_schedule": "constant"}, BYOLConfig
+    ),
+    "byol, no momentum": Case(
+        {"encoder_momentum": 0.0, "momentum_schedule": "constant"}, BYOLConfig
+    ),
+    "swav, predictor": _swav(predictor="trained", sinkhorn_rounds=1, epsilon=0.1),
+    "swav, no stop-gradient": _swav(stop_gradient=False, frozen_epochs=0.0),
+    "swav, predictor, queue, no stop-gradient": _swav(
+        predictor="trained", stop_gradient=False, queue=8, queue_from=0.0, projector_layers=3
+    ),
+}  # fmt: skip
+"""The methods of section 6, and what it changes in them."""
+
+EVERY: dict[str, Case] = {**VARIANTS, **RELATED}

@@ -1,0 +1,155 @@
+"""The studies: each row is a run that can be begun at every scale."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from fastsiam.config import SwAVConfig
+from fastsiam.config.files import layered, read_settings
+from fastsiam.config.flags import differences, from_flags
+from fastsiam.config.recipes import RECIPES
+from fastsiam.config.study import ScaleName
+from fastsiam.study.catalogue import STUDIES
+from fastsiam.study.runs import runs_of
+from fastsiam.study.scales import SCALES, scale
+from fastsiam.study.tables import Row, Study
+
+ROWS = [(study, row) for study in STUDIES.values() for row in study.rows]
+
+
+def row_id(value: object) -> str:
+    """Return a name for a case."""
+    return value.variant.name if isinstance(value, Row) else getattr(value, "name", str(value))
+
+
+def test_there_is_a_recipe_for_every_scale() -> None:
+    assert tuple(SCALES) == get_args(ScaleName)
+
+
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize(("study", "row"), ROWS, ids=row_id)
+def test_every_row_is_a_run(name: ScaleName, study: Study, row: Row, tmp_path: Path) -> None:
+    """Its settings are valid, survive the file that the run is begun with, and are its own."""
+    size = scale(name)
+    runs = {run.variant.name: run for run in runs_of([study], size, tmp_path, seeds=[1])}
+    run = runs[row.variant.name]
+    assert run.config.numerics.seed == 1 and not run.config.run.trackers
+    run.prepare()
+    assert from_flags(layered(files=[read_settings(run.settings_file)]).flags) == run.config
+    same = [x for x in runs.values() if not differences(x.config, run.config)]
+    assert same == [run]
+    steps = run.config.optim.epochs * (size.images // run.config.optim.batch)
+    assert 15 <= steps // run.config.run.log_every <= 50
+
+
+@pytest.mark.parametrize(("study", "row"), ROWS, ids=row_id)
+def test_claims_are_of_rows_that_are_there(study: Study, row: Row) -> None:
+    names = [other.variant.name for other in study.rows]
+    assert len(names) == len(set(names)) and study.reference in names
+    for claim in row.claims:
+        assert (claim.than in names) == (claim.kind in ("better", "worse", "alike", "no better")), (
+            claim
+        )
+        assert claim.than != row.variant.name
+
+
+def test_a_name_is_one_run(tmp_path: Path) -> None:
+    """Rows of different studies that share a name are the same run, once."""
+    size = scale("demo")
+    runs = runs_of(STUDIES.values(), size, tmp_path, seeds=[0, 1])
+    assert len({run.folder for run in runs}) == len(runs)
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    settings: dict[str, Any] = {}
+    for _, row in ROWS:
+        config = size.changed(row.variant)
+        assert settings.setdefault(row.variant.name, config) == config
+    baseline = [study.name for study, row in ROWS if row.variant.name == "baseline"]
+    assert len(baseline) > 5 and sum(run.variant.name == "baseline" for run in runs) == 2
+
+
+def paper(study: str) -> dict[str, Any]:
+    """Return the settings of a study's rows at the paper's scale."""
+    size = scale("paper")
+    return {row.variant.name: size.changed(row.variant) for row in STUDIES[study].rows}
+
+
+def test_the_papers_numbers() -> None:
+    """At its own scale the rows are the paper's."""
+    batches = paper("batch").values()
+    assert [one.optim.batch for one in batches] == [64, 128, 256, 512, 1024, 2048, 4096]
+    assert [one.optim.warmup_epochs for one in batches] == [0, 0, 0, 0, 10, 10, 10]
+    assert [one.optim.epochs for one in paper("schedule").values()] == [100, 200, 400, 800]
+    assert {one.optim.batch for one in paper("schedule").values()} == {256}
+    heads = [one.model.method for one in paper("dimension").values()]
+    assert [one.dim for one in heads] == [256, 512, 1024, 2048, 2048]
+    assert [one.predictor_dim for one in heads] == [64, 128, 256, 512, 2048]
+    assert {one.projector_dim or one.dim for one in heads} == {2048}
+    assert paper("batch-norm")["head-bn-none"].optim.warmup_epochs == 10
+    transfer = paper("transfer")["transfer"].optim
+    assert (transfer.lr, transfer.weight_decay) == pytest.approx((0.5, 1e-5))
+    assert {one.optim.epochs for one in paper("transfer").values()} == {200}
+    assert len(paper("symmetry")["asymmetric-2x"].augment.views) == 4
+    average = paper("moving-average")["moving-average"].model.method
+    assert (average.predictor, average.target_average) == ("none", 0.8)
+    rates = {one.model.method.predictor_lr for one in paper("stop-gradient").values()}
+    assert rates == {"cosine"}
+
+
+def test_the_related_methods_are_their_recipes_as_long_as_the_papers() -> None:
+    longer = {1: "related", 2: "related-2x", 4: "related-4x", 8: "related-8x"}
+    for times, study in longer.items():
+        rows = list(paper(study).values())
+        names = [one.model.method.name for one in rows]
+        assert names == ["simclr", "mocov2", "byol", "swav", "simsiam"]
+        assert {one.optim.epochs for one in rows} == {100 * times}
+        assert [one.optim.batch for one in rows] == [4096, 256, 4096, 4096, 256]
+        byol = rows[2]
+        own = RECIPES[{1: "byol", 2: "byol_300", 4: "byol_300", 8: "byol_1000"}[times]]()
+        assert (byol.optim.lr, byol.optim.weight_decay) == (own.optim.lr, own.optim.weight_decay)
+        assert byol.model == own.model
+
+
+@pytest.mark.parametrize("name", ["cifar-small", "demo"])
+def test_at_a_small_scale_methods_differ_in_heads_loss_and_rate_alone(name: ScaleName) -> None:
+    size = scale(name, epochs=4)
+    for row in STUDIES["related"].rows:
+        own, base = size.changed(row.variant), size.base
+        optim = replace(own.optim, lr=base.optim.lr)
+        assert (own.augment, optim, own.monitor) == (base.augment, base.optim, base.monitor)
+        assert replace(own.model, method=base.model.method) == base.model
+    swav = size.changed(STUDIES["swav"].rows[0].variant).model.method
+    assert isinstance(swav, SwAVConfig) and swav.frozen_epochs == 0.4  # a tenth
+
+
+def test_the_papers_figures() -> None:
+    figures = {name: [row.paper for row in study.rows] for name, study in STUDIES.items()}
+    assert figures["stop-gradient"] == [67.7, 0.1]
+    assert figures["predictor"] == [67.7, 0.1, 1.5, 68.1]
+    assert figures["batch"] == [66.1, 67.3, 68.1, 68.1, 68.0, 67.9, 64.0]
+    assert figures["batch-norm"] == [34.6, 67.4, 68.1, 68.2, "unstable"]
+    assert figures["similarity"] == [68.1, 63.2]
+    assert figures["symmetry"] == [68.1, 64.8, 67.3, "fails"]
+    assert figures["dimension"][:4] == [65.3, 67.2, 67.5, 68.1]
+    assert figures["alternation"] == [68.1, 68.7, 68.9, 67.0]
+    assert figures["moving-average"] == [68.1, 0.1, 55.0]
+    assert figures["schedule"] == [68.1, 70.0, 70.8, 71.3]
+    assert figures["cifar10"] == [91.8]
+    assert figures["simclr"] == [66.5, 66.4, 66.0]
+    assert figures["swav"] == [66.5, 65.2, "NaN"]
+    assert figures["related"] == [66.5, 67.4, 66.5, 66.5, 68.1]
+    assert figures["related-2x"] == [68.3, 69.9, 70.6, 69.1, 70.0]
+    assert figures["related-4x"] == [69.8, 71.0, 73.2, 70.7, 70.8]
+    assert figures["related-8x"] == [70.4, 72.2, 74.3, 71.8, 71.3]
+    assert figures["reproduction"] == [68.3, 70.4, 69.9, 72.2, 72.4, 74.3, 70.7]
+    originals = [row.original for row in STUDIES["reproduction"].rows]
+    assert originals[0::2] == [66.6, 67.5, 72.5, 70.1]
+
+
+def test_epochs_of_ones_own_keep_everything_else() -> None:
+    own, longer = scale("demo"), scale("demo", epochs=50)
+    assert longer.base.optim.epochs == 50
+    assert differences(own.base, longer.base) == ["epochs: 12 -> 50"]

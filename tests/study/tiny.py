@@ -1,0 +1,75 @@
+"""A scale of seconds, and its runs as a user's process does them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fastsiam.config import (
+    AugmentConfig,
+    DataConfig,
+    MonitorConfig,
+    NumericsConfig,
+    OptimConfig,
+    StepConfig,
+    TrainConfig,
+)
+from fastsiam.config.study import StudyRunConfig
+from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.study.catalogue import STUDIES
+from fastsiam.study.runner import do_runs
+from fastsiam.study.runs import Run, runs_of
+from fastsiam.study.scales import Scale
+from tests.configs import model_of
+
+
+def tiny(*, epochs: int = 2, **optim: float) -> Scale:
+    """Return a scale on 24 images of 3 classes."""
+    base = TrainConfig(
+        augment=AugmentConfig.alike(crop=16),
+        model=model_of(
+            backbone="resnet10", stem="cifar", width=4, projector_layers=2, dim=16, predictor_dim=4
+        ),
+        optim=replace(OptimConfig(epochs=epochs, batch=8, lr=0.5), **optim),  # type: ignore[arg-type]
+        numerics=NumericsConfig(precision="fp32"),
+        step=StepConfig(compile="off"),
+        monitor=MonitorConfig(knn_every=epochs, knn_k=5, eval_resize=16),
+    )
+    return Scale(
+        name="cifar",
+        title="a ResNet-10 on stripes",
+        recipe="demo",
+        base=base,
+        methods={},
+        images=24,
+        classes=3,
+        measure="kNN top-1",
+    )
+
+
+def tiny_runs(
+    data: Path, out: Path, scale: Scale, *, study: str = "stop-gradient", seeds: int = 1
+) -> list[Run]:
+    """Return a study's runs at such a scale."""
+
+    def machine(config: TrainConfig) -> TrainConfig:
+        return replace(
+            config,
+            data=DataConfig(data=str(data), pipeline="memory", workers=0),
+            run=replace(config.run, device="cpu"),
+        )
+
+    return runs_of([STUDIES[study]], scale, out, seeds=range(seeds), machine=machine)
+
+
+def study(data: str, out: str, epochs: int) -> None:
+    """Do the first run of a study in this process, and end as the command does."""
+    runs = tiny_runs(Path(data), Path(out), tiny(epochs=epochs))
+    try:
+        do_runs(runs[:1], StudyRunConfig(device="cpu"))
+    except Interrupted as error:
+        print(error)
+        raise SystemExit(error.exit_code) from error
+    except FastSiamError as error:
+        print(error)
+        raise SystemExit(1) from error
