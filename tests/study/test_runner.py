@@ -1,0 +1,346 @@
+"""Doing a study's runs: real processes, side by side, killed, gone on, refused, diverged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsiam import checkpoint
+from fastsiam.config import TrainConfig
+from fastsiam.config.study import StudyConfig, StudyRunConfig
+from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.study import runner
+from fastsiam.study.catalogue import STUDIES
+from fastsiam.study.record import read_record, study_record, write_record
+from fastsiam.study.results import read_result
+from fastsiam.study.runner import do_runs, slots
+from fastsiam.study.runs import Run, seeds_in
+from fastsiam.study.table import caption, cells
+from fastsiam.training.log import read_metrics
+from tests.conftest import write_images
+from tests.processes import Forked
+from tests.study.tiny import study, tiny, tiny_runs
+
+CPU = StudyRunConfig(device="cpu")
+EPOCHS = 40
+STEPS = 3 * EPOCHS
+SCALE = tiny(epochs=EPOCHS)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images that only these tests have."""
+    folder = tmp_path_factory.mktemp("stripes")
+    write_images(folder / "train")
+    write_images(folder / "val", each=4, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study's first run, done."""
+    out = tmp_path_factory.mktemp("done")
+    do_runs(tiny_runs(data, out, SCALE)[:1], CPU)
+    return out
+
+
+@pytest.fixture
+def copy(done: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(done, tmp_path / "copy"))
+
+
+def test_what_comes_of_it(data: Path, done: Path) -> None:
+    run, other = tiny_runs(data, done, SCALE)
+    assert [run.name, other.name] == ["predictor-lr-decayed-seed-0", "no-stop-gradient-seed-0"]
+    assert seeds_in(done) == [0] and read_result(other) is None
+    config = checkpoint.load(run.folder).config
+    assert config.model == run.config.model and config.optim == run.config.optim
+    result, knn = read_result(run), [x for x in read_metrics(run.folder) if x["kind"] == "knn"]
+    assert result is not None and not result.diverged
+    assert (result.untrained, result.top1) == (knn[0]["top1"], knn[-1]["top1"])
+    assert result.knn_epochs == (0.0, EPOCHS) and result.epochs[-1] == EPOCHS
+    assert result.images == 24 and len(result.loss_curve) == 30
+    assert result.loss == pytest.approx(result.loss_curve[-1], rel=1e-4)
+    assert f"done: step {STEPS} of {STEPS}" in run.log_file.read_text()
+
+
+def test_what_is_done_is_skipped(data: Path, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    do_runs(tiny_runs(data, copy, SCALE)[:1], CPU)
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+    assert "1 runs, 1 of them done" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_missing_evaluation_is_made_up_for(data: Path, copy: Path) -> None:
+    """A run killed between its last step and the evaluation after it is not done."""
+    run = tiny_runs(data, copy, SCALE)[0]
+    metrics = run.folder / "metrics.jsonl"
+    *lines, last = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines))
+    assert not run.is_done and read_result(run) is None
+    do_runs([run], CPU)
+    assert metrics.read_text() == "".join([*lines, last])
+
+
+def test_a_scale_that_is_measured_by_linear_evaluation(data: Path, copy: Path) -> None:
+    """The evaluation is a stage of its own after training, and what is missing alone is done."""
+    linear = replace(SCALE, measure="linear top-1")
+    run = tiny_runs(data, copy, linear)[0]
+    trained = checkpoint.last(run.folder).stat().st_mtime_ns
+    assert run.is_trained and not run.is_done
+    do_runs([run], CPU)
+    result = read_result(run)
+    assert result is not None and result.top1 == run.linear_top1
+    assert result.untrained == pytest.approx(100 / 3)  # it is measured after training alone
+    assert checkpoint.last(run.folder).stat().st_mtime_ns == trained
+
+
+def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) -> None:
+    """It is a stage of its own, of the scale's kind; the record and the table have it beside."""
+    run = replace(tiny_runs(data, copy, replace(SCALE, cached=True))[0], linear=True)
+    assert run.is_trained and not run.is_done and replace(run, linear=False).is_done
+    do_runs([run], CPU)
+    assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
+    study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
+    record = study_record(study, run.scale, [run], StudyConfig())
+    write_record(tmp_path / "record.json", record)
+    assert read_record(tmp_path / "record.json") == record
+    heads, [row] = cells(record)
+    ours = heads.index("ours: linear top-1, %")
+    assert row[ours] == f"{run.linear_top1:.1f}"
+    assert row[ours - 1] == f"{record.rows[0].results[0].top1:.1f}"
+    assert "cached features" in caption(record) and record.command.endswith(" --linear")
+    half_done = replace(record.rows[0].results[0], seed=1, linear=None)
+    rows = (replace(record.rows[0], results=(*record.rows[0].results, half_done)),)
+    assert rows[0].linear == []
+
+
+def test_other_settings_are_refused(data: Path, copy: Path) -> None:
+    for change, said in (
+        (tiny(epochs=EPOCHS, lr=0.25), "lr: 0.5 -> 0.25"),
+        (tiny(epochs=3), "epochs: 40 -> 3"),
+    ):
+        with pytest.raises(FastSiamError) as error:
+            do_runs(tiny_runs(data, copy, change), CPU)
+        assert said in str(error.value) and "predictor-lr-decayed-seed-0 holds" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_settings_of_a_run_that_never_began_are_written_anew(data: Path, tmp_path: Path) -> None:
+    run, other = (tiny_runs(data, tmp_path, tiny(lr=lr))[0] for lr in (0.5, 0.25))
+    run.prepare()
+    other.check_settings()
+    other.prepare()
+    assert "lr = 0.25" in run.settings_file.read_text()
+
+
+def test_a_damaged_settings_file_is_one_line(data: Path, copy: Path) -> None:
+    run = tiny_runs(data, copy, SCALE)[0]
+    run.settings_file.write_text("[optim]\nlr = fast")
+    with pytest.raises(FastSiamError, match=r"study.toml cannot be read .*; choose another --out"):
+        run.check_settings()
+
+
+def test_a_run_that_diverges_is_a_result(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs = tiny_runs(data, tmp_path, tiny(lr=1e30))[:1]
+    do_runs(runs, CPU)
+    assert "diverged: its loss was not finite" in capfd.readouterr().err
+    result = read_result(runs[0])
+    assert result is not None and result.diverged and result.loss is None
+    assert result.top1 == pytest.approx(100 / 3)
+    assert "the loss is not finite at step" in runs[0].diverged_file.read_text()
+    before = runs[0].log_file.read_text()
+    do_runs(runs, CPU)  # it is not tried again
+    assert runs[0].log_file.read_text() == before
+
+
+def test_a_run_that_is_killed_fails_by_that_name(data: Path, tmp_path: Path) -> None:
+    """Not by the last line that it happened to say."""
+    work = Forked(study, str(data), str(tmp_path), EPOCHS)
+    os.kill(_process_of_the_run(work), signal.SIGKILL)
+    ended = work.wait()
+    assert ended.returncode == 1 and "seed-0 failed (killed by SIGKILL)" in ended.stdout
+
+
+def test_a_failure_ends_the_study_after_what_is_beside_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that fails does so at once, long before the one beside it is done."""
+    good, other = tiny_runs(data, tmp_path, tiny())
+    bad = replace(good, folder=tmp_path / "bad")
+    usual = runner._command
+    fails = [sys.executable, "-c", "print('error: no room'); raise SystemExit(2)"]
+    monkeypatch.setattr(runner, "_command", lambda run: fails if run is bad else usual(run))
+    with pytest.raises(FastSiamError, match=r"bad failed \(no room\); see .*study.log") as error:
+        do_runs([bad, good, other], replace(CPU, parallel=2))
+    assert "\n" not in str(error.value)
+    assert good.is_done and not other.folder.exists()
+
+
+def test_a_run_that_the_program_refuses_is_named(data: Path, tmp_path: Path) -> None:
+    good = tiny_runs(data, tmp_path, tiny())[0]
+    bad = replace(good, folder=tmp_path / "bad", config=_with_batch(good, 4096))
+    with pytest.raises(FastSiamError, match=r"bad failed \(.*4,?096.*\); see .*study.log"):
+        do_runs([bad], CPU)
+
+
+def _with_batch(run: Run, batch: int) -> TrainConfig:
+    return replace(run.config, optim=replace(run.config.optim, batch=batch))
+
+
+def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:
+    """By SIGKILL, of which its run learns, and by SIGTERM; the run saves its state at both."""
+    run, undisturbed = (tiny_runs(data, folder, SCALE)[0] for folder in (tmp_path, done))
+    last = checkpoint.last(run.folder)
+
+    work = Forked(study, str(data), str(tmp_path), EPOCHS)
+    _wait_for(last.exists, work)
+    with pytest.raises(FastSiamError, match=r"seed-0 is in use by process \d+ .*; wait for it or"):
+        do_runs([run], CPU)
+    work.send(signal.SIGKILL)
+    assert work.wait().returncode == -signal.SIGKILL
+    _wait_until(lambda: not (run.folder / "lock").exists())
+    first = checkpoint.load(last).step
+    assert first < STEPS and "SIGTERM" in run.log_file.read_text()
+
+    work = Forked(study, str(data), str(tmp_path), EPOCHS)
+    _wait_for(lambda: checkpoint.load(last).step > first, work)
+    work.send(signal.SIGTERM)
+    ended = work.wait()
+    assert ended.returncode == 128 + signal.SIGTERM
+    assert "stopped, runs left: 1; the same command goes on" in ended.stdout
+    assert f"{run.name} goes on" in ended.stderr
+    assert first < checkpoint.load(last).step < STEPS and not (run.folder / "lock").exists()
+
+    do_runs([run], CPU)
+    _assert_same_runs(run, undisturbed)
+
+
+def test_a_second_signal_kills_the_runs(data: Path, tmp_path: Path) -> None:
+    work = Forked(study, str(data), str(tmp_path), EPOCHS)
+    process = _process_of_the_run(work)
+    os.kill(process, signal.SIGSTOP)  # it does not listen
+    _wait_for(lambda: _is_stopped(process), work)  # before that SIGTERM would end it
+    work.send(signal.SIGTERM)
+    time.sleep(0.5)
+    assert work.poll() is None
+    work.send(signal.SIGTERM)
+    assert work.wait().returncode == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def _assert_same_runs(one: Run, other: Run) -> None:
+    """Compare what two runs ended with, bit for bit."""
+    states = [checkpoint.load(run.folder) for run in (one, other)]
+    assert states[0].step == states[1].step == STEPS
+    for part in ("model", "optimizer"):
+        _assert_same(*(getattr(state, part) for state in states))
+    assert read_result(one) == read_result(other)
+
+
+def test_no_more_side_by_side_than_there_are(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that are not there have no cores; those that are done had."""
+    asked: list[int] = []
+
+    def no_slots(config: StudyRunConfig, _: object) -> list[dict[str, str]]:
+        asked.append(config.parallel)
+        return []
+
+    monkeypatch.setattr(runner, "slots", no_slots)
+    for seeds in (1, 3):
+        do_runs(tiny_runs(data, tmp_path, SCALE, seeds=seeds), replace(CPU, parallel=5))
+    assert asked == [2, 5]
+
+
+def test_runs_side_by_side_share_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("fastsiam.kernels.cores.cores", lambda: 8)
+    assert slots(CPU, []) == [{}]
+    share = {"FASTSIAM_CORES": "4", "OMP_NUM_THREADS": "4"}
+    assert slots(replace(CPU, parallel=2), []) == [share, share]
+    four = slots(replace(CPU, parallel=2, gpus=2), ["4", "5", "6", "7"])
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in four] == ["4,5", "6,7"]
+    one = slots(replace(CPU, parallel=3), ["0", "1"])
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in one] == ["0", "1", "0"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS" not in slots(replace(CPU, parallel=2), [])[0]
+
+
+def _process_of_the_run(work: Forked) -> int:
+    """Return the process that a study began, as soon as it is a program of its own.
+
+    Until then the study waits for it, and would so for ever if it were stopped.
+    """
+    children = Path(f"/proc/{work.pid}/task/{work.pid}/children")
+    _wait_for(lambda: bool(children.read_text()), work)
+    process = int(children.read_text().split()[0])
+    _wait_for(lambda: b"train" in Path(f"/proc/{process}/cmdline").read_bytes(), work)
+    return process
+
+
+def _is_stopped(process: int) -> bool:
+    """Tell whether all threads of a process stand still."""
+    stats = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+def test_a_signal_while_a_run_is_started_reaches_it(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = runner._started
+
+    def started_under_a_signal(run: Run, slot: dict[str, str]) -> object:
+        process = started(run, slot)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(runner, "_started", started_under_a_signal)
+    run = tiny_runs(data, tmp_path, SCALE)[0]
+    with pytest.raises(Interrupted, match="SIGTERM: stopped, runs left: 1"):
+        do_runs([run], CPU)
+    assert not run.is_done
+
+
+def _wait_for(true: Callable[[], bool], work: Forked) -> None:
+    while not true():
+        assert work.poll() is None, work.wait()
+        time.sleep(0.02)
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _assert_same(one: object, other: object) -> None:
+    """Compare nested containers of tensors, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        assert isinstance(other, torch.Tensor) and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert isinstance(other, dict) and one.keys() == other.keys()
+        for name, value in one.items():
+            _assert_same(value, other[name])
+    elif isinstance(one, list | tuple):
+        assert isinstance(other, list | tuple) and len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            _assert_same(*pair)
+    else:
+        assert one == other
