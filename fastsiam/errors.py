@@ -29,6 +29,10 @@ class CheckpointError(FastSiamError):
     """A checkpoint cannot be read, or belongs to another run."""
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint's file does not hold what was written into it."""
+
+
 class TrainingError(FastSiamError):
     """Training cannot go on: the loss is not finite, or the representation collapsed."""
 
@@ -37,9 +41,17 @@ NOT_FINITE = "the loss is not finite"
 """What the message of a run that diverged begins with."""
 
 
+class OtherRankError(FastSiamError):
+    """Another rank cannot go on, and says why; all ranks leave together."""
+
+
 class Interrupted(FastSiamError):
     """A signal ended the run after its state was saved; ``exit_code`` is 128 + the signal."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+RANK_LOST = 75
+"""Exit code of a rank that leaves because another is gone or cannot go on: that one says why."""

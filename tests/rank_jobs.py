@@ -9,7 +9,7 @@ import copy
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,14 @@ from fastsiam.config import (
 )
 from fastsiam.distributed import (
     Place,
+    Signalled,
     StopSignals,
     bn_group,
     data_parallel,
     gather_uneven,
     mean_across_ranks,
 )
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.jobs import pipeline
@@ -401,16 +403,48 @@ def uneven(rank: int, world: int) -> Tensor:
 
 
 def stop(rank: int, world: int) -> list[int]:
-    """Signal the last rank alone after its third step; return each step's verdict."""
-    verdicts = []
-    with StopSignals(here(rank, world)) as signals:
-        for step in range(20):
-            if rank == world - 1 and step == 3:
+    """Signal the last rank alone before its third item; return what was taken, and the signal."""
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            if rank == world - 1 and item == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
-            verdicts.append(signals.after_step())
-            if verdicts[-1]:
-                break
-    return verdicts
+            yield item
+
+    with StopSignals(here(rank, world)) as signals:
+        try:
+            taken.extend(signals.over(items()))
+        except Signalled as asked:
+            taken.append(asked.number)
+    return taken
+
+
+def fail(rank: int, world: int) -> tuple[list[int], str]:
+    """The last rank's third item cannot be had; return what was taken, and what was raised."""
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            if rank == world - 1 and item == 3:
+                raise DataError("a broken image")
+            yield item
+
+    with StopSignals(here(rank, world)) as signals:
+        try:
+            for item in signals.over(items()):
+                taken.append(item)
+        except FastSiamError as error:
+            assert signals.is_known_to_all(error)
+            signals.meet()
+            return taken, f"{type(error).__name__}: {error}"
+    return taken, ""
+
+
+def shares(rank: int, world: int) -> list[int]:
+    """Rank r has r items; return those that it took."""
+    with StopSignals(here(rank, world)) as signals:
+        return list(signals.over(range(rank)))
 
 
 def pipelines(rank: int, world: int) -> tuple[str, str, float]:

@@ -17,7 +17,7 @@ import typer
 import fastsiam
 from fastsiam.cli import bench, config, convert, evaluate, export, look, study, train
 from fastsiam.cli.help import Commands
-from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.errors import RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.leaving import is_hanging, leave_at_the_second
 
 app = Commands(
@@ -58,6 +58,8 @@ def _run() -> None:
         if os.environ.get("RANK", "0") == "0":
             _print(_line(error))
         sys.exit(error.exit_code)
+    except OtherRankError:
+        sys.exit(RANK_LOST)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
@@ -70,7 +72,7 @@ def _run() -> None:
         if late := peer_is_late(error):
             sys.exit(_blame(late))
         if peer_is_gone(error):
-            sys.exit(1)
+            sys.exit(RANK_LOST)
         raise
 
 

@@ -22,10 +22,12 @@ from .failures import peer_is_gone, peer_is_late
 from .launch import launch
 from .parallel import bn_group, data_parallel
 from .place import Place, check_devices, finish, is_worker, meet, start
-from .signals import StopSignals
+from .signals import STOPPING, Signalled, StopSignals
 
 __all__ = [
+    "STOPPING",
     "Place",
+    "Signalled",
     "StopSignals",
     "bn_group",
     "check_devices",

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastsiam.errors import RANK_LOST
+
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
@@ -63,7 +65,8 @@ def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
     Of several in the same moment it is the one that a signal ended: the others left because it was
     gone, without a word. SIGTERM is what the launcher ends the rest with.
     """
-    since = min(failure.timestamp for failure in failures.values())
-    first = [(rank, x.exitcode) for rank, x in failures.items() if x.timestamp <= since + 1]
+    causes = {r: x for r, x in failures.items() if x.exitcode != RANK_LOST} or failures
+    since = min(failure.timestamp for failure in causes.values())
+    first = [(rank, x.exitcode) for rank, x in causes.items() if x.timestamp <= since + 1]
     ended = [(rank, code) for rank, code in first if code < 0 and code != -signal.SIGTERM]
     return (ended or first)[0]

@@ -44,7 +44,7 @@ from fastsiam.pipelines import Store, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.loop import last_step, train
-from fastsiam.training.monitor import Evaluate
+from fastsiam.training.monitor import Evaluate, Watched
 from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.trackers import check_trackers
@@ -133,7 +133,7 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
-    start, begun = starting_point(config, folder.path, place)
+    start, begun, damaged = starting_point(config, folder.path, place)
     config, start, said = extended(config, start)
     began_with = None if start is None else start.config
     config = with_settled_precision(config, place.device, began_with=began_with)
@@ -154,6 +154,9 @@ def _train(
         config, hint = _with_settled_compilation(config, start, loader.steps)
         if place.leads:
             introduce(console, config, place, loader, dtype, folder.path, start)
+            if damaged:
+                console.warn(damaged)
+                checkpoints.put_aside(folder.path)
             for note in filter(None, [said, *images.notes, hint]):
                 console.say(note)
             own = checkpoints.last(folder.path)
@@ -245,12 +248,12 @@ def _monitor(
     console.say(f"kNN monitor: {cut}")
     bank, queries = loaders
 
-    def evaluate(backbone: nn.Module) -> KnnResult:
+    def evaluate(backbone: nn.Module, /, *, watched: Watched) -> KnnResult:
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
         with console.tally("kNN: images", bank.images + queries.images) as done:
 
             def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
-                for part in feature_batches(backbone, loader, dtype=dtype):
+                for part in feature_batches(backbone, watched(loader), dtype=dtype):
                     done.add(len(part[1]) * place.world)
                     yield part
 

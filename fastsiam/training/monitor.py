@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
 
+T = TypeVar("T")
+
 
 class Quality(Protocol):
     """What an evaluation of the features found."""
@@ -34,8 +36,18 @@ class Quality(Protocol):
         """One line for people."""
 
 
-Evaluate = Callable[[nn.Module], Quality]
-"""Evaluates a backbone; every rank calls it."""
+class Watched(Protocol):
+    """Passes items on as long as all ranks can go on (``StopSignals.over``)."""
+
+    def __call__(self, items: Iterable[T], /) -> Iterator[T]:
+        """Yield the items; raise where the ranks leave."""
+
+
+class Evaluate(Protocol):
+    """Evaluates a backbone; every rank calls it."""
+
+    def __call__(self, backbone: nn.Module, /, *, watched: Watched) -> Quality:
+        """Return what was found, in batches taken through ``watched``, which a signal ends."""
 
 
 def metrics_log(
@@ -234,11 +246,17 @@ class Evaluations:
             return self._config.knn_first
         return epoch % self._config.knn_every == 0 or done == self._step.total
 
-    def run(self, done: int, log: MetricsLog | None) -> None:
-        """Evaluate, and write and say what was found; every rank takes part."""
+    def run(self, done: int, log: MetricsLog | None, *, watched: Watched) -> None:
+        """Evaluate, and write and say what was found; every rank takes part.
+
+        Args:
+            done: steps done.
+            log: where rank 0 writes; None on the others.
+            watched: what the evaluation takes its batches through.
+        """
         assert self._evaluate is not None
         epoch = done / self._step.steps_per_epoch
-        result = self._evaluate(self._step.method.backbone)
+        result = self._evaluate(self._step.method.backbone, watched=watched)
         if log:
             log.write("knn", {"epoch": epoch, **result.record()})
         self._console.say(f"epoch {epoch:g}: {result}")

@@ -55,7 +55,7 @@ class Saver:
                 **self._step.state(),
             )
             self._folder.restore()
-            checkpoints.save(self.path, state)
+            checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder.path))
         self._saved = done
         return self.path
 

@@ -80,7 +80,7 @@ class Left(Exception):
         (SystemExit(2), 2, None),
         (SystemExit(130), 130, None),
         (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
-        (RuntimeError("gloo: Connection closed by peer [127.0.0.1]"), 1, None),
+        (RuntimeError("gloo: Connection closed by peer [127.0.0.1]"), 75, None),
         (dist.DistBackendError("NCCL error: unhandled cuda error"), 1, "unhandled cuda error"),
         (dist.DistStoreError("wait timeout after 3000ms, keys: /x"), 1, "error on rank 3: waited"),
     ],
@@ -148,6 +148,7 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
         ({0: (1, 0), 1: (-signal.SIGKILL, 0)}, 137, "rank 1 was ended by SIGKILL"),
         ({2: (-signal.SIGABRT, 5), 0: (1, 5)}, 134, "rank 2 was ended by SIGABRT: by NCCL"),
         ({0: (1, 0), 1: (-signal.SIGKILL, 30)}, 1, ""),
+        ({0: (75, 0), 1: (1, 5), 2: (75, 0)}, 1, ""),
         ({1: (-signal.SIGTERM, 0)}, 143, "rank 1 was ended by SIGTERM"),
     ],
 )

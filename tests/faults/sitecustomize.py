@@ -25,5 +25,6 @@ def _fault(*_: object) -> int:
 if os.environ.get("RANK") == os.environ.get("FAULT_RANK", "none"):
     from fastsiam.distributed import StopSignals
 
-    _steps = iter((StopSignals.after_step, StopSignals.after_step, _fault))
-    StopSignals.after_step = lambda self: next(_steps)(self)  # type: ignore[method-assign]
+    _agree = StopSignals._agree
+    _votes = iter((_agree, _agree, _agree, _fault))
+    StopSignals._agree = lambda self, *own: next(_votes)(self, *own)  # type: ignore[assignment, method-assign]
