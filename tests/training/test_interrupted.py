@@ -16,6 +16,7 @@ from PIL import Image
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import Interrupted
+from fastsiam.evaluate.features import feature_batches
 from fastsiam.jobs import train as job
 from fastsiam.jobs.train import train_here
 from fastsiam.leaving import ECHO
@@ -77,7 +78,7 @@ def test_an_evaluation_is_left_at_its_next_batch(
 ) -> None:
     """And made when the run goes on."""
     config = with_settings(small, max_steps=6, knn_every=1)
-    run, evaluate = Path(config.run.out), job.feature_batches
+    run, evaluate = Path(config.run.out), feature_batches
 
     def signalled(*given: Any, **how: Any) -> Iterator[Any]:
         for batch in evaluate(*given, **how):
