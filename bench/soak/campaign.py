@@ -88,7 +88,12 @@ class _Work:
     findings: list[str] = field(default_factory=list)
     stretches: list[list[tuple[float, Vitals]]] = field(default_factory=list)
     _deck: list[Fault] = field(default_factory=list)
+    """Faults that are still to come before one of them comes again."""
+    _chance: random.Random = field(init=False)
     _steps: int = _FIRST_STEPS
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(self.config.seed)
 
     def rounds(self) -> Iterator[SoakRun]:
         """Do a pair of runs for each pipeline in turn, as long as there is time for one."""
@@ -194,17 +199,15 @@ class _Work:
             run.kill()
 
     def _next(self, run: Subject) -> Fault | None:
-        """Draw the next fault that can be done to a run: each comes as often as the others."""
-        for fault in self._deck:
-            if fault.needs(run):
-                self._deck.remove(fault)
-                return fault
-        fresh = list(FAULTS)
-        random.Random(f"{self.config.seed} {sum(len(one.faults) for one in self.runs)}").shuffle(
-            fresh
-        )
-        self._deck += fresh
-        return next((fault for fault in fresh if fault.needs(run)), None)
+        """Draw the next fault that can be done to a run now: each comes once before any again."""
+        if not any(fault.needs(run) for fault in self._deck):
+            fresh = [fault for fault in FAULTS if fault not in self._deck]
+            self._chance.shuffle(fresh)
+            self._deck += fresh
+        fault = next((fault for fault in self._deck if fault.needs(run)), None)
+        if fault:
+            self._deck.remove(fault)
+        return fault
 
     def _left_behind(self, run: Subject) -> list[str]:
         left = [f"process {one}" for one in run.wait_for_all(30)]

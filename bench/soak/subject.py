@@ -21,8 +21,6 @@ from fastsiam.training.log import read_metrics
 
 EVERY = 1.0
 """Seconds between two looks at a run."""
-_ENDING = 3.0
-"""Seconds before the end of a stretch whose looks do not count: the run may be ending already."""
 _SETTLED = 6.0
 """Seconds after the first step of a stretch from which what it holds is looked at."""
 IMAGES = 96
@@ -97,6 +95,8 @@ class Subject:
     _process: subprocess.Popen[bytes] | None = None
     _first: float | None = None
     """When the first step since the start was seen."""
+    _seen: int = 0
+    """Step at the last look."""
     _since: float = 0.0
     """When this stretch began."""
 
@@ -147,19 +147,19 @@ class Subject:
         return self._first is not None
 
     def interrupt_looks(self) -> None:
-        """End a stretch, and begin a new one: what follows is other work than what was before."""
-        if self.stretches:
-            until = time.monotonic() - _ENDING
-            self.stretches[-1] = [one for one in self.stretches[-1] if one[0] < until]
+        """Begin a new stretch: what follows is other work than what was before."""
         self.stretches.append([])
         self._since = time.monotonic()
 
     def look(self, *, step_at_start: int) -> None:
-        """Note what it holds, once its first steps are over."""
-        now = time.monotonic()
-        if self._first is None and self.step > step_at_start:
+        """Note what it holds if it trains, once its first steps are over."""
+        now, before = time.monotonic(), self._seen
+        self._seen = self.step
+        if self._seen in (before, step_at_start):
+            return  # it starts, evaluates or ends
+        if self._first is None:
             self._first = now
-        if self._first is not None and now - max(self._first, self._since) > _SETTLED:
+        if now - max(self._first, self._since) > _SETTLED:
             self.stretches[-1].append((now, look(processes_of(self.mark))))
 
     @property
