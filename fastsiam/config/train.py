@@ -257,6 +257,11 @@ class RunConfig:
         "Several ranks: seconds that one waits for the others in an exchange before the run ends "
         "with an error. Reading the data and compiling are included, where one is slower."
     )
+    max_restarts: int = 0
+    (
+        "Several ranks: how often to start again, from the last checkpoint, after one was killed "
+        "or hung: on as many GPUs as are left and share the batch equally. An error ends the run."
+    )
     numa_binding: bool = True
     """Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."""
     out: str = ""
@@ -312,6 +317,7 @@ class RunConfig:
             f"extend-schedule must be whole or restart, not {self.extend_schedule!r}",
         )
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
+        require(self.max_restarts >= 0, f"max-restarts must be 0 or more, not {self.max_restarts}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
         for name in self.trackers:
             require(

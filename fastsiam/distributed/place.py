@@ -12,6 +12,7 @@ import torch.distributed as dist
 from fastsiam.config import RunConfig
 from fastsiam.errors import DeviceError
 
+from . import whereabouts
 from .cores import take_cores
 
 _TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
@@ -44,11 +45,6 @@ class Place:
     def leads(self) -> bool:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
-
-
-def is_worker() -> bool:
-    """Tell whether torch's launcher started this process."""
-    return "LOCAL_RANK" in os.environ
 
 
 def check_devices(config: RunConfig) -> None:
@@ -101,9 +97,11 @@ def meet(place: Place) -> None:
         )
     else:
         dist.init_process_group("gloo", timeout=place.timeout)
+    whereabouts.tell()
 
 
 def finish() -> None:
     """Part from the other ranks when all are done; after one's error it could wait for ever."""
+    whereabouts.stop()
     if dist.is_initialized():
         dist.destroy_process_group()
