@@ -1,6 +1,8 @@
 """On ``PYTHONPATH``, Python runs this first: it makes the rank ``$FAULT_RANK`` fail in mid-run.
 
-``$FAULT`` says how; the fault comes after the rank's third step, where the ranks agree to go on.
+``$FAULT`` says how, and ``$FAULT_AT`` where: after a step of this start, where the ranks agree to
+go on (its number, 3 if there is none), or in a save, in an evaluation or while compiling. With
+``$FAULT_ONCE``, a path that is not there yet, only the first start fails.
 """
 
 from __future__ import annotations
@@ -8,9 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 
 def _fault(*_: object) -> int:
+    if (once := os.environ.get("FAULT_ONCE")) is not None:
+        with open(once, "w") as file:
+            file.write(str(os.getpid()))
     match os.environ["FAULT"]:
         case "error":
             return 1 // 0
@@ -19,11 +25,35 @@ def _fault(*_: object) -> int:
             time.sleep(600)
         case name:
             os.kill(os.getpid(), signal.Signals[name])
+            time.sleep(600)  # of SIGSTOP
     raise AssertionError("still here")
 
 
-if os.environ.get("RANK") == os.environ.get("FAULT_RANK", "none"):
+def _install(at: str) -> None:
     from fastsiam.distributed import StopSignals
+    from fastsiam.training.monitor import Evaluations
+    from fastsiam.training.step import TrainingStep
 
-    _steps = iter((StopSignals.after_step, StopSignals.after_step, _fault))
-    StopSignals.after_step = lambda self: next(_steps)(self)  # type: ignore[method-assign]
+    replace: Any = os.replace
+
+    def save(source: Any, target: Any) -> None:
+        if str(target).endswith("last.pt"):
+            _fault()
+        replace(source, target)
+
+    match at:
+        case "save":
+            os.replace = save  # type: ignore[assignment]
+        case "evaluation":
+            Evaluations.run = _fault  # type: ignore[assignment,method-assign]
+        case "compiling":
+            TrainingStep._take_no_steps = _fault  # type: ignore[assignment,method-assign]
+        case number:
+            steps = iter((*[StopSignals.after_step] * (int(number) - 1), _fault))
+            StopSignals.after_step = lambda self: next(steps)(self)  # type: ignore[method-assign]
+
+
+if os.environ.get("RANK") == os.environ.get("FAULT_RANK", "none") and not os.path.exists(
+    os.environ.get("FAULT_ONCE", "none")
+):
+    _install(os.environ.get("FAULT_AT", "3"))

@@ -1,0 +1,108 @@
+"""A rank or the launcher is killed at some point; what goes on is the run that would have been.
+
+Bit for bit on as many ranks, to float32's rounding on another number of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import TrainConfig
+
+
+from fastsiam.errors import RANK_LOST
+from fastsiam.jobs.restart import largest
+from fastsiam.jobs.train import check_shares
+from fastsiam.training.log import read_metrics
+from tests.configs import flags, with_settings
+from tests.processes import command, fastsiam
+from tests.ranks import fastsiam_on_ranks
+from tests.tiers import rest_slow, slow
+from tests.training.runs import history
+
+FAULTS = str(Path(__file__).parents[1] / "faults")
+_random = random.Random(0)
+POINTS = [
+    # rank, where: a step of this start, or a piece of work; the saves are rank 0's
+    ("1", "4"),
+    ("0", "save"),
+    ("1", "evaluation"),
+    *((str(_random.randrange(2)), str(_random.randrange(1, 12))) for _ in range(4)),
+]
+
+
+@pytest.fixture
+def config(small: TrainConfig) -> TrainConfig:
+    return with_settings(small, gpus=2, save_every=2, knn_every=2)
+
+
+@pytest.mark.parametrize(("rank", "where"), rest_slow(POINTS))
+def test_a_rank_is_killed_and_the_run_goes_on(
+    rank: str, where: str, config: TrainConfig, tmp_path: Path
+) -> None:
+    faults = {
+        "PYTHONPATH": os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")]),
+        "FAULT": "SIGKILL",
+        "FAULT_RANK": rank,
+        "FAULT_AT": where,
+        "FAULT_ONCE": str(tmp_path / "fault"),
+    }
+    disturbed = command("train", *flags(config), "--max-restarts", "1", environment=faults)
+    fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
+    done = disturbed.wait(300)
+    assert done.returncode == 0, done.stderr
+    assert f"error: rank {rank} was ended by SIGKILL" in done.stderr
+    assert "restart 1 of 1, from the last checkpoint, on 2 ranks\n" in done.stderr
+    assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
+    assert history(tmp_path / "run") == history(tmp_path / "whole")
+
+
+def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: Path) -> None:
+    """Its ranks save and end; the same command goes on from there."""
+    config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
+    run = tmp_path / "run"
+    process = command("train", *flags(config), session=True)
+    while len(read_metrics(run)) < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    leader = int((run / "lock").read_text().split()[1])
+    process.send(signal.SIGKILL)
+    while Path(f"/proc/{leader}").exists():
+        time.sleep(0.05)
+    assert process.wait().returncode == -signal.SIGKILL
+    state = checkpoints.load(run)
+    assert state.step >= 3 and not (run / "lock").exists()
+    fastsiam_on_ranks(2, "train", *flags(with_settings(config, max_steps=state.step + 1)))
+    assert checkpoints.load(run).step == state.step + 1
+
+
+@pytest.mark.parametrize("worlds", rest_slow([[3, 3], [3, 2], [2, 3], [3, 1, 3]], fast=2))
+def test_on_another_number_of_ranks_it_is_the_same_run(
+    worlds: Sequence[int], small: TrainConfig, tmp_path: Path
+) -> None:
+    """Three ranks or more round sums by where a number lies in what they exchange."""
+    config = with_settings(small, batch=12, knn_every=0)  # 8 steps
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fastsiam_on_ranks(worlds[0], "train", *flags(config), "--out", str(whole))
+    for number, world in enumerate(worlds, start=1):
+        limit = {"max_steps": 8 * number // len(worlds)}
+        arguments = flags(with_settings(config, **limit))
+        fastsiam_on_ranks(world, "train", *arguments, "--out", str(parts))
+    assert len(history(whole)) == 8
+    if set(worlds) == {worlds[0]}:
+        assert history(parts) == history(whole)
+        return
+    for one, other in zip(history(parts), history(whole), strict=True):
+        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
+        assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
+
+
