@@ -9,11 +9,14 @@ import torch.distributed as dist
 from fastsiam.launched import is_worker
 
 from . import whereabouts
+from .meeting import RankMissing
 
 _GONE = (
     "closed by peer",
     "reset by peer",
     "broken pipe",
+    "connection refused",
+    "timed out connecting",
     "likely closed",
     "remote process exit",
     "ncclremoteerror",
@@ -41,7 +44,8 @@ def peer_is_late(error: BaseException) -> str:
     if not _of_exchange(error, _LATE):
         return ""
     function, at = _where(error)
-    who = whereabouts.missing(function) or "another rank, which did not come in time"
+    who = error.who if isinstance(error, RankMissing) else whereabouts.missing(function)
+    who = who or "another rank, which did not come in time"
     return (
         f"waited{at} for {who}; look at what the others wrote; if one of them was only slow, train "
         "with a longer --rank-timeout"

@@ -73,23 +73,22 @@ def _settle_buckets(together: nn.parallel.DistributedDataParallel) -> None:
     zeros here, in which they come as they mostly do in training: the last layer's first.
     """
     module = together.module
-    together.module = _Nothing(module)
-    device = next(module.parameters()).device
-    together(torch.zeros((), device=device)).backward()  # on a GPU, DDP wants an input
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    together.module = _Nothing(trained)
+    out = together(torch.zeros((), device=trained[0].device))  # on a GPU, DDP wants an input
+    torch.autograd.backward(out, [torch.zeros_like(parameter) for parameter in trained])
     together.module = module
-    for parameter in module.parameters():
+    for parameter in trained:
         parameter.grad = None
 
 
 class _Nothing(nn.Module):
-    """Uses every trained parameter of a module, in its order, for a result of zero."""
+    """Returns parameters as they are."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, trained: list[nn.Parameter]) -> None:
         super().__init__()
-        self._of = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._of = trained
 
-    def forward(self, zero: Tensor) -> Tensor:
-        """Return zero."""
-        for parameter in self._of:
-            zero = zero + 0.0 * parameter[(0,) * parameter.dim()]
-        return zero
+    def forward(self, _: Tensor) -> list[Tensor]:
+        """Return each, as a view: gradients come in the opposite order."""
+        return [parameter.view_as(parameter) for parameter in self._of]

@@ -14,6 +14,7 @@ from fastsiam.errors import DeviceError
 
 from . import whereabouts
 from .cores import take_cores
+from .meeting import meeting_place
 
 _TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
 _BEFORE_NCCL = timedelta(seconds=60)
@@ -91,12 +92,15 @@ def start(config: RunConfig) -> Place:
 
 def meet(place: Place) -> None:
     """Meet the other ranks; on GPUs connect to them at once, so that what is wrong shows here."""
-    if place.device.type == "cuda":
-        dist.init_process_group(
-            "cuda:nccl,cpu:gloo", timeout=place.device_timeout, device_id=place.device
-        )
-    else:
-        dist.init_process_group("gloo", timeout=place.timeout)
+    on_gpu = place.device.type == "cuda"
+    dist.init_process_group(
+        "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
+        store=meeting_place(place.rank, place.world, timeout=place.timeout),
+        rank=place.rank,
+        world_size=place.world,
+        timeout=place.device_timeout,
+        device_id=place.device if on_gpu else None,
+    )
     whereabouts.tell()
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import time
 from collections.abc import Sequence
@@ -17,16 +16,11 @@ import pytest
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
-
-
-from fastsiam.errors import RANK_LOST
-from fastsiam.jobs.restart import largest
-from fastsiam.jobs.train import check_shares
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
-from tests.processes import command, fastsiam
+from tests.processes import command
 from tests.ranks import fastsiam_on_ranks
-from tests.tiers import rest_slow, slow
+from tests.tiers import rest_slow
 from tests.training.runs import history
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
@@ -104,5 +98,3 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
     for one, other in zip(history(parts), history(whole), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
         assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
-
-

@@ -2,11 +2,13 @@
 
 ``$FAULT`` says how, and ``$FAULT_AT`` where: after a step of this start, where the ranks agree to
 go on (its number, 3 if there is none), or in a save, in an evaluation or while compiling. With
-``$FAULT_ONCE``, a path that is not there yet, only the first start fails.
+``$FAULT_ONCE``, a path that is not there yet, only the first start fails; with ``$FAULT_WORLD``
+only a start on so many ranks. ``any`` is the rank that every process is.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -23,6 +25,16 @@ def _fault(*_: object) -> int:
         case "hang":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or it would wait for the next step
             time.sleep(600)
+        case "machine":
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":  # until the launcher stops this one
+            before: Any = signal.getsignal(signal.SIGTERM)
+            came: list[object] = []
+            signal.signal(signal.SIGTERM, lambda *given: came.append(before(*given)))
+            while not came:
+                time.sleep(0.02)
+            return 0
         case name:
             os.kill(os.getpid(), signal.Signals[name])
             time.sleep(600)  # of SIGSTOP
@@ -49,11 +61,23 @@ def _install(at: str) -> None:
         case "compiling":
             TrainingStep._take_no_steps = _fault  # type: ignore[assignment,method-assign]
         case number:
-            steps = iter((*[StopSignals.after_step] * (int(number) - 1), _fault))
-            StopSignals.after_step = lambda self: next(steps)(self)  # type: ignore[method-assign]
+            steps, after_step = itertools.count(1), StopSignals.after_step
+
+            def failing(signals: StopSignals) -> int:
+                return (next(steps) == int(number) and _fault()) or after_step(signals)
+
+            StopSignals.after_step = failing  # type: ignore[method-assign]
 
 
-if os.environ.get("RANK") == os.environ.get("FAULT_RANK", "none") and not os.path.exists(
-    os.environ.get("FAULT_ONCE", "none")
-):
+def _is_meant() -> bool:
+    """Tell whether this process is the one that is to fail."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE")
+    return (
+        (bool(rank) and os.environ.get("FAULT_RANK", "none") in (rank, "any"))
+        and os.environ.get("FAULT_WORLD", world) == world
+        and not os.path.exists(os.environ.get("FAULT_ONCE", ""))
+    )
+
+
+if _is_meant():
     _install(os.environ.get("FAULT_AT", "3"))
