@@ -46,7 +46,14 @@ KINDS: list[tuple[str, int, str]] = [
     ),
     ("hang", RANK_LOST, LATE),
     ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
+    (
+        "SIGSTOP",
+        RANK_LOST,
+        r"for rank 1, which is stopped: its last word, \d+ s ago, was step 2, in",
+    ),
 ]
+TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}
+"""Seconds after which ranks that wait give up."""
 CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
@@ -65,8 +72,8 @@ def check_failing_run(
     monkeypatch.setenv("FAULT", fault)
     monkeypatch.setenv("FAULT_RANK", "1")
     config = with_settings(config, gpus=2, knn_every=0)
-    if fault == "hang":
-        config = with_settings(config, rank_timeout=8.0)
+    if fault in TIMEOUTS:
+        config = with_settings(config, rank_timeout=TIMEOUTS[fault])
     written = fastsiam("train", *flags(config), code=code, timeout=PATIENCE).stderr
     assert len(re.findall(said, written)) == 1, written
     assert written.count("Traceback") == (fault == "error")

@@ -8,17 +8,27 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam import launched
 from fastsiam.config import TrainConfig
+from fastsiam.distributed import launch
+from fastsiam.distributed.launch import Ending
+from fastsiam.errors import RANK_LOST
+from fastsiam.jobs import restart
+from fastsiam.jobs.restart import restarting
+from fastsiam.jobs.train import check_shares
+from fastsiam.launched import LAUNCHER
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
-from tests.processes import command
+from tests.processes import Forked, command
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
 from tests.training.runs import history
@@ -98,3 +108,88 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
     for one, other in zip(history(parts), history(whole), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
         assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
+
+
+@pytest.mark.parametrize(
+    ("endings", "code", "starts"),
+    [
+        ([Ending(0)], 0, [4]),
+        ([Ending(1), Ending(0)], 1, [4]),  # an error would come again
+        ([Ending(143), Ending(0)], 143, [4]),  # somebody stopped it
+        ([Ending(137, lost=True), Ending(0)], 0, [4, 3]),
+        ([Ending(RANK_LOST, lost=True), Ending(2), Ending(0)], 2, [4, 3]),
+        ([Ending(137, lost=True)] * 4, 137, [4, 3, 2]),
+    ],
+)
+def test_only_lost_ranks_are_started_again(
+    endings: list[Ending], code: int, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, list[str]]] = []
+
+    def attempt(processes: int, arguments: list[str]) -> Ending:
+        begun.append((processes, arguments))
+        return endings[len(begun) - 1]
+
+    monkeypatch.setattr(sys.modules[launch.__module__], "_attempt", attempt)
+    monkeypatch.setenv("PYTHONPATH", "")  # launching sets both
+    monkeypatch.setenv(LAUNCHER, "")
+    assert launch(4, ["train"], restarts=2, again=lambda ranks: (ranks - 1, ["more"])) == code
+    assert [processes for processes, _ in begun] == starts
+    assert all(arguments == ["train", "more"] for _, arguments in begun[1:])
+
+
+def test_as_many_ranks_start_again_as_gpus_answer_and_share_the_batch(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_settings(small, batch=24, device="auto", resume="never")
+    answers = {"0": True, "GPU-1": True, "2": False, "3": True, "4": True, "5": True}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(answers))
+    monkeypatch.setattr(restart, "_answers", lambda gpus: [answers[gpu] for gpu in gpus])
+    again = restarting(config, tmp_path, shares=partial(check_shares, config))
+    assert again(6) == (4, ("--gpus", "4", "--resume", "auto"))  # 24 images are not shared by 5
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,GPU-1,3,4,5"
+    answers.update(dict.fromkeys(answers, False))
+    assert again(4)[0] == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert again(6)[0] == 6  # on the CPU
+
+
+def test_a_folder_that_ranks_still_have_is_waited_for(
+    small: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(restart, "wait_until_free", lambda run: "process 7 on here")
+    assert restarting(small, tmp_path, shares=lambda ranks: None)(2) == (0, ())
+    assert f"error: {tmp_path} is still in use by process 7 on here" in capsys.readouterr().err
+
+
+def test_a_rank_that_never_comes_is_named(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, batch=12, rank_timeout=2.0)
+    alone = fastsiam_on_ranks(3, "train", *flags(config), code=RANK_LOST, begin=but_rank_1)
+    assert "for rank 1, before the first step; " in alone[0].stderr
+    assert alone[2].returncode == RANK_LOST
+
+
+def but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
+    if environment["RANK"] == "1":
+        return Forked(time.sleep, 0)
+    return command(*arguments, environment=environment)
+
+
+def test_lines_of_other_ranks_bear_their_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launched, "ending_with", lambda parent: lambda: None)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for rank in ("0", "2"):
+        monkeypatch.setattr(sys, "stderr", sys.stderr)  # to be as it was at the end
+        monkeypatch.setenv("RANK", rank)
+        launched.begin()
+        print("one\ntwo", file=sys.stderr)
+        sys.stderr.write("half ")
+        sys.stderr.write("a line")
+        sys.stderr.flush()
+    first, second = "one\ntwo\nhalf a line", "[rank 2] one\n[rank 2] two\n[rank 2] half a line\n"
+    assert capsys.readouterr().err == first + second
