@@ -1,5 +1,14 @@
 """Errors of the user's world. The command line prints each as one line and exits with 1."""
 
+ERROR = 1
+"""Exit code after an error, of the user's world or of ours."""
+RANK_LOST = 75
+"""Exit code of a rank that leaves because another is gone or late, and of a launcher all of whose
+ranks do: what is to be done is to start again (EX_TEMPFAIL of sysexits.h)."""
+SIGNALLED = 128
+"""Added to a signal's number: the exit code of a command that a signal ended. 2, of wrong usage, is
+the command line's own."""
+
 
 class FastSiamError(Exception):
     """Something outside the program is wrong; the message says what, and what to do."""

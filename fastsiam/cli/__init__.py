@@ -17,7 +17,8 @@ import typer
 import fastsiam
 from fastsiam.cli import bench, config, convert, evaluate, export, look, study, train
 from fastsiam.cli.help import Commands
-from fastsiam.errors import RANK_LOST, FastSiamError, Interrupted, OtherRankError
+from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
+from fastsiam.launched import begin, is_worker
 from fastsiam.leaving import is_hanging, leave_at_the_second
 
 app = Commands(
@@ -40,12 +41,13 @@ def main() -> None:
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
     for NCCL, NCCL for the other ranks, and they for this one. So does any, if a library hangs.
     """
+    begin()
     leave_at_the_second()
     try:
         _run()
     except BaseException as ending:
-        alone = "LOCAL_RANK" not in os.environ
-        if not is_hanging() and (alone or (isinstance(ending, SystemExit) and not ending.code)):
+        done = isinstance(ending, SystemExit) and not ending.code
+        if not is_hanging() and (done or not is_worker()):
             raise
         _leave_at_once(ending)
 
@@ -63,25 +65,24 @@ def _run() -> None:
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
-        sys.exit(_blame(_line(error)))
+        _blame(_line(error))
+        sys.exit(ERROR)
     except RuntimeError as error:
         from fastsiam.distributed import peer_is_gone, peer_is_late
 
-        if os.environ.get("FASTSIAM_DEBUG"):
+        late = peer_is_late(error)
+        if not late and not peer_is_gone(error):
             raise
-        if late := peer_is_late(error):
-            sys.exit(_blame(late))
-        if peer_is_gone(error):
-            sys.exit(RANK_LOST)
-        raise
+        if os.environ.get("FASTSIAM_DEBUG"):
+            traceback.print_exc()
+        if late:
+            _blame(late)
+        sys.exit(RANK_LOST)
 
 
-def _blame(line: str) -> int:
-    """Print an error's line, with the rank if it is not the first; return the exit code."""
-    rank = os.environ.get("RANK", "0")
-    who = "error" if rank == "0" else f"error on rank {rank}"
-    _print(f"{who}: {line}")
-    return 1
+def _blame(line: str) -> None:
+    """Print an error's line; with several ranks, the line of another than the first is named."""
+    _print(f"error: {line}")
 
 
 def _print(line: str) -> None:
