@@ -17,6 +17,7 @@ from fastsiam.distributed import StopSignals
 from fastsiam.errors import CheckpointError, DataError, FastSiamError, Interrupted, TrainingError
 from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
+from fastsiam.training.exhausted import no_memory
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
@@ -131,6 +132,10 @@ def train(
             without = "; without the image it goes on by --data-changed accept"
             said = without if isinstance(error, DataError) else ""
             error.add_note(f"saved {saver.save(step)} at step {step:,}{said}")
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if lacking := no_memory(error, config, place, at=step + 1, saved=saver):
+            raise lacking from error
         raise
     finally:
         with closing(log) if log else nullcontext():
