@@ -164,7 +164,7 @@ def data_file(place: Path) -> Path:
     """Return the file that holds the training images."""
     if place.is_file():
         return place
-    kinds = ("train.beton", "**/*.arrow", "**/train*.parquet")
+    kinds = ("train.beton", "**/*.arrow", "**/train*.parquet", "train")
     return next(path for kind in kinds for path in place.glob(kind))
 
 
