@@ -125,23 +125,26 @@ def test_a_clock_that_jumps_changes_no_figure(
 
 def train_without_stderr(arguments: list[str], kind: str) -> None:
     """Be a command whose messages nobody can take, from its start to its exit code."""
-    if kind == "full":
-        descriptor = os.open("/dev/full", os.O_WRONLY)
+    if kind == "closed":
+        os.close(2)
+        sys.stderr = None  # type: ignore[assignment]
+    elif kind == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
     else:
-        reader, descriptor = os.pipe()
+        reader, writer = os.pipe()
         os.close(reader)
-    os.dup2(descriptor, 2)
+        os.dup2(writer, 2)
     sys.argv = ["fastsiam", *arguments]
     from fastsiam.cli import main
 
     main()
 
 
-@pytest.mark.parametrize("kind", ["full", "gone"])
+@pytest.mark.parametrize("kind", ["full", "gone", "closed"])
 def test_a_run_whose_messages_nobody_can_take(
     kind: str, small: TrainConfig, tmp_path: Path
 ) -> None:
-    """stderr on a full disk, or a reader of it that left: the run is the same, and ends well."""
+    """stderr on a full disk, a reader of it that left, or none at all (``2>&-``)."""
     expected = history_of(small, tmp_path / "whole")
     done = Forked(train_without_stderr, ["train", *flags(small)], kind).wait(120)
     assert done.returncode == 0
