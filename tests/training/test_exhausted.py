@@ -127,7 +127,7 @@ def train_without_stderr(arguments: list[str], kind: str) -> None:
     """Be a command whose messages nobody can take, from its start to its exit code."""
     if kind == "closed":
         os.close(2)
-        sys.stderr = None  # type: ignore[assignment]
+        sys.stderr = None
     elif kind == "full":
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
     else:
