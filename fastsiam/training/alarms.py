@@ -18,9 +18,8 @@ from fastsiam.training.vitals import Vitals
 
 _SLOWER = 0.88
 """images/s that are so much of what they were are a fall. Of simulated weeks whose speed has no
-trend (windows of 5 minutes with a standard deviation of 5%, correlated over up to 8 hours) 14% at
-most fall so far by chance; of those with 3%, less than one in 300 (``tests/training/test_alarms``).
-"""
+trend (windows of 5 minutes, standard deviation 5%, correlated over up to 8 hours) 12% at most fall
+so far by chance; with 3%, one in 300 (``tests/training/test_alarms.py``)."""
 _WAITS_MORE = 0.1
 """By so much of a step's time the wait for data grows."""
 _MORE_MEMORY, _MORE_BYTES = 1.05, 256 * 2**20

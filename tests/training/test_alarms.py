@@ -20,7 +20,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.jobs.train import train_here
 from fastsiam.report.run import write_report
 from fastsiam.training import drift as drifts
-from fastsiam.training import nvml, watch
+from fastsiam.training import watch
 from fastsiam.training.alarms import _SLOWER, Alarm, Alarms
 from fastsiam.training.drift import Series, is_drift
 from fastsiam.training.log import read_metrics
@@ -188,7 +188,7 @@ SCARCE = {
 def test_what_is_nearly_used_up(name: str) -> None:
     """Said at the first log point, and once."""
     vitals, text = SCARCE[name]
-    figures = {figure: lambda t, own=value: own for figure, value in vitals.items()}
+    figures: dict[str, Any] = {name: lambda t, own=own: own for name, own in vitals.items()}
     (alarm,) = followed(Alarms(), points(30, **figures))
     assert (alarm.name, alarm.step, alarm.text) == (name, 50, text)
 
@@ -302,7 +302,7 @@ class FakeLibrary:
 
 
 def clock_of(library: object, monkeypatch: pytest.MonkeyPatch, uuid: str = "1234") -> Any:
-    monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     facts = SimpleNamespace(uuid=uuid)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
     return Nvml(torch.device("cuda:0")).read()
