@@ -34,6 +34,14 @@ class DeviceError(FastSiamError):
     """The devices or ranks that were asked for are not there."""
 
 
+class FileLostError(FastSiamError):
+    """A file of images lost bytes while it was read; no image of it is bad by itself."""
+
+
+class WorkerError(FastSiamError):
+    """A process that makes batches was killed, or found no memory."""
+
+
 class CheckpointError(FastSiamError):
     """A checkpoint cannot be read, or belongs to another run."""
 
@@ -64,3 +72,21 @@ class Interrupted(FastSiamError):
 
 RANK_LOST = 75
 """Exit code of a rank that leaves because another is gone or cannot go on: that one says why."""
+
+_NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+)
+"""What libraries say in errors of other types: torch's allocators, CUDA's libraries, the system."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Tell whether memory is what an error is about: the host's or a GPU's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    of_a_library = isinstance(error, (RuntimeError, OSError))
+    return of_a_library and any(text in str(error) for text in _NO_MEMORY)

@@ -83,6 +83,7 @@ class CentralCrops:
             return
         kept: list[Tensor] = []
         for made in closes_at_exit(self._make(self._batches)):
+            self._store.check()
             crops = made.to(self._device, non_blocking=True)
             if self._keep:
                 crops = crops.clone() if crops is made else crops  # the next may overwrite it

@@ -28,6 +28,7 @@ class Finisher:
     def __init__(
         self, store: Store, augment: AugmentConfig, *, device: torch.device, dtype: torch.dtype
     ) -> None:
+        self._store = store
         self._augment, self._device, self._dtype = augment, device, dtype
         self._labels = torch.tensor(store.labels, device=device)
 
@@ -47,6 +48,10 @@ class Finisher:
         Args:
             index: (N,) positions of the images in the data set.
             views: on the device.
+
+        Raises:
+            FileLostError: a file lost bytes since it was mapped, so that images may be zeros.
         """
+        self._store.check()
         place = to_device(index, self._device)
         return Batch(views, place, self._labels[place])

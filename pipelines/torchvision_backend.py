@@ -43,7 +43,7 @@ from .finish import Finisher
 from .order import Order
 from .shared_memory import cut, images_of_an_item
 from .store import Store
-from .workers import closes_at_exit, count, in_workers, shut_down
+from .workers import closes_at_exit, count, in_workers
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -214,7 +214,7 @@ class TorchvisionLoader:
 
     def close(self) -> None:
         """End the worker processes."""
-        shut_down(self._loader)
+        self._loader.shut_down()
 
 
 def central_crops(
@@ -248,7 +248,7 @@ def central_crops(
             (crops,) = whole.next(items, [shape])
             yield crops[0]
     finally:
-        shut_down(loader)
+        loader.shut_down()
 
 
 class _CentralCrops(Dataset[Crops | DataError]):

@@ -41,6 +41,7 @@ def main() -> None:
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
     for NCCL, NCCL for the other ranks, and they for this one. So does any, if a library hangs.
     """
+    _open_what_is_closed()
     begin()
     leave_at_the_second()
     try:
@@ -50,6 +51,18 @@ def main() -> None:
         if not is_hanging() and (done or not is_worker()):
             raise
         _leave_at_once(ending)
+
+
+def _open_what_is_closed() -> None:
+    """Let a program go on that was started without standard output or error: into nothing.
+
+    The next file that it opened would have their numbers, and libraries' messages written into it.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _run() -> None:

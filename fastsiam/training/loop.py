@@ -19,6 +19,7 @@ from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import CheckpointError, DataError, FastSiamError, Interrupted, TrainingError
 from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
+from fastsiam.training.exhausted import no_memory
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
@@ -131,6 +132,11 @@ class _Training:
                 except FastSiamError as error:
                     if self._place.world == 1 or self._stop.is_known_to_all(error):
                         self._save_for(error)
+                    raise
+                except (RuntimeError, MemoryError) as error:
+                    config, at = self._take_step.config, self._done + 1
+                    if lacking := no_memory(error, config, self._place, at=at, saved=saver):
+                        raise lacking from error
                     raise
             self._console.say(
                 f"{'done' if self._done == total else f'stopped by --max-steps {self._end}'}: "

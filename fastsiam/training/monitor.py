@@ -22,6 +22,7 @@ from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.step import TrainingStep
+from fastsiam.training.watch import Watch
 
 T = TypeVar("T")
 
@@ -115,6 +116,7 @@ class LogPoints:
         )
         # Ranks stop together: at a step that all of them know, not when a thread is done.
         self._settles_early = self._thread is None or place.world == 1 or not stops
+        self._watch = Watch(log, console=console, device=place.device) if log else None
         self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
         """The line that is still to be written, and its effective rank."""
 
@@ -200,6 +202,8 @@ class LogPoints:
         if self._log:
             self._log.write("train", values)
         self._console.show(values, remaining=self._end - values["step"], batch=self._batch)
+        if self._watch:
+            self._watch.look(values)
         return values
 
     def _beside(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> Future[Tensor]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError
 
 from .base import Bytes, Store
+from .mapped import Mapped
 
 
 class JoinedStore(Store):
@@ -35,6 +36,10 @@ class JoinedStore(Store):
         """Return an image's bytes."""
         store, own = self._find(index)
         return store.read(own)
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the files of all stores."""
+        return [file for store in self.stores for file in store.mapped()]
 
     def name(self, index: int) -> str:
         """Return an image's name."""
