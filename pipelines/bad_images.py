@@ -1,0 +1,170 @@
+"""The bad images of a run: those that no decoder can make an image of, and since when it is known.
+
+A run keeps the list of them in its folder. Which image is shown in the place of a bad one is a
+function of the list alone (``order.Order``), so a run that goes on shows what it would have shown,
+by any pipeline on any number of processes, also if somebody repaired a file meanwhile: an image of
+the list stays replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import CheckpointError, DataError, ImageError
+
+FILE = "bad_images.jsonl"
+"""The list, in a run's folder: an object a line, with the fields of ``BadImage``."""
+_FEW, _SHARE = 8, 100
+"""So many bad images are borne with in any data set, and one in so many in a large one."""
+
+Exchange = Callable[[str], list[str]]
+"""Returns every rank's text on every rank; all of them call it."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BadImage:
+    """One image that is bad."""
+
+    step: int
+    """Steps of the run that were done when it was to be shown for the first time, and could not."""
+    index: int
+    """Its position in the data set, as the run has it."""
+    name: str
+    """Its name within the data set."""
+    reason: str
+    """What is wrong with it."""
+    epoch: int
+    """Of that step, from 0."""
+
+
+class BadImages:
+    """The bad images of a run, as one rank knows them.
+
+    Args:
+        images: in an epoch, good or bad.
+        known: those that the run found before.
+        takes_more: whether another one is replaced too, or is an error.
+        exchange: of texts between ranks.
+        keep: writes the content of ``FILE``, called when the list has grown; None keeps none.
+    """
+
+    def __init__(
+        self,
+        images: int,
+        known: Iterable[BadImage] = (),
+        *,
+        takes_more: bool = True,
+        exchange: Exchange = lambda text: [text],
+        keep: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._images, self._takes_more, self._exchange = images, takes_more, exchange
+        self.keep = keep
+        self._known = {own.index: own for own in known}
+        self._since = self._table()
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._known)
+
+    def list(self) -> list[BadImage]:
+        """Return them as they were found."""
+        return sorted(self._known.values())
+
+    def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
+        """Tell of each image whether it is known to be bad after so many steps: (N,)."""
+        index, since = self._since
+        if not len(index):
+            return np.zeros(len(images), bool)
+        place = np.minimum(np.searchsorted(index, images), len(index) - 1)
+        found: NDArray[np.bool_] = (index[place] == images) & (since[place] <= at)
+        return found
+
+    def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
+        """Take an image into the list that was to be shown, and could not.
+
+        Args:
+            error: of the image.
+            epoch: of the batch.
+            step: steps of the run before the batch.
+
+        Raises:
+            ImageError: bad images are not to be replaced.
+            DataError: there are too many.
+        """
+        known = self._known.get(error.index)
+        if not self._takes_more or (known is not None and known.step <= step):
+            raise error
+        own = BadImage(step, error.index, error.name, error.reason, epoch)
+        self._take([own])
+        self._write()
+        return own
+
+    def share(self) -> None:
+        """Tell all ranks what each has found; every rank calls it.
+
+        Raises:
+            DataError: there are too many.
+        """
+        before = set(self._known.values())
+        for text in self._exchange(_written(self.list())):
+            self._take(_read(text))
+        if set(self._known.values()) != before:
+            self._write()
+
+    def _take(self, found: Iterable[BadImage]) -> None:
+        """Take some into the list: of two with one index the one that was found first."""
+        for own in found:
+            self._known[own.index] = min(own, self._known.get(own.index, own))
+        self._since = self._table()
+        most = min(max(_FEW, self._images // _SHARE), self._images - 1)
+        if len(self._known) > most:
+            *_, last = self.list()
+            raise DataError(
+                f"{len(self._known):,} of {self._images:,} images cannot be decoded, the last one "
+                f"{last.name} ({last.reason}): --bad-images replace bears with {most:,}, and where "
+                "there are more, something else is wrong with the data; fastsiam convert folder "
+                "--skip-bad lists and leaves out all that are bad"
+            )
+
+    def _write(self) -> None:
+        if self.keep is not None:
+            self.keep(_written(self.list()).encode())
+
+    def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the positions of all of them, ascending, and since when each counts as bad."""
+        rows = sorted((own.index, own.step) for own in self._known.values())
+        index, since = np.array(rows, np.int64).reshape(-1, 2).T
+        return index, since
+
+
+def read_bad_images(run: Path) -> list[BadImage]:
+    """Read the list of a run's folder; empty if there is none.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    path = run / FILE
+    try:
+        return _read(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}, the list of the run's bad images, cannot be read ({error}): restore it, or "
+            "delete it to have them found again"
+        ) from error
+
+
+def _written(known: Iterable[BadImage]) -> str:
+    return "".join(f"{json.dumps(dataclasses.asdict(own))}\n" for own in known)
+
+
+def _read(text: str) -> list[BadImage]:
+    return [BadImage(**json.loads(line)) for line in text.splitlines()]
