@@ -65,13 +65,18 @@ class BadImages:
         keep: Callable[[bytes], None] | None = None,
     ) -> None:
         self._images, self._takes_more, self._exchange = images, takes_more, exchange
-        self.keep = keep
+        self._keep = keep
         self._known = {own.index: own for own in known}
         self._since = self._table()
 
     def __len__(self) -> int:
         """Count them."""
         return len(self._known)
+
+    @property
+    def matter(self) -> bool:
+        """Whether there are any, or may be."""
+        return self._takes_more or bool(self._known)
 
     def list(self) -> list[BadImage]:
         """Return them as they were found."""
@@ -103,7 +108,7 @@ class BadImages:
             raise error
         own = BadImage(step, error.index, error.name, error.reason, epoch)
         self._take([own])
-        self._write()
+        self.write()
         return own
 
     def share(self) -> None:
@@ -112,11 +117,18 @@ class BadImages:
         Raises:
             DataError: there are too many.
         """
+        if not self.matter:
+            return
         before = set(self._known.values())
         for text in self._exchange(_written(self.list())):
             self._take(_read(text))
         if set(self._known.values()) != before:
-            self._write()
+            self.write()
+
+    def write(self) -> None:
+        """Have the list kept, if there is somebody to keep it."""
+        if self._keep is not None:
+            self._keep(_written(self.list()).encode())
 
     def _take(self, found: Iterable[BadImage]) -> None:
         """Take some into the list: of two with one index the one that was found first."""
@@ -132,10 +144,6 @@ class BadImages:
                 "there are more, something else is wrong with the data; fastsiam convert folder "
                 "--skip-bad lists and leaves out all that are bad"
             )
-
-    def _write(self) -> None:
-        if self.keep is not None:
-            self.keep(_written(self.list()).encode())
 
     def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of all of them, ascending, and since when each counts as bad."""

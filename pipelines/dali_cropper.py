@@ -111,6 +111,7 @@ class Cropper:
         self._dali_resizes = device.type == "cuda" if dali_resizes is None else dali_resizes
         assert self._dali_resizes or device.type == "cpu"
         self._pads, self._warned, self._closed = pads, False, False
+        self._dimensions = store.dimensions()
         self._dali: Any = None
         """DALI's graph; None where it is to be built anew."""
         self._build()
@@ -173,7 +174,7 @@ class Cropper:
                 threads=self._threads,
                 device=_number(self._device) if gpu else None,
                 hw_decoder_load=self._hw_decoder_load,
-                dimensions=self._store.dimensions(),
+                dimensions=self._dimensions,
                 resizes=self._dali_resizes,
                 pads=self._pads,
             )
@@ -236,6 +237,8 @@ class Cropper:
         except ImageError:  # PIL may bear with more than we do
             return _as_ppm(self._store.decode(index))
         width, height = head.width, head.height
+        if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
+            return _as_ppm(self._store.decode(index))  # which may refuse it for that
         if planes.is_record(data):
             try:
                 data = planes.to_pixels(data).data

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import StopSignals
-from fastsiam.errors import CheckpointError, DataError, FastSiamError, Interrupted, TrainingError
+from fastsiam.errors import (
+    CheckpointError,
+    DataError,
+    FastSiamError,
+    ImageError,
+    Interrupted,
+    TrainingError,
+)
 from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.folder import RunFolder
@@ -38,6 +46,7 @@ def train(
     start: Checkpoint | None = None,
     knn: Evaluate | None = None,
     console: Console | None = None,
+    before_saving: Callable[[], None] = lambda: None,
 ) -> Path:
     """Train a method and return the path of its last checkpoint.
 
@@ -49,6 +58,7 @@ def train(
             go on from; on a CPU with as many threads, bit for bit as if never interrupted.
         knn: evaluates a backbone; every rank calls it.
         console: where rank 0 shows the progress.
+        before_saving: every rank calls it before each checkpoint.
 
     Raises:
         Interrupted: SIGINT or SIGTERM; the state is saved.
@@ -63,7 +73,9 @@ def train(
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-    saver = Saver(folder, take_step, clock=clock, images=loader.images, start=start)
+    saver = Saver(
+        folder, take_step, clock=clock, images=loader.images, start=start, before=before_saving
+    )
     evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
     again = evaluations.due(step)
     log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
@@ -128,9 +140,7 @@ def train(
         if place.world == 1:  # the other ranks know nothing of it: no saving together
             points.check_finite(step, saved=saver)
             points.settle()
-            without = "; without the image it goes on by --data-changed accept"
-            said = without if isinstance(error, DataError) else ""
-            error.add_note(f"saved {saver.save(step)} at step {step:,}{said}")
+            error.add_note(f"saved {saver.save(step)} at step {step:,}{_way_on(error)}")
         raise
     finally:
         with closing(log) if log else nullcontext():
@@ -146,6 +156,16 @@ def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str
         f"{duration(each * per_epoch)}, the {left:,} steps that are left {duration(each * left)}"
         f"{', evaluations apart' if config.monitor.knn_every else ''}"
     )
+
+
+def _way_on(error: FastSiamError) -> str:
+    """Say how a run goes on, if it is its data that end it."""
+    match error:
+        case ImageError():
+            return "; with another one in its place it goes on by --bad-images replace"
+        case DataError():
+            return "; without the image it goes on by --data-changed accept"
+    return ""
 
 
 def _interrupted(signalled: int, step: int, run: Path, saved: Path) -> Interrupted:
