@@ -232,6 +232,7 @@ def build_eval_loader(
         world=world,
         device=device,
         dtype=dtype or torch.float32,
+        bears=data.bad_images == "replace",
     )
 
 

@@ -1,4 +1,4 @@
-"""The bad images of a run: those that no decoder can make an image of, and since when it is known.
+"""Which images count as bad: those that no decoder can make an image of, as a run finds them.
 
 A run keeps the list of them in its folder. Which image is shown in the place of a bad one is a
 function of the list alone (``order.Order``), so a run that goes on shows what it would have shown,
@@ -8,40 +8,19 @@ the list stays replaced.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import CheckpointError, DataError, ImageError
+from fastsiam.bad_images import BadImage, parsed, written
+from fastsiam.errors import DataError, ImageError
 
-FILE = "bad_images.jsonl"
-"""The list, in a run's folder: an object a line, with the fields of ``BadImage``."""
 _FEW, _SHARE = 8, 100
 """So many bad images are borne with in any data set, and one in so many in a large one."""
 
 Exchange = Callable[[str], list[str]]
 """Returns every rank's text on every rank; all of them call it."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class BadImage:
-    """One image that is bad."""
-
-    step: int
-    """Steps of the run that were done when it was to be shown for the first time, and could not."""
-    index: int
-    """Its position in the data set, as the run has it."""
-    name: str
-    """Its name within the data set."""
-    reason: str
-    """What is wrong with it."""
-    epoch: int
-    """Of that step, from 0."""
 
 
 class BadImages:
@@ -52,7 +31,8 @@ class BadImages:
         known: those that the run found before.
         takes_more: whether another one is replaced too, or is an error.
         exchange: of texts between ranks.
-        keep: writes the content of ``FILE``, called when the list has grown; None keeps none.
+        keep: is given the text of the list (``fastsiam.bad_images``) when it has grown; None: the
+            list is not kept.
     """
 
     def __init__(
@@ -120,30 +100,23 @@ class BadImages:
         if not self.matter:
             return
         before = set(self._known.values())
-        for text in self._exchange(_written(self.list())):
-            self._take(_read(text))
+        self._take([own for text in self._exchange(written(self.list())) for own in parsed(text)])
         if set(self._known.values()) != before:
             self.write()
 
     def write(self) -> None:
         """Have the list kept, if there is somebody to keep it."""
         if self._keep is not None:
-            self._keep(_written(self.list()).encode())
+            self._keep(written(self.list()).encode())
 
-    def _take(self, found: Iterable[BadImage]) -> None:
+    def _take(self, found: Sequence[BadImage]) -> None:
         """Take some into the list: of two with one index the one that was found first."""
+        if not found:
+            return
         for own in found:
             self._known[own.index] = min(own, self._known.get(own.index, own))
         self._since = self._table()
-        most = min(max(_FEW, self._images // _SHARE), self._images - 1)
-        if len(self._known) > most:
-            *_, last = self.list()
-            raise DataError(
-                f"{len(self._known):,} of {self._images:,} images cannot be decoded, the last one "
-                f"{last.name} ({last.reason}): --bad-images replace bears with {most:,}, and where "
-                "there are more, something else is wrong with the data; fastsiam convert folder "
-                "--skip-bad lists and leaves out all that are bad"
-            )
+        check_number(len(self._known), self._images, self.list()[-1])
 
     def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of all of them, ascending, and since when each counts as bad."""
@@ -152,27 +125,22 @@ class BadImages:
         return index, since
 
 
-def read_bad_images(run: Path) -> list[BadImage]:
-    """Read the list of a run's folder; empty if there is none.
+def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
+    """Refuse so many bad images that something else must be wrong.
+
+    Args:
+        bad: how many there are.
+        images: good and bad.
+        last: the one that was found last.
 
     Raises:
-        CheckpointError: it is damaged.
+        DataError: there are too many.
     """
-    path = run / FILE
-    try:
-        return _read(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}, the list of the run's bad images, cannot be read ({error}): restore it, or "
-            "delete it to have them found again"
-        ) from error
-
-
-def _written(known: Iterable[BadImage]) -> str:
-    return "".join(f"{json.dumps(dataclasses.asdict(own))}\n" for own in known)
-
-
-def _read(text: str) -> list[BadImage]:
-    return [BadImage(**json.loads(line)) for line in text.splitlines()]
+    most = min(max(_FEW, images // _SHARE), images - 1)
+    if bad > most:
+        raise DataError(
+            f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
+            f"({last.reason}): --bad-images replace bears with {most:,}; where there are more, "
+            "something else is wrong with the data, and fastsiam convert folder --skip-bad lists "
+            "and leaves out all that are bad"
+        )

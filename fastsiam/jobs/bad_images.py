@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fastsiam.bad_images import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_all
 from fastsiam.errors import FastSiamError
 from fastsiam.jobs.images import RunImages
 from fastsiam.pipelines import BadImages
-from fastsiam.pipelines.bad_images import FILE, read_bad_images
 from fastsiam.training.folder import RunFolder
 
 

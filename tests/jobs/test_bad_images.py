@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from pyarrow import parquet as pq
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam.bad_images import FILE, read_bad_images
 from fastsiam.config import TrainConfig
+from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
+from fastsiam.distributed import Place
 from fastsiam.errors import DataError, ImageError
 from fastsiam.jobs import train as job
+from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
+from fastsiam.jobs.features import write_features
+from fastsiam.jobs.labelled import CachedFeatures, LabelledImages
+from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines import build_loader
-from fastsiam.pipelines.bad_images import FILE, read_bad_images
+from fastsiam.report.run import write_report
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
@@ -190,3 +200,75 @@ def test_too_many_are_one_line(config: TrainConfig, images: Path) -> None:
     assert re.search(r"error: 9 of 24 images cannot be decoded, .*something else is wrong", said)
     with pytest.raises(DataError):
         train_here(config, "imagenet")
+
+
+@pytest.fixture
+def damaged_run(config: TrainConfig, images: Path) -> Path:
+    """A run of two epochs on damaged images, in which a validation image is damaged too."""
+    damage(images)
+    (images / "val" / "class0" / "001.jpg").write_bytes(b"")
+    return train_here(with_settings(config, epochs=2, knn_every=1), "imagenet")
+
+
+def test_evaluations_leave_them_out(
+    damaged_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Place(0, 1, torch.device("cpu"))
+    knn = [line for line in read_metrics(damaged_run) if line["kind"] == "knn"]
+    assert [line["bank"] for line in knn] == [22] * 3
+    assert evaluate_knn(damaged_run, KnnConfig(workers=0), place).results[0]["bank"] == 22
+    assert any(f"2 bad images of {tmp_path / 'data' / 'train'} are" in m for m in caplog.messages)
+    for cached in (True, False):
+        config = LinearConfig(workers=0, cached=cached, epochs=1, batch=8, lrs="0.1")
+        linear = evaluate_linear(damaged_run, config, place)
+        assert linear.best["top1"] >= 0
+    with pytest.raises(ImageError, match=r"class0/001\.jpg: it is empty"):
+        evaluate_knn(damaged_run, KnnConfig(workers=0, bad_images="stop"), place)
+
+
+def test_cached_features_are_those_of_the_good_images(damaged_run: Path) -> None:
+    place = Place(0, 1, torch.device("cpu"))
+    config = LinearConfig(workers=0, cached=True, epochs=1, batch=8, lrs="0.1")
+    images = LabelledImages(open_subject(damaged_run, config, place), config)
+    source = CachedFeatures(images, torch.float32)
+    good = {
+        row.numpy().tobytes(): int(label)
+        for features, labels in images.subject.extract(images.train, "image")
+        for row, label in zip(features, labels, strict=True)
+    }
+    assert len(good) == 22
+    seen = [
+        (row.numpy().tobytes(), int(label))
+        for features, labels in source.epoch(0)
+        for row, label in zip(features, labels, strict=True)
+    ]
+    assert len(seen) == 24 and dict(seen) == good
+
+
+def test_features_have_no_row_of_them(damaged_run: Path, tmp_path: Path) -> None:
+    place = Place(0, 1, torch.device("cpu"))
+    paths = []
+    for name in ("of.npy", "of.parquet"):
+        out = str(tmp_path / name)
+        config = FeaturesConfig(workers=0, split="train", out=out, feature_batch=4)
+        paths += write_features(damaged_run, config, place)
+    array = np.load(paths[0])
+    with paths[1].open() as file:
+        table = list(csv.DictReader(file))
+    assert array.shape[0] == len(table) == 22
+    assert [int(row["row"]) for row in table] == list(range(22))
+    assert {row["name"].split("/")[0] == row["class"] for row in table} == {True}
+    assert not {row["name"] for row in table} & set(BAD)
+    parquet = pq.read_table(paths[2])
+    assert parquet.column("name").to_pylist() == [row["name"] for row in table]
+    assert np.array_equal(np.stack(parquet.column("feature").to_pylist()), array)
+
+
+def test_the_report_lists_them(damaged_run: Path) -> None:
+    page = write_report([damaged_run], damaged_run / "report.html").read_text()
+    assert "<h2>Bad images</h2>" in page and "each of these 2 another image" in page
+    for own in read_bad_images(damaged_run):
+        assert f"<td>{own.name}</td><td>{own.reason}</td>" in page
+    (damaged_run / FILE).unlink()
+    page = write_report([damaged_run], damaged_run / "report.html").read_text()
+    assert "Bad images" not in page

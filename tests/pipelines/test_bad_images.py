@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fastsiam.bad_images import FILE, BadImage, read_bad_images
 from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.jobs.convert import convert_data
-from fastsiam.pipelines import BadImages, build_loader, open_store
-from fastsiam.pipelines.bad_images import FILE, BadImage, read_bad_images
+from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.store import BetonStore, FolderStore, picked
 from fastsiam.views.batch import Batch, CropLoader
 from tests.conftest import write_images
@@ -76,11 +77,12 @@ def load(
     skip: int = 0,
     bad_images: str = "replace",
     bad: BadImages | None = None,
-    **place: int,
+    rank: int = 0,
+    world: int = 1,
 ) -> list[Batch]:
     """Return all batches of some epochs, the first of them from a step on."""
     data = DataConfig(data=str(root), pipeline=name, workers=1, bad_images=bad_images)  # type: ignore[arg-type]
-    loader = build_loader(data, SMALL, batch=BATCH, seed=4, bad=bad, **place)
+    loader = build_loader(data, SMALL, batch=BATCH, seed=4, bad=bad, rank=rank, world=world)
     try:
         return [
             Batch(tuple(view.clone() for view in batch.views), batch.index, batch.label)
@@ -217,7 +219,7 @@ def test_too_many(folder: Path) -> None:
     assert set(range(8)).isdisjoint(shown(load("torchvision", folder, [0])))
     damage(folder, range(9))
     message = (
-        r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\): .* bears with 8,"
+        r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\): .* bears with 8;"
     )
     with pytest.raises(DataError, match=message) as error:
         load("torchvision", folder)
@@ -284,3 +286,36 @@ def test_an_image_known_to_be_bad_is_no_endless_loop() -> None:
     bad.note(error, epoch=0, step=4)
     with pytest.raises(ImageError):
         bad.note(error, epoch=0, step=5)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
+    """On every pass, kept or made anew, and whoever asks which rows are shown is told."""
+    data = DataConfig(data=str(beton), pipeline=name, workers=1, bad_images="replace")  # type: ignore[arg-type]
+    whole = next(iter(build_eval_loader(data, "train", SMALL, resize=20, batch=24)))
+    damage_in(beton)
+    left = [index for index in range(IMAGES) if index not in BAD]
+    for batch in (8, 1):
+        loader = build_eval_loader(data, "train", SMALL, resize=20, batch=batch)
+        for _ in range(2):
+            rows, shown = loader.rows(), []
+            for part in loader:
+                assert [next(rows) for _ in range(len(part.index))] == part.index.tolist()
+                torch.testing.assert_close(part.image, whole.image[part.index], atol=1e-5, rtol=0)
+                assert torch.equal(part.label, whole.label[part.index])
+                shown += part.index.tolist()
+            assert shown == left == list(loader.rows())
+        assert loader.images == len(loader.names()) == IMAGES
+    stops = replace(data, bad_images="stop")
+    with pytest.raises(ImageError):
+        list(build_eval_loader(stops, "train", SMALL, resize=20))
+
+
+def test_too_many_to_be_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = DataConfig(data=str(folder), pipeline="torchvision", workers=0, bad_images="replace")
+    damage(folder, range(8))
+    list(build_eval_loader(data, "train", SMALL, resize=20))
+    assert f"8 bad images of {folder} are left out" in caplog.messages
+    damage(folder, range(9))
+    with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
+        list(build_eval_loader(data, "train", SMALL, resize=20))
