@@ -1,5 +1,7 @@
 """Errors of the user's world. The command line prints each as one line and exits with 1."""
 
+from __future__ import annotations
+
 ERROR = 1
 """Exit code after an error, of the user's world or of ours."""
 RANK_LOST = 75
@@ -16,6 +18,25 @@ class FastSiamError(Exception):
 
 class DataError(FastSiamError):
     """A data set cannot be found, listed or read."""
+
+
+class ImageError(DataError):
+    """One image of a data set is bad: what is there of it cannot be decoded.
+
+    Args:
+        message: one line that names the image and says what to do.
+        index: its position in the data set.
+        name: its name within the data set.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, message: str, *, index: int = -1, name: str = "", reason: str = "") -> None:
+        super().__init__(message)  # the rest has defaults, as an error between processes needs
+        self.index, self.name, self.reason = index, name, reason
+
+    def at(self, index: int) -> ImageError:
+        """Return the same error of a data set in which the image has another position."""
+        return ImageError(str(self), index=index, name=self.name, reason=self.reason)
 
 
 class NoSplitError(DataError):
@@ -69,9 +90,6 @@ class Interrupted(FastSiamError):
         super().__init__(message)
         self.exit_code = exit_code
 
-
-RANK_LOST = 75
-"""Exit code of a rank that leaves because another is gone or cannot go on: that one says why."""
 
 _NO_MEMORY = (
     "out of memory",

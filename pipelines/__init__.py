@@ -25,6 +25,7 @@ from fastsiam.errors import DataError
 
 from .automatic import choose_pipeline, settled
 from .backends import BACKENDS, BASELINE, CentralOpening, Opening, backend_of
+from .bad_images import BadImages
 from .order import Order
 from .splits import has_validation, open_split
 from .store import Split, Store, open_store
@@ -40,6 +41,7 @@ if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does withou
 log = logging.getLogger(__name__)
 
 __all__ = [
+    "BadImages",
     "Order",
     "Store",
     "build_eval_loader",
@@ -65,6 +67,7 @@ def build_loader(
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
     store: Store | None = None,
+    bad: BadImages | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of batches of views.
 
@@ -80,6 +83,8 @@ def build_loader(
         chosen: positions in the data set, ascending, of the images to train on, as
             ``choose`` and ``read_list`` return them; all by default.
         store: the training images, if they are open already; opened by default.
+        bad: the images that are known to be bad, in whose place others are shown; by default those
+            that this loader finds, if ``data.bad_images`` says so.
 
     With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
 
@@ -104,19 +109,28 @@ def build_loader(
             data = settled(data, choice.name)
     backend = backend_of(data)
     images = len(store) if store is not None else backend.made_up or 0
+    images = images if chosen is None else len(chosen)
+    if bad is None and data.bad_images == "replace":
+        bad = BadImages(images)
     order = Order(
-        images=images if chosen is None else len(chosen),
+        images=images,
         batch=batch,
         seed=seed,
         rank=rank,
         world=world,
         chosen=chosen,
+        bad=bad,
     )
     opening = Opening(
         data=data, order=order, augment=augment, device=device, dtype=dtype, store=store
     )
     with backend.importing():
-        return backend.open(opening)
+        loader = backend.open(opening)
+    if bad is None:
+        return loader
+    from .replacing import replacing  # loads torch
+
+    return replacing(loader, bad)
 
 
 def open_training_images(
@@ -218,6 +232,7 @@ def build_eval_loader(
         world=world,
         device=device,
         dtype=dtype or torch.float32,
+        bears=data.bad_images == "replace",
     )
 
 

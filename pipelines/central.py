@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
@@ -10,11 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
+from fastsiam.errors import ImageError
 from fastsiam.views.batch import EvalBatch, to_device
 from fastsiam.views.photometric import normalized
 
+from .bad_images import check_number
 from .store import Store
 from .workers import closes_at_exit
+
+log = logging.getLogger(__name__)
 
 MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
 """Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
@@ -39,6 +44,7 @@ class CentralCrops:
         world: number of processes.
         device: where the images shall lie.
         dtype: floating type of the images.
+        bears: whether bad images are left out; else one is an error.
     """
 
     def __init__(
@@ -53,12 +59,14 @@ class CentralCrops:
         world: int,
         device: torch.device,
         dtype: torch.dtype,
+        bears: bool = False,
     ) -> None:
         self.images, self.classes = len(chosen), store.classes
         self.labels = store.labels[chosen]
         self._store, self._make, self._augment = store, crops, augment
         self._device, self._dtype = device, dtype
         self._share = np.array_split(chosen, world)[rank]
+        self._bears, self._left_out = bears, set[int]()
         self._batches = [self._share[i : i + batch] for i in range(0, len(self._share), batch)]
         self._keep = len(self._share) * augment.crop**2 * 3 <= _KEEP_BYTES
         self._kept: list[Tensor] = []
@@ -67,9 +75,15 @@ class CentralCrops:
         """Return the names of this rank's images within the data set, in order."""
         return [self._store.name(i) for i in self._share.tolist()]
 
+    def rows(self) -> Iterator[int]:
+        """Yield which of this rank's images are shown; see ``fastsiam.views.batch.EvalLoader``."""
+        for row, image in enumerate(self._share.tolist()):
+            if image not in self._left_out:
+                yield row
+
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""
-        for index, crops in zip(self._batches, self._crops(), strict=True):
+        for index, crops in self._crops():
             image = normalized(crops, self._augment)
             yield EvalBatch(
                 image=image.to(self._dtype, memory_format=torch.channels_last),
@@ -77,16 +91,46 @@ class CentralCrops:
                 index=to_device(index, self._device),
             )
 
-    def _crops(self) -> Iterator[Tensor]:
+    def _crops(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """Yield the images and the crops of each batch."""
         if len(self._kept) == len(self._batches):
-            yield from self._kept
+            yield from zip(self._batches, self._kept, strict=True)
             return
         kept: list[Tensor] = []
-        for made in closes_at_exit(self._make(self._batches)):
-            self._store.check()
+        for index, made in self._made():
             crops = made.to(self._device, non_blocking=True)
             if self._keep:
                 crops = crops.clone() if crops is made else crops  # the next may overwrite it
                 kept.append(crops)
-            yield crops
+            yield index, crops
         self._kept = kept
+
+    def _made(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """Yield the images and the crops of each batch as they are made, and leave out bad ones."""
+        done = before = 0
+        while done < len(self._batches):
+            try:
+                for made in closes_at_exit(self._make(self._batches[done:])):
+                    self._store.check()
+                    done += 1
+                    yield self._batches[done - 1], made
+            except ImageError as error:
+                if not self._bears or error.index in self._left_out:
+                    raise
+                self._leave_out(error, done)
+                before += 1
+        if before:
+            log.warning(f"{before:,} bad images of {self._store.root} are left out")
+
+    def _leave_out(self, error: ImageError, batch: int) -> None:
+        """Take a bad image out of its batch, and the batch away if nothing is left of it.
+
+        Raises:
+            DataError: there are too many.
+        """
+        self._left_out.add(error.index)
+        check_number(len(self._left_out), self.images, error)
+        log.warning(f"bad image {error.index:,} ({error.name}): {error.reason}; it is left out")
+        own = self._batches[batch]
+        rest = own[own != error.index]
+        self._batches[batch : batch + 1] = [rest] if len(rest) else []

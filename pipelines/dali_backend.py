@@ -113,11 +113,11 @@ class DaliLoader:
         return (self._task(epoch, step) for step in range(skip, self.steps))
 
     def _task(self, epoch: int, step: int) -> Task[ViewParams]:
-        index = self._order.indices(epoch, step)
+        index, drawn_for = self._order.indices(epoch, step), self._order.drawn_for(epoch, step)
 
         def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
             params = draw_views(
-                self._augment, seed=self._order.seed, epoch=epoch, index=index, size=size
+                self._augment, seed=self._order.seed, epoch=epoch, index=drawn_for, size=size
             )
             return cut_views(params, self._augment), params
 

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from fastsiam.errors import BackendError, DataError
+from fastsiam.errors import BackendError, DataError, ImageError
 from fastsiam.kernels import planes
 from fastsiam.trace import span
 from fastsiam.views.batch import Shape
@@ -29,6 +29,7 @@ from .dali_errors import no_memory, reason, refuses_an_image
 from .dali_graph import build_graph, cut_arguments, part_arguments
 from .geometric import Cuts
 from .store import Store
+from .store.base import Bytes
 from .store.probe import Flags, ends, header
 from .workers import closes_at_exit, count
 
@@ -110,6 +111,7 @@ class Cropper:
         self._dali_resizes = device.type == "cuda" if dali_resizes is None else dali_resizes
         assert self._dali_resizes or device.type == "cpu"
         self._pads, self._warned, self._closed = pads, False, False
+        self._dimensions = store.dimensions()
         self._dali: Any = None
         """DALI's graph; None where it is to be built anew."""
         self._build()
@@ -172,7 +174,7 @@ class Cropper:
                 threads=self._threads,
                 device=_number(self._device) if gpu else None,
                 hw_decoder_load=self._hw_decoder_load,
-                dimensions=self._store.dimensions(),
+                dimensions=self._dimensions,
                 resizes=self._dali_resizes,
                 pads=self._pads,
             )
@@ -230,8 +232,13 @@ class Cropper:
     def _encoded(self, index: int, by_pil: bool) -> tuple[NDArray[np.uint8], int, int]:
         """Read an image as bytes of which DALI makes the pixels that PIL makes, and its size."""
         data = self._store.read(index)
-        head = header(self._store, index, data)
+        try:
+            head = header(self._store, index, data)
+        except ImageError:  # PIL may bear with more than we do
+            return _as_ppm(self._store.decode(index))
         width, height = head.width, head.height
+        if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
+            return _as_ppm(self._store.decode(index))  # which may refuse it for that
         if planes.is_record(data):
             try:
                 data = planes.to_pixels(data).data
@@ -242,10 +249,8 @@ class Cropper:
             odd = head.flags & _BY_PIL or width * height > _PIL_REFUSES
             if not (by_pil or odd) and ends(data, head.scan):
                 return np.frombuffer(data, np.uint8), height, width
-            image = self._store.decode(index)
-            data, (width, height) = image.tobytes(), image.size
-        ppm = b"".join((b"P6 %d %d 255\n" % (width, height), data))
-        return np.frombuffer(ppm, np.uint8), height, width
+            return _as_ppm(self._store.decode(index))
+        return _ppm(data, height, width), height, width
 
     def _batch(
         self, task: Task[Plan], parts: list[Future[_Encoded]], *, by_pil: bool = False
@@ -353,6 +358,15 @@ class Cropper:
             pass  # all have landed
         except RuntimeError:
             self._dali = None
+
+
+def _as_ppm(image: Image.Image) -> tuple[NDArray[np.uint8], int, int]:
+    """Return a decoded image as bytes of which DALI makes the same pixels, and its size."""
+    return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
+
+
+def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
 
 
 def _number(device: torch.device) -> int:

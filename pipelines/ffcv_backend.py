@@ -105,7 +105,10 @@ class FfcvLoader:
             raise RuntimeError("this loader is closed")
         self._leave()
         order, dtype = self._order, self._dtype if finished else None
-        steps = [order.indices(number, step) for step in range(skip, order.steps)]
+        steps = [
+            (order.indices(number, step), order.drawn_for(number, step))
+            for step in range(skip, order.steps)
+        ]
         if not steps:
             return
         epoch = self._epoch = Epoch(

@@ -125,11 +125,9 @@ def crop_by_pil(store: BetonStore, index: int, cuts: Sequence[Cuts], crops: Crop
         crops: of each side (V, 1, side, side, 3), filled in.
 
     Raises:
-        DataError: PIL cannot decode it either, or it is not of the size that the file states.
+        DataError: PIL cannot decode it either.
     """
     image = np.asarray(store.decode(index))
-    if image.shape[:2] != (store.height[index], store.width[index]):
-        raise store.cannot_decode(index, "it is not as large as the file says")
     for own, target in zip(cuts, crops, strict=True):
         made = torch.empty(target.shape, dtype=torch.uint8)
         crop_images([image], own, made)

@@ -92,7 +92,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         slots: the stream of each of the buffers that rotate, None on a CPU.
         seed: the run's.
         number: of the epoch.
-        steps: the images of each batch.
+        steps: of each batch, the images, and by which their parameters are drawn.
         device: where the crops shall lie.
         dtype: of views, if this thread shall make them, on a CPU: there, one thread that takes an
             image all the way finds it in its own cache.
@@ -107,14 +107,15 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         slots: Sequence[torch.cuda.Stream | None],
         seed: int,
         number: int,
-        steps: Sequence[NDArray[np.int64]],
+        steps: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
         device: torch.device,
         dtype: torch.dtype | None,
     ) -> None:
         self._store, self._augment, self._device, self._dtype = store, augment, device, dtype
         self._slots, self._seed, self._number, self._left = slots, seed, number, False
         self._layout, self._steps = layout, steps
-        super().__init__(loader, store.in_file(np.concatenate(steps)))  # FFCV reads these pages
+        shown = np.concatenate([index for index, _ in steps])
+        super().__init__(loader, store.in_file(shown))  # FFCV reads these pages
 
     def run(self) -> None:
         """Make the batches; FFCV's own loop, but for errors and for threads that are not FFCV's."""
@@ -133,10 +134,10 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         """Make the batches, each while threads that are done with it begin with the next."""
         begun: _Begun | None = None
         try:
-            for number, index in enumerate(self._steps):
+            for number, (index, drawn_for) in enumerate(self._steps):
                 if begun is not None and self._pages:
                     begun.making.end()  # FFCV reads the next batch's pages into this one's memory
-                following = self._begin(number, index, number % len(self._slots))
+                following = self._begin(number, index, drawn_for, number % len(self._slots))
                 begun, finished = following, begun
                 if finished is not None:
                     yield self._finish(finished)
@@ -198,14 +199,18 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         """Whether FFCV reads the file's pages into memory of its own."""
         return bool(self.memory_context.state[0].ndim > 1)
 
-    def _begin(self, number: int, index: NDArray[np.int64], slot: int) -> _Begun:
+    def _begin(
+        self, number: int, index: NDArray[np.int64], drawn_for: NDArray[np.int64], slot: int
+    ) -> _Begun:
         """Let threads begin with a batch."""
         store, augment = self._store, self._augment
         stream = self._slots[slot]
         if stream is not None:
             stream.synchronize()  # the copy out of this slot's buffer, some batches ago
         size = np.stack([store.height[index], store.width[index]], axis=1).astype(np.int64)
-        params = draw_views(augment, seed=self._seed, epoch=self._number, index=index, size=size)
+        params = draw_views(
+            augment, seed=self._seed, epoch=self._number, index=drawn_for, size=size
+        )
         stages = [] if self._dtype is None else stages_of(params, augment, self._dtype)
         cuts = cut_views(params, augment)
         work = self.storage_state = Work(*self._memory(index), index, cuts, stages)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fastsiam.config import AugmentConfig
 from fastsiam.console import tally
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
 
@@ -42,7 +42,9 @@ class MemoryLoader:
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
-        self._pixels: Pixels | None = Pixels(store, order.chosen, workers, device)
+        self._pixels: Pixels | None = Pixels(
+            store, order.chosen, workers, device, keeps_on=order.bad is not None
+        )
         self._finisher = Finisher(store, augment, device=device, dtype=dtype)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
@@ -78,11 +80,14 @@ class MemoryLoader:
             if (pixels := self._pixels) is None:
                 return
             chosen = self._order.indices(epoch, step)
+            for index in chosen.tolist():
+                if index in pixels.refused:
+                    raise pixels.refused[index]
             params = draw_views(
                 self._augment,
                 seed=self._order.seed,
                 epoch=epoch,
-                index=chosen,
+                index=self._order.drawn_for(epoch, step),
                 size=pixels.size[chosen],
             )
             yield pixels, chosen, params
@@ -92,22 +97,34 @@ class MemoryLoader:
         self._pixels = None
 
 
-_Item = tuple[NDArray[np.int64], Tensor] | DataError
+_Item = tuple[NDArray[np.int64], Tensor, list[ImageError]] | DataError
 
 
 class _Decode(Dataset[_Item]):
-    """One item is a stretch of images: sizes (n, 2), and all their pixels in one uint8 tensor."""
+    """One item is a stretch of images: sizes (n, 2), all their pixels in one uint8 tensor, errors.
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    Args:
+        store: the images.
+        keeps_on: whether a bad one is left out, with no pixels, or is the error that ends it all.
+    """
+
+    def __init__(self, store: Store, *, keeps_on: bool) -> None:
+        self.store, self.keeps_on = store, keeps_on
 
     def __getitem__(self, indices: NDArray[np.int64]) -> _Item:
-        try:
-            images = [np.asarray(self.store.decode(i)) for i in indices.tolist()]
-        except DataError as error:
-            return error
+        images: list[NDArray[np.uint8]] = []
+        refused: list[ImageError] = []
+        for index in indices.tolist():
+            try:
+                images.append(np.asarray(self.store.decode(index)))
+            except DataError as error:
+                if not (self.keeps_on and isinstance(error, ImageError)):
+                    return error
+                refused.append(error)
+                images.append(np.empty((0, 0, 3), np.uint8))
         pixels = np.concatenate([image.reshape(-1) for image in images])
-        return np.array([image.shape[:2] for image in images]), torch.from_numpy(pixels)
+        sizes = np.array([image.shape[:2] for image in images])
+        return sizes, torch.from_numpy(pixels), refused
 
 
 class Pixels:
@@ -118,6 +135,7 @@ class Pixels:
         chosen: positions of those that are wanted, ascending; None is all.
         workers: processes that decode.
         device: where the pixels shall lie.
+        keeps_on: whether a bad image is an error not now, but when it is to be shown.
     """
 
     def __init__(
@@ -126,15 +144,23 @@ class Pixels:
         chosen: NDArray[np.int64] | None,
         workers: int,
         device: torch.device,
+        *,
+        keeps_on: bool,
     ) -> None:
         wanted = np.arange(len(store)) if chosen is None else chosen
         stretches = [wanted[i : i + 256] for i in range(0, len(wanted), 256)]
         room, used = free_bytes(device), 0
         sizes: list[NDArray[np.int64]] = []
         parts: list[Tensor] = []
+        self.refused: dict[int, ImageError] = {}
+        """Of each image without pixels, why."""
         host = torch.device("cpu")
         items = in_workers(
-            _Decode(store), stretches, workers=workers, device=host, persistent=False
+            _Decode(store, keeps_on=keeps_on),
+            stretches,
+            workers=workers,
+            device=host,
+            persistent=False,
         )
         for item in _counted(items, len(wanted)):
             if isinstance(item, DataError):
@@ -146,6 +172,7 @@ class Pixels:
                     f"{len(wanted):,} images fill four fifths of the {room / 2**30:.1f} GiB free "
                     f"on {device}; use --pipeline torchvision"
                 )
+            self.refused |= {error.index: error for error in item[2]}
             sizes.append(item[0])
             parts.append(item[1].to(device, copy=True))  # out of the worker's shared memory
         self.size = np.zeros((len(store), 2), np.int64)

@@ -1,7 +1,7 @@
 """Which images make up which batch: a pure function of (seed, epoch, step, rank, world).
 
 The only place that shuffles. A global batch is the same set of images whatever the number of ranks;
-each rank takes its slice of it.
+each rank takes its slice of it. So is what is shown in the place of an image that is bad.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.views import rng
+
+from .bad_images import BadImages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,9 @@ class Order:
     """Number of ranks."""
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)
     """(images,) positions in the data set, ascending, of a subset; None is the whole."""
+    bad: BadImages | None = field(default=None, compare=False)
+    """The images in whose place others are shown; None: there is none, and a bad one is an
+    error."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
@@ -46,12 +51,47 @@ class Order:
         return self.images // self.batch
 
     def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Return this rank's images of one batch: (batch / world,) positions in the data set."""
+        """Return which images this rank shows in one batch: (batch / world,) data set positions.
+
+        In the place of a bad one stands the one that is shown half an epoch away, or if that is
+        bad, the next after it: a function of seed, epoch, the place, and which images are bad,
+        whenever and by whomever that was found.
+        """
+        shown = self.drawn_for(epoch, step)
+        at = epoch * self.steps + step
+        if self.bad is None or not (bad := self.bad.among(shown, at=at)).any():
+            return shown
+        shown, first = shown.copy(), self._first_place(step)
+        for row in np.flatnonzero(bad).tolist():
+            shown[row] = self._substitute(self.bad, epoch, first + row, at)
+        return shown
+
+    def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
+        """Return by which images the parameters of one batch are drawn: (batch / world,) positions.
+
+        They are those of ``indices`` but for the places of bad images: what is shown there is drawn
+        for as the bad one would be, so that no image is shown twice alike.
+        """
         assert 0 <= step < self.steps
-        share = self.batch // self.world
-        start = step * self.batch + self.rank * share
-        places = _permutation(self.images, self.seed, epoch)[start : start + share]
-        return places if self.chosen is None else self.chosen[places]
+        start = self._first_place(step)
+        places = slice(start, start + self.batch // self.world)
+        return self._at(epoch, places)
+
+    def _first_place(self, step: int) -> int:
+        """Return where this rank's part of a batch begins in the order of the epoch."""
+        return step * self.batch + self.rank * (self.batch // self.world)
+
+    def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the images at some places of the order of an epoch."""
+        images = _permutation(self.images, self.seed, epoch)[places]
+        return images if self.chosen is None else self.chosen[images]
+
+    def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
+        """Return the image that is shown at the place of a bad one."""
+        begin = place + self.images // 2
+        most = len(bad) + 1  # of so many in a row one is not known to be bad
+        others = self._at(epoch, np.arange(begin, begin + most) % self.images)
+        return int(others[~bad.among(others, at=at)][0])
 
 
 @lru_cache(maxsize=2)

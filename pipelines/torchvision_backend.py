@@ -88,6 +88,10 @@ def apply_view(
     return TF.hflip(image) if params.flip[view, row] else image
 
 
+_Task = tuple[int, NDArray[np.int64], NDArray[np.int64]]
+"""Epoch, images, and by which their parameters are drawn."""
+
+
 class _Views(Dataset[Crops | DataError]):
     """One item is a part of a batch: its views before the normalisation, or an error.
 
@@ -99,14 +103,14 @@ class _Views(Dataset[Crops | DataError]):
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
-    def __getitem__(self, task: tuple[int, NDArray[np.int64]]) -> Crops | DataError:
-        epoch, indices = task
+    def __getitem__(self, task: _Task) -> Crops | DataError:
+        epoch, indices, drawn_for = task
         try:
             images = [self.store.decode(i) for i in indices.tolist()]
         except DataError as error:
             return error
         size = np.array([(image.height, image.width) for image in images])
-        params = draw_views(self.augment, seed=self.seed, epoch=epoch, index=indices, size=size)
+        params = draw_views(self.augment, seed=self.seed, epoch=epoch, index=drawn_for, size=size)
         made = tuple(
             torch.empty(shape, dtype=torch.uint8)
             for shape in crop_shapes(self.augment, len(images))
@@ -128,10 +132,12 @@ class _Tasks:
         parts = math.ceil(self.order.batch // self.order.world / self.images)
         return (self.order.steps - self.skip) * parts
 
-    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def __iter__(self) -> Iterator[_Task]:
         for step in range(self.skip, self.order.steps):
-            for part in cut(self.order.indices(self.epoch, step), self.images):
-                yield self.epoch, part
+            shown = cut(self.order.indices(self.epoch, step), self.images)
+            drawn_for = cut(self.order.drawn_for(self.epoch, step), self.images)
+            for part, own in zip(shown, drawn_for, strict=True):
+                yield self.epoch, part, own
 
 
 class _Whole:

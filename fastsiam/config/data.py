@@ -31,6 +31,12 @@ class DataConfig:
         "Share of each class of the training images to leave out and validate on, such as 10%, "
         "where there are no validation images: the same images in every command."
     )
+    bad_images: Literal["stop", "replace"] = "stop"
+    (
+        "What to do about an image that cannot be decoded: stop; or replace, which shows another "
+        "image in its place, the same by any pipeline on any number of processes, and leaves it "
+        "out of evaluations. May change when a run goes on."
+    )
     pipeline: PipelineSetting = "auto"
     (
         "How images become batches: PIL in worker processes (torchvision); FFCV; DALI; decoded "
@@ -61,6 +67,10 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         share(self.holdout, "holdout")
+        require(
+            self.bad_images in ("stop", "replace"),
+            f"bad-images must be stop or replace, not {self.bad_images!r}",
+        )
         known = get_args(PipelineSetting)
         require(
             self.pipeline in known,

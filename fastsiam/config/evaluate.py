@@ -29,6 +29,12 @@ class EvalConfig:
     """Data as of train, with a validation split where there is one; default: the run's."""
     holdout: str = ""
     """Share of each class to validate on, as of train; default: the run's."""
+    bad_images: Literal["run", "stop", "replace"] = "run"
+    (
+        "What to do about an image that cannot be decoded, as of train; run is as the run had it, "
+        "stop for other files. replace leaves it out, and in training with labels on random crops "
+        "shows another in its place."
+    )
     pipeline: Literal["run", "auto", ImagePipeline] = "run"
     (
         "How images are loaded, as of train; run is as the run had it, auto for other files. "
@@ -69,6 +75,10 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         share(self.holdout, "holdout")
+        require(
+            self.bad_images in ("run", "stop", "replace"),
+            f"bad-images must be run, stop or replace, not {self.bad_images!r}",
+        )
         for name, kind in (("pipeline", ImagePipeline), ("precision", Precision)):
             known = list(dict.fromkeys(("run", "auto", *get_args(kind))))
             value = getattr(self, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -79,11 +79,15 @@ def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
         np.lib.format.write_array_header_2_0(array, shape)
         rows = csv.writer(file)
         rows.writerow(("row", "name", "label", "class"))
-        names = enumerate(loader.names())
+        names, shown, row = loader.names(), loader.rows(), count()
         for features, labels in subject.extract(loader, "image"):
             array.write(features.cpu().numpy().astype("<f4").tobytes())
             for label in labels.tolist():
-                rows.writerow((*next(names), label, _class(loader, label)))
+                rows.writerow((next(row), names[next(shown)], label, _class(loader, label)))
+        # Bad images may have been left out. The header has room for any number of rows.
+        array.seek(0)
+        shape["shape"] = (next(row), subject.features)
+        np.lib.format.write_array_header_2_0(array, shape)
     return [out, table]
 
 
@@ -99,12 +103,12 @@ def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path
             ("feature", pa.list_(pa.float32(), subject.features)),
         ]
     )
-    names, parts = iter(loader.names()), subject.extract(loader, "image")
+    names, shown, parts = loader.names(), loader.rows(), subject.extract(loader, "image")
     with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(parts, max(1, _GROUP_ROWS // subject.batch))):
             features, labels = (torch.cat(x).cpu().numpy() for x in zip(*group, strict=True))
             columns = [
-                [next(names) for _ in range(len(labels))],
+                [names[row] for row in islice(shown, len(labels))],
                 labels,
                 [_class(loader, label) for label in labels.tolist()],
                 pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), subject.features),
@@ -163,10 +167,12 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
     shuffled = torch.randperm(len(store), generator=torch.Generator().manual_seed(config.seed))
     chosen = shuffled[: config.images].sort().values.numpy()
     most = config.k + (split == "train")  # a training image is nearest to itself
-    queries, _ = collected(subject.extract(_loader(subject, split, chosen), "query"))
-    nearest = Nearest(queries, most=most)
-    for features, _ in subject.extract(_loader(subject, "train"), "bank: image"):
-        nearest.add(features, torch.arange(nearest.seen, nearest.seen + len(features)))
+    asked, known = _loader(subject, split, chosen), _loader(subject, "train")
+    queries, _ = collected(subject.extract(asked, "query"))
+    chosen = chosen[list(asked.rows())]
+    nearest, rows_known = Nearest(queries, most=most), known.rows()
+    for features, _ in subject.extract(known, "bank: image"):
+        nearest.add(features, torch.tensor(list(islice(rows_known, len(features)))))
     nearest.finish()
     rows = []
     for query, tags, cosines in zip(

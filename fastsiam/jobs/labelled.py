@@ -18,14 +18,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastsiam.bad_images import BadImage
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.config.evaluate import LabelConfig
-from fastsiam.distributed import complete
+from fastsiam.distributed import complete, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.features import collected, frozen
 from fastsiam.evaluate.records import TrainingDataFacts
 from fastsiam.jobs.subject import Subject, data_facts
-from fastsiam.pipelines import Order, build_loader, choose, open_split, read_list
+from fastsiam.pipelines import BadImages, Order, build_loader, choose, open_split, read_list
 from fastsiam.views.batch import Loader, to_device
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -247,17 +248,22 @@ class CachedFeatures:
         self._features = torch.empty(total, subject.features, dtype=storage, device=device)
         self._labels = to_device(train.labels, device)
         shares = [len(share) for share in np.array_split(np.arange(total), place.world)]
-        row = sum(shares[: place.rank])
+        first, shown = sum(shares[: place.rank]), train.rows()
+        absent = np.full(shares[place.rank], True)
+        """Whether a row has no features, its image being bad."""
         for part, _ in subject.extract(train, "training: image"):
-            self._features[row : row + len(part)] = part
-            row += len(part)
+            rows = list(islice(shown, len(part)))
+            absent[rows] = False
+            self._features[to_device(first + np.array(rows), device)] = part.to(storage)
         complete(self._features, shares)
+        bad = gather_uneven(to_device(first + np.flatnonzero(absent), device)).tolist()
         self._order = Order(
             images=total,
             batch=images.batch,
             seed=images.config.seed,
             rank=place.rank,
             world=place.world,
+            bad=BadImages(total, [BadImage(0, row, "", "", 0) for row in bad]),
         )
 
     def epoch(self, number: int) -> Batches:

@@ -308,6 +308,7 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
         holdout=config.holdout or trained_on.holdout,
         pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
+        bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
     )
     if data.holdout and not config.holdout and has_validation(data.root):
         data = replace(data, holdout="")

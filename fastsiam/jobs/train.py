@@ -27,6 +27,7 @@ from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained
+from fastsiam.jobs.bad_images import bad_images_of
 from fastsiam.jobs.images import run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.pipeline import with_settled_pipeline
@@ -40,7 +41,7 @@ from fastsiam.jobs.start import (
 from fastsiam.jobs.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
-from fastsiam.pipelines import Store, build_loader, open_training_images
+from fastsiam.pipelines import BadImages, Store, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
 from fastsiam.training.folder import PATIENCE, RunFolder
 from fastsiam.training.loop import last_step, train
@@ -156,7 +157,8 @@ def _train(
     if chosen:
         console.say(chosen)
     dtype = autocast_type(config.numerics.precision, place.device)
-    loader = _loader(config, place, images.store, dtype)
+    bad = bad_images_of(config, images, begun, folder, place)
+    loader = _loader(config, place, images.store, dtype, bad)
     try:
         if start is not None:
             start.check_images(loader.images)
@@ -173,18 +175,29 @@ def _train(
             if start is not None and images.moves_rows(start) and own.is_file():
                 checkpoints.save(own, start)  # before the consent, which is given once
             images.keep(folder)
+            bad.write()
             if start is not None and not own.is_file():
                 checkpoints.save(own, start)  # it is this run's too
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:
             _write_config(step.config, recipe, folder)
         monitor = _monitor(step.config, place, console, dtype)
-        train(step, loader, folder=folder, start=start, knn=monitor, console=console)
+        train(
+            step,
+            loader,
+            folder=folder,
+            start=start,
+            knn=monitor,
+            console=console,
+            before_saving=bad.share,
+        )
     finally:
         loader.close()
 
 
-def _loader(config: TrainConfig, place: Place, store: Store | None, dtype: torch.dtype) -> Loader:
+def _loader(
+    config: TrainConfig, place: Place, store: Store | None, dtype: torch.dtype, bad: BadImages
+) -> Loader:
     """Open this rank's part of the training images."""
     return build_loader(
         config.data,
@@ -196,6 +209,7 @@ def _loader(config: TrainConfig, place: Place, store: Store | None, dtype: torch
         device=place.device,
         dtype=dtype,
         store=store,
+        bad=bad if bad.matter else None,
     )
 
 

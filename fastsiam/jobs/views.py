@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,8 @@ def _first_batch(
     """
     if not source.loads_images:
         raise DataError(f"the {source.pipeline} pipeline has no images to show")
-    loader = build_loader(source, augment, batch=images, seed=seed)
+    own = replace(source, bad_images="stop")  # to look at the images as they are
+    loader = build_loader(own, augment, batch=images, seed=seed)
     try:
         return next(iter(loader.epoch(epoch)))
     finally:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastsiam.bad_images import read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
 from fastsiam.console import rounded
@@ -102,7 +103,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     )
     body = (
         f'{_results(metrics)}{_alarms(metrics)}<h2>Curves</h2><div class="curves">{figures}</div>'
-        f"{changes}{evaluations(found)}"
+        f"{changes}{evaluations(found)}{_bad_images(dict(zip(metrics, runs, strict=True)))}"
         f'<h2>Settings</h2><div class="settings">{_sections(settings.config)}</div>'
         f"<h2>Machine</h2>{_named(page.flat(settings.environment))}"
     )
@@ -236,6 +237,20 @@ def _alarms(metrics: dict[str, list[dict[str, Any]]]) -> str:
         if line["kind"] == "alarm"
     ]
     return page.heading("Alarms", "What went wrong slowly.") + page.listing(lines) if lines else ""
+
+
+def _bad_images(runs: Mapping[str, Path]) -> str:
+    """List the images in whose place others were shown; nothing where there are none."""
+    rows = [
+        (name, f"{own.index:,}", own.name, own.reason, f"{own.epoch}", f"{own.step:,}")
+        for name, run in runs.items()
+        for own in read_bad_images(run)
+    ]
+    if not rows:
+        return ""
+    facts = f"In the place of each of these {len(rows):,} another image was shown from then on."
+    heads = ("run", "position", "image", "what is wrong", "epoch", "steps before")
+    return page.heading("Bad images", facts) + page.table(rows, heads)
 
 
 def _sections(config: TrainConfig) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -16,7 +17,14 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Signalled, StopSignals
-from fastsiam.errors import CheckpointError, DataError, FastSiamError, Interrupted, TrainingError
+from fastsiam.errors import (
+    CheckpointError,
+    DataError,
+    FastSiamError,
+    ImageError,
+    Interrupted,
+    TrainingError,
+)
 from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.exhausted import no_memory
@@ -41,6 +49,7 @@ def train(
     start: Checkpoint | None = None,
     knn: Evaluate | None = None,
     console: Console | None = None,
+    before_saving: Callable[[], None] = lambda: None,
 ) -> Path:
     """Train a method and return the path of its last checkpoint.
 
@@ -52,6 +61,7 @@ def train(
             go on from; on a CPU with as many threads, bit for bit as if never interrupted.
         knn: evaluates a backbone; every rank calls it.
         console: where rank 0 shows the progress.
+        before_saving: every rank calls it before each checkpoint.
 
     Raises:
         Interrupted: a signal asked to stop; the state is saved.
@@ -63,7 +73,7 @@ def train(
     console = console or Console(quiet=not take_step.place.leads)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    return _Training(take_step, loader, folder, start, knn, console).run()
+    return _Training(take_step, loader, folder, start, knn, console, before_saving).run()
 
 
 class _Training:
@@ -77,6 +87,7 @@ class _Training:
         start: Checkpoint | None,
         knn: Evaluate | None,
         console: Console,
+        before_saving: Callable[[], None],
     ) -> None:
         config, place = take_step.config, take_step.place
         self._take_step, self._loader, self._folder, self._console = (
@@ -88,7 +99,14 @@ class _Training:
         """Steps that are taken, and that were when this process began."""
         self._end = last_step(config, self._per_epoch)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._saver = Saver(folder, take_step, clock=self._clock, images=loader.images, start=start)
+        self._saver = Saver(
+            folder,
+            take_step,
+            clock=self._clock,
+            images=loader.images,
+            start=start,
+            before=before_saving,
+        )
         self._evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
         again = self._evaluations.due(self._done)
         self._log = metrics_log(
@@ -234,9 +252,7 @@ class _Training:
             saved = self._saver.save(self._done)
         finally:
             self._stop.meet()  # the launcher ends the others when the first one leaves
-        without = "; without the image it goes on by --data-changed accept"
-        said = without if isinstance(error, DataError) else ""
-        error.add_note(f"saved {saved} at step {self._done:,}{said}")
+        error.add_note(f"saved {saved} at step {self._done:,}{_way_on(error)}")
 
 
 def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:
@@ -247,3 +263,13 @@ def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str
         f"{duration(each * per_epoch)}, the {left:,} steps that are left {duration(each * left)}"
         f"{', evaluations apart' if config.monitor.knn_every else ''}"
     )
+
+
+def _way_on(error: FastSiamError) -> str:
+    """Say how a run goes on, if it is its data that end it."""
+    match error:
+        case ImageError():
+            return "; with another one in its place it goes on by --bad-images replace"
+        case DataError():
+            return "; without the image it goes on by --data-changed accept"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fastsiam import checkpoint as checkpoints
@@ -21,6 +22,7 @@ class Saver:
         clock: the run's.
         images: in the data set.
         start: what the run goes on from, which is saved already; None if there is nothing.
+        before: done by every rank before each checkpoint, such as telling the others something.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Saver:
         clock: Clock,
         images: int,
         start: Checkpoint | None,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = checkpoints.last(folder.path)
         """The checkpoint."""
         self._folder, self._step, self._clock, self._images = folder, step, clock, images
         self._saved = None if start is None else start.step
+        self._before = before
 
     def save(self, done: int) -> Path:
         """Save the state after so many steps, if that is not done yet; return the checkpoint.
@@ -43,6 +47,7 @@ class Saver:
         Raises:
             CheckpointError: the file cannot be written; the one before stays.
         """
+        self._before()  # on every rank or on none, whatever this one knows of what is saved
         if self._saved == done:
             return self.path
         if self._step.place.leads:

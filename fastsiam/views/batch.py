@@ -131,5 +131,12 @@ class EvalLoader(Protocol):
     def names(self) -> list[str]:
         """Return the names of this rank's images within the data set, in order."""
 
+    def rows(self) -> Iterator[int]:
+        """Yield which of this rank's images are shown: positions among ``names``, ascending.
+
+        Take as many after each batch as it has images: a bad image may be left out, which is known
+        when its batch is there.
+        """
+
     def __iter__(self) -> Iterator[EvalBatch]:
         """Iterate over this rank's images once."""

@@ -71,9 +71,12 @@ class ArchiveStore(Store):
         """Return an image's encoded bytes: a view into the mapped tar, or unpacked if gzipped."""
         data = self._stored(index)
         if self.rows["flags"][index] & Flags.GZIP:
-            unpacked = gunzip(data, _LARGEST_UNZIPPED + 1)
+            try:
+                unpacked = gunzip(data, _LARGEST_UNZIPPED + 1)
+            except DataError as error:
+                raise self.cannot_decode(index, error) from error
             if len(unpacked) > _LARGEST_UNZIPPED:
-                raise DataError(f"cannot read {self.where(index)}: unpacked it is above 256 MiB")
+                raise self.cannot_decode(index, "unpacked it is above 256 MiB")
             return unpacked
         return data
 

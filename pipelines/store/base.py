@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.files import quoted
 from fastsiam.kernels import mappings, planes
 from fastsiam.trace import span
@@ -141,14 +141,19 @@ class Store(ABC):
         except ValueError as error:
             raise self.cannot_decode(index, error) from error
 
-    def cannot_decode(self, index: int, reason: object) -> DataError:
+    def cannot_decode(self, index: int, reason: object) -> ImageError:
         """Return the error that names an image which cannot be decoded.
 
         Raises:
             FileLostError: the file that it lies in lost bytes: the image is not what is bad.
         """
         self.check()
-        return DataError(f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}")
+        return ImageError(
+            f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}",
+            index=index,
+            name=self.name(index),
+            reason=str(reason),
+        )
 
     def ways_out(self) -> str:
         """Say what can be done about a bad image."""

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from fastsiam.errors import DataError
 from fastsiam.files import explained
@@ -183,6 +184,17 @@ class BetonStore(Store):
         if self.modes[index] == RAW:
             return int(self.height[index]), int(self.width[index])
         return None
+
+    def decode(self, index: int) -> Image.Image:
+        """Decode an image to RGB.
+
+        Raises:
+            ImageError: it cannot be decoded, or is not of the size that the file states.
+        """
+        image = super().decode(index)
+        if image.size != (self.width[index], self.height[index]):
+            raise self.cannot_decode(index, "it is not as large as the file says")
+        return image
 
     def name(self, index: int) -> str:
         """Return the image's name in the data set that the file was made of."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 
 from .base import Bytes, Store
 from .mapped import Mapped
@@ -35,7 +35,10 @@ class JoinedStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's bytes."""
         store, own = self._find(index)
-        return store.read(own)
+        try:
+            return store.read(own)
+        except ImageError as error:
+            raise error.at(index) from error
 
     def mapped(self) -> Sequence[Mapped]:
         """Return the files of all stores."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import DataError
+from fastsiam.errors import ImageError
 
 from .base import Bytes, Store
 from .beton import BetonStore
@@ -44,7 +44,10 @@ class PickedStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes."""
-        return self._store.read(int(self._positions[index]))
+        try:
+            return self._store.read(int(self._positions[index]))
+        except ImageError as error:
+            raise error.at(index) from error
 
     def mapped(self) -> Sequence[Mapped]:
         """Return the store's files."""
@@ -58,9 +61,9 @@ class PickedStore(Store):
         """Return where an image lies, for messages."""
         return self._store.where(int(self._positions[index]))
 
-    def cannot_decode(self, index: int, reason: object) -> DataError:
+    def cannot_decode(self, index: int, reason: object) -> ImageError:
         """Return the error that names an image which cannot be decoded, and its source."""
-        return self._store.cannot_decode(int(self._positions[index]), reason)
+        return self._store.cannot_decode(int(self._positions[index]), reason).at(index)
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) of an image that is stored as pixels."""

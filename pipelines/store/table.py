@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from .base import Bytes, Store
@@ -66,14 +66,21 @@ class TableStore(Store):
         """Return an image's encoded bytes.
 
         Raises:
-            DataError: they cannot be read, or the row has none; names the row.
+            DataError: they cannot be read.
+            ImageError: the row has none; names it.
         """
         data = self._encoded(index)
         if len(data):
             return data
         named = self._own_name(index)
         told = f", but the path {named} alone" if named else ""
-        raise DataError(f"{self.where(index)}: the row has no bytes{told}; {self.ways_out()}")
+        problem = f"the row has no bytes{told}"
+        raise ImageError(
+            f"{self.where(index)}: {problem}; {self.ways_out()}",
+            index=index,
+            name=self.name(index),
+            reason=problem,
+        )
 
     def name(self, index: int) -> str:
         """Return the path that the row names, else its number; the class before it."""

@@ -221,7 +221,9 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
         run_once(config, tmp_path / "run", before=damage)
     (note,) = error.value.__notes__
     assert re.fullmatch(
-        r"saved .*last\.pt at step \d+; without the image it goes on by --data-changed accept", note
+        r"saved .*last\.pt at step \d+; "
+        "with another one in its place it goes on by --bad-images replace",
+        note,
     )
     assert checkpoints.load(tmp_path / "run").step >= 5
 

@@ -1,0 +1,146 @@
+"""Which images count as bad: those that no decoder can make an image of, as a run finds them.
+
+A run keeps the list of them in its folder. Which image is shown in the place of a bad one is a
+function of the list alone (``order.Order``), so a run that goes on shows what it would have shown,
+by any pipeline on any number of processes, also if somebody repaired a file meanwhile: an image of
+the list stays replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.bad_images import BadImage, parsed, written
+from fastsiam.errors import DataError, ImageError
+
+_FEW, _SHARE = 8, 100
+"""So many bad images are borne with in any data set, and one in so many in a large one."""
+
+Exchange = Callable[[str], list[str]]
+"""Returns every rank's text on every rank; all of them call it."""
+
+
+class BadImages:
+    """The bad images of a run, as one rank knows them.
+
+    Args:
+        images: in an epoch, good or bad.
+        known: those that the run found before.
+        takes_more: whether another one is replaced too, or is an error.
+        exchange: of texts between ranks.
+        keep: is given the text of the list (``fastsiam.bad_images``) when it has grown; None: the
+            list is not kept.
+    """
+
+    def __init__(
+        self,
+        images: int,
+        known: Iterable[BadImage] = (),
+        *,
+        takes_more: bool = True,
+        exchange: Exchange = lambda text: [text],
+        keep: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self._images, self._takes_more, self._exchange = images, takes_more, exchange
+        self._keep = keep
+        self._known = {own.index: own for own in known}
+        self._since = self._table()
+
+    def __len__(self) -> int:
+        """Count them."""
+        return len(self._known)
+
+    @property
+    def matter(self) -> bool:
+        """Whether there are any, or may be."""
+        return self._takes_more or bool(self._known)
+
+    def list(self) -> list[BadImage]:
+        """Return them as they were found."""
+        return sorted(self._known.values())
+
+    def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
+        """Tell of each image whether it is known to be bad after so many steps: (N,)."""
+        index, since = self._since
+        if not len(index):
+            return np.zeros(len(images), bool)
+        place = np.minimum(np.searchsorted(index, images), len(index) - 1)
+        found: NDArray[np.bool_] = (index[place] == images) & (since[place] <= at)
+        return found
+
+    def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
+        """Take an image into the list that was to be shown, and could not.
+
+        Args:
+            error: of the image.
+            epoch: of the batch.
+            step: steps of the run before the batch.
+
+        Raises:
+            ImageError: bad images are not to be replaced.
+            DataError: there are too many.
+        """
+        known = self._known.get(error.index)
+        if not self._takes_more or (known is not None and known.step <= step):
+            raise error
+        own = BadImage(step, error.index, error.name, error.reason, epoch)
+        self._take([own])
+        self.write()
+        return own
+
+    def share(self) -> None:
+        """Tell all ranks what each has found; every rank calls it.
+
+        Raises:
+            DataError: there are too many.
+        """
+        if not self.matter:
+            return
+        before = set(self._known.values())
+        self._take([own for text in self._exchange(written(self.list())) for own in parsed(text)])
+        if set(self._known.values()) != before:
+            self.write()
+
+    def write(self) -> None:
+        """Have the list kept, if there is somebody to keep it."""
+        if self._keep is not None:
+            self._keep(written(self.list()).encode())
+
+    def _take(self, found: Sequence[BadImage]) -> None:
+        """Take some into the list: of two with one index the one that was found first."""
+        if not found:
+            return
+        for own in found:
+            self._known[own.index] = min(own, self._known.get(own.index, own))
+        self._since = self._table()
+        check_number(len(self._known), self._images, self.list()[-1])
+
+    def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the positions of all of them, ascending, and since when each counts as bad."""
+        rows = sorted((own.index, own.step) for own in self._known.values())
+        index, since = np.array(rows, np.int64).reshape(-1, 2).T
+        return index, since
+
+
+def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
+    """Refuse so many bad images that something else must be wrong.
+
+    Args:
+        bad: how many there are.
+        images: good and bad.
+        last: the one that was found last.
+
+    Raises:
+        DataError: there are too many.
+    """
+    most = min(max(_FEW, images // _SHARE), images - 1)
+    if bad > most:
+        raise DataError(
+            f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
+            f"({last.reason}): --bad-images replace bears with {most:,}; where there are more, "
+            "something else is wrong with the data, and fastsiam convert folder --skip-bad lists "
+            "and leaves out all that are bad"
+        )

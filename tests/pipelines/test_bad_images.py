@@ -1,0 +1,321 @@
+"""Bad images: what is shown in their place, the same by every pipeline and on several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.bad_images import FILE, BadImage, read_bad_images
+from fastsiam.config import ConvertConfig, DataConfig
+from fastsiam.errors import CheckpointError, DataError, ImageError
+from fastsiam.jobs.convert import convert_data
+from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_store
+from fastsiam.pipelines.store import BetonStore, FolderStore, picked
+from fastsiam.views.batch import Batch, CropLoader
+from tests.conftest import write_images
+from tests.pipelines.cases import SMALL, WITH_IMAGES, joined
+
+IMAGES, BATCH = 24, 8
+BAD = (3, 10, 20)
+READ_FOLDERS = [one for one in WITH_IMAGES if one.values != ("ffcv",)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of 24 images in three classes."""
+    return write_images(tmp_path / "images")
+
+
+@pytest.fixture
+def beton(folder: Path) -> Path:
+    """The same images, converted."""
+    out = folder.parent / "converted"
+    convert_data("folder", ConvertConfig(source=str(folder), out=str(out)))
+    return out / "train.beton"
+
+
+def path_of(folder: Path, index: int) -> Path:
+    return FolderStore(folder).path(index)
+
+
+def damage(folder: Path, indices: Sequence[int] = BAD) -> None:
+    """Cut the first off, make the second something else, and the third empty, and so on."""
+    for number, index in enumerate(indices):
+        path = path_of(folder, index)
+        content = path.read_bytes()
+        path.write_bytes([content[: len(content) * 2 // 3], b"no image" * 50, b""][number % 3])
+
+
+def damage_in(beton: Path) -> None:
+    """Overwrite records: all of one, the second half of one, the header's sizes of one."""
+    store = open_store(beton, "train")
+    assert isinstance(store, BetonStore)
+    with beton.open("r+b") as file:
+        for index, kind in zip(BAD, ("all", "half", "size"), strict=True):
+            start, size = int(store.start[index]), int(store.bytes[index])
+            record = bytes(store.read(index))
+            if kind == "size":  # another height than the file's table says
+                at = record.index(b"\xff\xc0") + 5
+                file.seek(start + at)
+                file.write((int(store.height[index]) - 8).to_bytes(2, "big"))
+                continue
+            begin = 0 if kind == "all" else size // 2
+            file.seek(start + begin)
+            file.write(b"\xff\x05" * ((size - begin) // 2))
+
+
+def load(
+    name: str,
+    root: Path,
+    epochs: Sequence[int] = (0, 1),
+    *,
+    skip: int = 0,
+    bad_images: str = "replace",
+    bad: BadImages | None = None,
+    rank: int = 0,
+    world: int = 1,
+) -> list[Batch]:
+    """Return all batches of some epochs, the first of them from a step on."""
+    data = DataConfig(data=str(root), pipeline=name, workers=1, bad_images=bad_images)  # type: ignore[arg-type]
+    loader = build_loader(data, SMALL, batch=BATCH, seed=4, bad=bad, rank=rank, world=world)
+    try:
+        return [
+            Batch(tuple(view.clone() for view in batch.views), batch.index, batch.label)
+            for epoch in epochs
+            for batch in loader.epoch(epoch, skip=skip if epoch == epochs[0] else 0)
+        ]
+    finally:
+        loader.close()
+
+
+def shown(batches: Sequence[Batch]) -> list[int]:
+    return torch.cat([batch.index for batch in batches]).tolist()
+
+
+def in_place(order: Sequence[int], bad: Sequence[int] = BAD) -> list[int]:
+    """Return what an epoch of whole batches shall show, by the order without bad images."""
+    half = [*order[IMAGES // 2 :], *order, *order]
+    return [
+        next(other for other in half[place:] if other not in bad) if image in bad else image
+        for place, image in enumerate(order)
+    ]
+
+
+def assert_alike(one: Sequence[Batch], other: Sequence[Batch], *, within: float = 0.0) -> None:
+    assert shown(one) == shown(other)
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.label, b.label)
+        for view, expected in zip(a.views, b.views, strict=True):
+            torch.testing.assert_close(view, expected, atol=within, rtol=0)
+
+
+@pytest.mark.parametrize("name", READ_FOLDERS)
+def test_another_image_is_shown_in_the_place_of_a_bad_one(name: str, folder: Path) -> None:
+    """The one half an epoch away, with draws of its own; all others are what they were."""
+    whole = load(name, folder)
+    reference = load("torchvision", folder)
+    damage(folder)
+    batches = load(name, folder)
+    for epoch in (slice(0, 3), slice(3, 6)):
+        assert shown(batches[epoch]) == in_place(shown(whole[epoch]))
+    assert shown(batches[:3]) != shown(batches[3:])
+    assert_alike(batches, load("torchvision", folder), within=1e-5)
+    views, before = (torch.cat([b.view1 for b in part]) for part in (batches, whole))
+    bad = torch.isin(torch.tensor(shown(whole)), torch.tensor(BAD))
+    assert bad.sum() == 6 and torch.equal(views[~bad], before[~bad])
+    twice = torch.tensor(shown(batches))
+    for place in bad.nonzero().flatten().tolist():
+        alike = twice == twice[place]
+        alike[place] = False
+        assert alike.any() and not (views[alike] == views[place]).flatten(1).all(1).any()
+    assert_alike(reference, whole, within=1e-5)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_of_a_converted_file_too(name: str, beton: Path) -> None:
+    """Where every pipeline reads the same damaged bytes."""
+    order = [shown(load("torchvision", beton, [epoch])) for epoch in (0, 1)]
+    damage_in(beton)
+    batches = load(name, beton)
+    assert shown(batches) == in_place(order[0]) + in_place(order[1])
+    assert_alike(batches, load("torchvision", beton), within=1e-5)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_two_ranks_show_what_one_does(name: str, beton: Path) -> None:
+    damage_in(beton)
+    one = load(name, beton)
+    parts = [load(name, beton, rank=rank, world=2) for rank in (0, 1)]
+    assert_alike([joined(both) for both in zip(*parts, strict=True)], one)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_a_list_of_another_shows_the_same_when_the_images_are_repaired(
+    name: str, beton: Path
+) -> None:
+    """From the midst of an epoch: what is in the list stays replaced, and nothing else is."""
+    good = beton.read_bytes()
+    damage_in(beton)
+    found = BadImages(IMAGES)
+    whole = load(name, beton, bad=found)
+    assert sorted(own.index for own in found.list()) == list(BAD)
+    beton.write_bytes(good)
+    known = BadImages(IMAGES, found.list())
+    assert_alike(load(name, beton, skip=1, bad=known), whole[1:])
+    closed = BadImages(IMAGES, found.list(), takes_more=False)
+    assert_alike(load(name, beton, skip=1, bad=closed), whole[1:])
+    assert not set(BAD) & set(shown(whole))
+
+
+def test_a_substitute_that_is_bad_too(folder: Path) -> None:
+    order = shown(load("torchvision", folder, [0]))
+    bad = [order[2], order[14], order[15]]  # the second is shown half an epoch after the first
+    damage(folder, bad)
+    assert order[16] in in_place(order, bad)[:3]
+    for name in ("torchvision", "memory"):
+        assert shown(load(name, folder, [0])) == in_place(order, bad)
+        later = shown(load(name, folder, [0], skip=1))  # meets them in another order
+        assert later == in_place(order, bad)[BATCH:]
+
+
+@pytest.mark.parametrize("name", ["torchvision", "memory"])
+def test_an_image_that_goes_bad_later_was_good_before(name: str, folder: Path) -> None:
+    """The list says since when: epochs before show what they showed."""
+    whole = load(name, folder, [0, 1, 2])
+    found = BadImages(IMAGES)
+    damage(folder, [5])
+    rest = load(name, folder, [1, 2], bad=found)
+    (own,) = found.list()
+    assert "truncated" in own.reason
+    at = shown(whole[3:6]).index(5) // BATCH
+    assert own == BadImage(3 + at, 5, "class0/005.jpg", own.reason, 1)
+    folder = write_images(folder.parent / "again")
+    assert_alike(load(name, folder, [0, 1, 2], bad=BadImages(IMAGES, [own])), whole[:3] + rest)
+
+
+def test_crops_are_replaced_as_views_are(folder: Path) -> None:
+    damage(folder)
+    data = DataConfig(data=str(folder), pipeline="memory", workers=0, bad_images="replace")
+    loader = build_loader(data, SMALL, batch=BATCH, seed=4)
+    assert isinstance(loader, CropLoader)
+    crops = np.concatenate([index for index, _, _ in loader.crops(0)])
+    assert crops.tolist() == shown(load("memory", folder, [0]))
+    slow = build_loader(
+        DataConfig(data=str(folder), pipeline="torchvision", bad_images="replace"),
+        SMALL,
+        batch=BATCH,
+    )
+    assert not isinstance(slow, CropLoader)
+    slow.close()
+
+
+def test_too_many(folder: Path) -> None:
+    damage(folder, range(8))
+    assert set(range(8)).isdisjoint(shown(load("torchvision", folder, [0])))
+    damage(folder, range(9))
+    message = (
+        r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\): .* bears with 8;"
+    )
+    with pytest.raises(DataError, match=message) as error:
+        load("torchvision", folder)
+    assert not isinstance(error.value, ImageError)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_without_consent_it_is_an_error_that_knows_the_image(name: str, beton: Path) -> None:
+    damage_in(beton)
+    with pytest.raises(ImageError, match=r"cannot decode image \d+ of .*train\.beton \(class") as e:
+        load(name, beton, bad_images="stop")
+    assert e.value.index in BAD and e.value.reason
+    assert e.value.name == open_store(beton, "train").name(e.value.index)
+
+
+@pytest.mark.parametrize("kind", ["folder", "beton"])
+def test_a_place_is_that_of_the_picked_images(kind: str, folder: Path, beton: Path) -> None:
+    """A run whose data changed has its own positions: errors and lists have these."""
+    damage(folder)
+    damage_in(beton)
+    store = open_store(folder if kind == "folder" else beton, "train")
+    turned = picked(store, np.arange(IMAGES)[::-1].copy())
+    with pytest.raises(ImageError) as error:
+        turned.decode(IMAGES - 1 - BAD[0])
+    assert error.value.index == IMAGES - 1 - BAD[0]
+    assert error.value.name == store.name(BAD[0])
+
+
+def test_what_ranks_find_is_told_to_all() -> None:
+    """Of two finds of one image the first in the run counts."""
+    kept: list[list[bytes]] = [[], []]
+    told: list[str] = []
+
+    def collect(text: str) -> list[str]:
+        told.append(text)
+        return [text]
+
+    ranks = [BadImages(1000, exchange=collect, keep=own.append) for own in kept]
+    ranks[0].note(ImageError("m", index=7, name="a", reason="b"), epoch=1, step=13)
+    ranks[1].note(ImageError("m", index=7, name="a", reason="b"), epoch=0, step=4)
+    ranks[1].note(ImageError("m", index=5, name="c", reason="d"), epoch=0, step=9)
+    for rank in ranks:
+        rank.share()
+    together = [BadImages(1000, rank.list(), exchange=lambda _: told) for rank in ranks]
+    for rank in together:
+        rank.share()
+        assert rank.list() == [BadImage(4, 7, "a", "b", 0), BadImage(9, 5, "c", "d", 0)]
+    assert [len(own) for own in kept] == [1, 2]
+
+
+def test_the_list_in_a_folder(tmp_path: Path) -> None:
+    assert read_bad_images(tmp_path) == []
+    bad = BadImages(1000, keep=(tmp_path / FILE).write_bytes)  # type: ignore[arg-type]
+    bad.note(ImageError("m", index=7, name="a\udcff", reason="b"), epoch=1, step=13)
+    assert read_bad_images(tmp_path) == bad.list()
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(CheckpointError, match="the list of the run's bad images, cannot be read"):
+        read_bad_images(tmp_path)
+
+
+def test_an_image_known_to_be_bad_is_no_endless_loop() -> None:
+    bad = BadImages(1000)
+    error = ImageError("m", index=7, name="a", reason="b")
+    bad.note(error, epoch=0, step=4)
+    with pytest.raises(ImageError):
+        bad.note(error, epoch=0, step=5)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_central_crops_leave_bad_images_out(name: str, beton: Path) -> None:
+    """On every pass, kept or made anew, and whoever asks which rows are shown is told."""
+    data = DataConfig(data=str(beton), pipeline=name, workers=1, bad_images="replace")  # type: ignore[arg-type]
+    whole = next(iter(build_eval_loader(data, "train", SMALL, resize=20, batch=24)))
+    damage_in(beton)
+    left = [index for index in range(IMAGES) if index not in BAD]
+    for batch in (8, 1):
+        loader = build_eval_loader(data, "train", SMALL, resize=20, batch=batch)
+        for _ in range(2):
+            rows, shown = loader.rows(), []
+            for part in loader:
+                assert [next(rows) for _ in range(len(part.index))] == part.index.tolist()
+                torch.testing.assert_close(part.image, whole.image[part.index], atol=1e-5, rtol=0)
+                assert torch.equal(part.label, whole.label[part.index])
+                shown += part.index.tolist()
+            assert shown == left == list(loader.rows())
+        assert loader.images == len(loader.names()) == IMAGES
+    stops = replace(data, bad_images="stop")
+    with pytest.raises(ImageError):
+        list(build_eval_loader(stops, "train", SMALL, resize=20))
+
+
+def test_too_many_to_be_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = DataConfig(data=str(folder), pipeline="torchvision", workers=0, bad_images="replace")
+    damage(folder, range(8))
+    list(build_eval_loader(data, "train", SMALL, resize=20))
+    assert f"8 bad images of {folder} are left out" in caplog.messages
+    damage(folder, range(9))
+    with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
+        list(build_eval_loader(data, "train", SMALL, resize=20))
