@@ -45,11 +45,14 @@ class Order:
         """Whole global batches in an epoch; the incomplete last one is dropped."""
         return self.images // self.batch
 
+    def place(self, step: int) -> int:
+        """Return the place in the epoch of this rank's first image of a batch."""
+        return step * self.batch + self.rank * (self.batch // self.world)
+
     def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return this rank's images of one batch: (batch / world,) positions in the data set."""
         assert 0 <= step < self.steps
-        share = self.batch // self.world
-        start = step * self.batch + self.rank * share
+        share, start = self.batch // self.world, self.place(step)
         places = _permutation(self.images, self.seed, epoch)[start : start + share]
         return places if self.chosen is None else self.chosen[places]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.trace import span
 from fastsiam.views.batch import Batch, Crops, Shape, crop_shapes
+from fastsiam.views.digest import added, seen_in
 from fastsiam.views.draws import (
     BRIGHTNESS,
     CONTRAST,
@@ -88,7 +90,15 @@ def apply_view(
     return TF.hflip(image) if params.flip[view, row] else image
 
 
-class _Views(Dataset[Crops | DataError]):
+class _Made(NamedTuple):
+    """What a worker made, or what its parts are together."""
+
+    crops: Crops
+    seen: int = 0
+    """Digest of their images and draws."""
+
+
+class _Views(Dataset[_Made | DataError]):
     """One item is a part of a batch: its views before the normalisation, or an error.
 
     The views lie as crops do (``fastsiam.views.batch.Crops``), uint8: normalised, they would take
@@ -99,8 +109,8 @@ class _Views(Dataset[Crops | DataError]):
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
-    def __getitem__(self, task: tuple[int, NDArray[np.int64]]) -> Crops | DataError:
-        epoch, indices = task
+    def __getitem__(self, task: tuple[int, int, NDArray[np.int64]]) -> _Made | DataError:
+        epoch, place, indices = task
         try:
             images = [self.store.decode(i) for i in indices.tolist()]
         except DataError as error:
@@ -115,7 +125,7 @@ class _Views(Dataset[Crops | DataError]):
             for number, view in zip(numbers, own.numpy(), strict=True):
                 for row, image in enumerate(images):
                     view[row] = apply_view(image, params, number, row, self.augment)
-        return made
+        return _Made(made, seen_in(params, indices, epoch=epoch, place=place))
 
 
 class _Tasks:
@@ -128,10 +138,12 @@ class _Tasks:
         parts = math.ceil(self.order.batch // self.order.world / self.images)
         return (self.order.steps - self.skip) * parts
 
-    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def __iter__(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
         for step in range(self.skip, self.order.steps):
+            place = self.order.place(step)
             for part in cut(self.order.indices(self.epoch, step), self.images):
-                yield self.epoch, part
+                yield self.epoch, place, part
+                place += len(part)
 
 
 class _Whole:
@@ -144,7 +156,7 @@ class _Whole:
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, copy_stream(device)
 
-    def next(self, items: Iterator[Crops | DataError], shapes: Sequence[Shape]) -> Crops:
+    def next(self, items: Iterator[_Made | DataError], shapes: Sequence[Shape]) -> _Made:
         """Wait for as many items as make up a batch, whose crops have the given shapes.
 
         Raises:
@@ -154,11 +166,12 @@ class _Whole:
             whole = tuple(
                 torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes
             )
-        done, images = 0, shapes[0][1]
+        done, images, seen = 0, shapes[0][1], 0
         while done < images:
-            part = next(items)
-            if isinstance(part, DataError):
-                raise part
+            item = next(items)
+            if isinstance(item, DataError):
+                raise item
+            part, seen = item.crops, added(seen, item.seen)
             rows = slice(done, done + part[0].shape[1])
             with span("copy"), torch.cuda.stream(self._stream):
                 for own, made in zip(whole, part, strict=True):
@@ -166,7 +179,7 @@ class _Whole:
                         view[rows].copy_(of_part, non_blocking=True)
             done = rows.stop
         take_over(whole, None if self._stream is None else self._stream.record_event())
-        return whole
+        return _Made(whole, seen)
 
 
 class TorchvisionLoader:
@@ -184,7 +197,7 @@ class TorchvisionLoader:
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._dtype = order, augment, dtype
-        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
         self._whole, self._turn = _Whole(device), 0
         self._shapes = crop_shapes(augment, order.batch // order.world)
         self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=count(workers)))
@@ -203,11 +216,12 @@ class TorchvisionLoader:
         self._turn += 1
         turn, items = self._turn, iter(self._loader)
         for step in range(skip, self.steps):
-            crops = self._whole.next(items, self._shapes)
+            crops, seen = self._whole.next(items, self._shapes)
             views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
             yield self._finisher.batch(
                 self._order.indices(number, step),
                 tuple(normalized(view, self._augment, dtype=self._dtype) for view in views),
+                seen,
             )
             if turn != self._turn:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
@@ -245,22 +259,22 @@ def central_crops(
     try:
         items, whole = iter(loader), _Whole(device)
         for shape in shapes:
-            (crops,) = whole.next(items, [shape])
+            (crops,), _ = whole.next(items, [shape])
             yield crops[0]
     finally:
         shut_down(loader)
 
 
-class _CentralCrops(Dataset[Crops | DataError]):
+class _CentralCrops(Dataset[_Made | DataError]):
     """One item is a part of a batch: (1, N, S, S, 3) uint8, or the error that stopped it."""
 
     def __init__(self, store: Store, resize: int, side: int) -> None:
         self.store, self.resize, self.side = store, resize, side
 
-    def __getitem__(self, indices: NDArray[np.int64]) -> Crops | DataError:
+    def __getitem__(self, indices: NDArray[np.int64]) -> _Made | DataError:
         try:
             crops = np.stack([self._crop(i) for i in indices.tolist()])
-            return (torch.from_numpy(crops[None]),)
+            return _Made((torch.from_numpy(crops[None]),))
         except DataError as error:
             return error
 
