@@ -6,7 +6,9 @@ and no loader state: the weights, the optimizer and the number of steps done are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,11 @@ class Checkpoint:
     """State of the optimizer."""
     scaler: dict[str, Any]
     """State of the gradient scaler; empty but for fp16."""
+    seen: dict[str, Any] = field(default_factory=dict)
+    """Digest of what was trained on since the last log line (``fastsiam.training.seen``); empty in
+    files of versions that kept none."""
+    weights: str = ""
+    """Digest of ``model`` as it was saved (``digest_of``); empty in files of such versions."""
 
     @property
     def epoch(self) -> float:
@@ -75,6 +82,10 @@ class Checkpoint:
             )
 
 
+_LATER = ("seen", "weights")
+"""Fields that files of earlier versions lack."""
+
+
 def last(run: Path) -> Path:
     """Return where a run keeps its last checkpoint."""
     return run / "checkpoints" / "last.pt"
@@ -92,6 +103,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "format": FORMAT,
         "fastsiam": fastsiam.__version__,
         "config": checkpoint.config.to_dict(),
+        "weights": digest_of(checkpoint.model),
     }
     try:
         with written_whole(path) as temporary:
@@ -99,6 +111,24 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     except (OSError, RuntimeError) as error:
         short = lack_of_room(error, path, _size(state))
         raise CheckpointError(f"cannot save {path}: {short or reason(error)}") from error
+
+
+def digest_of(state: Mapping[str, Any]) -> str:
+    """Return a digest of tensors: SHA-256 over names, types, shapes and bytes, sorted by name.
+
+    Args:
+        state: of a method, as ``state_dict`` returns it; what is no tensor counts as its text.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name]
+        if not isinstance(value, torch.Tensor):
+            digest.update(f"{name} {value!r}\n".encode())
+            continue
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        flat = value.detach().cpu().contiguous()
+        digest.update(flat.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _size(state: Any) -> int:
@@ -155,10 +185,11 @@ def parsed(path: Path, state: Any) -> Checkpoint:
     """
     if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
+    names = [name for name in Checkpoint.__slots__ if name != "config"]
     try:
         config = TrainConfig.from_dict(state["config"])
         return Checkpoint(
-            **{name: state[name] for name in Checkpoint.__slots__ if name != "config"},
+            **{name: state[name] for name in names if name in state or name not in _LATER},
             config=config,
         )
     except (KeyError, TypeError, ValueError) as error:

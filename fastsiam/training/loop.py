@@ -20,6 +20,7 @@ from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 
@@ -63,11 +64,12 @@ def train(
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
     clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-    saver = Saver(folder, take_step, clock=clock, images=loader.images, start=start)
+    seen = Seen(start, world=place.world)
+    saver = Saver(folder, take_step, clock=clock, seen=seen, images=loader.images, start=start)
     evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
     again = evaluations.due(step)
     log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
-    points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
+    points = LogPoints(take_step, log=log, console=console, clock=clock, seen=seen, end=end)
     if step >= end:
         more = "; --max-steps 0 goes on" if step < total else ""
         console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}{more}")
@@ -80,6 +82,7 @@ def train(
                 epoch, skip = divmod(step, per_epoch)
                 if evaluations.due(step):
                     if step:
+                        seen.share()
                         saver.try_to(step)  # it can take minutes, and a scheduler's patience less
                     evaluations.run(step, log)
                 method.train()
@@ -89,6 +92,7 @@ def train(
                         console.say(f"first batch after {time.monotonic() - began:.1f} s")
                     loss, embedding = take_step(batch, at=step)
                     step += 1
+                    seen.add(batch.seen)
                     points.note(step, loss)
                     if (each := forecast.note(step)) and step < end:
                         console.say(_outlook(each, config, per_epoch, end - step))
@@ -101,6 +105,7 @@ def train(
                     # From here on the host waits for the device: the check reads the losses, the
                     # log their mean and the embeddings, and a checkpoint every weight.
                     points.check_finite(step, saved=saver)
+                    seen.share()
                     if log_due:
                         points.log(step, loss, embedding)
                     clock.pause()

@@ -9,6 +9,7 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.errors import FastSiamError
 from fastsiam.training.clock import Clock
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 
 
@@ -19,6 +20,7 @@ class Saver:
         folder: the run's.
         step: whose state is saved; rank 0 writes.
         clock: the run's.
+        seen: what was trained on; shared by the ranks before each save.
         images: in the data set.
         start: what the run goes on from, which is saved already; None if there is nothing.
     """
@@ -29,12 +31,14 @@ class Saver:
         step: TrainingStep,
         *,
         clock: Clock,
+        seen: Seen,
         images: int,
         start: Checkpoint | None,
     ) -> None:
         self.path = checkpoints.last(folder.path)
         """The checkpoint."""
         self._folder, self._step, self._clock, self._images = folder, step, clock, images
+        self._seen = seen
         self._saved = None if start is None else start.step
 
     def save(self, done: int) -> Path:
@@ -52,6 +56,7 @@ class Saver:
                 seconds=self._clock.seconds,
                 images=self._images,
                 steps_per_epoch=self._step.steps_per_epoch,
+                seen=self._seen.state(),
                 **self._step.state(),
             )
             self._folder.restore()

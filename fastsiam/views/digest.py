@@ -20,9 +20,7 @@ _MODULUS = 1 << 64
 _WORD = 8
 
 
-def seen_in(
-    params: ViewParams | None, index: NDArray[np.int64], *, epoch: int, place: int
-) -> int:
+def seen_in(params: ViewParams | None, index: NDArray[np.int64], *, epoch: int, place: int) -> int:
     """Return the digest of some images of an epoch that follow one another.
 
     Args:

@@ -61,7 +61,9 @@ def test_ranks_add_up_to_the_same_digests(name: str, images: Path) -> None:
             shown(name, images / "train", batch=12, rank=rank, world=world) for rank in range(world)
         ]
         assert [added(*own) for own in zip(*parts, strict=True)] == alone
-        assert all(len({*own, whole}) == world + 1 for *own, whole in zip(*parts, alone, strict=True))
+        assert all(
+            len({*own, whole}) == world + 1 for *own, whole in zip(*parts, alone, strict=True)
+        )
 
 
 @pytest.mark.parametrize("name", PIPELINES)
