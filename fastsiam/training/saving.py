@@ -57,6 +57,7 @@ class Saver:
                 images=self._images,
                 steps_per_epoch=self._step.steps_per_epoch,
                 seen=self._seen.state(),
+                weights="",  # as they are saved
                 **self._step.state(),
             )
             self._folder.restore()
