@@ -127,7 +127,7 @@ def digest_of(state: Mapping[str, Any]) -> str:
             continue
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
         flat = value.detach().cpu().contiguous()
-        digest.update(memoryview(flat.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(flat.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
