@@ -13,6 +13,7 @@ from fastsiam.bench.tables import table
 pytestmark = pytest.mark.usefixtures("forked_contenders")
 
 
+@pytest.mark.slow
 def test_digests_are_measured_beside_a_step(little: BenchConfig) -> None:
     with session(little) as own:
         records = CASES["digest"].measure(own)
