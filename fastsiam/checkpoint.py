@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,11 @@ class Checkpoint:
     """State of the optimizer."""
     scaler: dict[str, Any]
     """State of the gradient scaler; empty but for fp16."""
+    seen: dict[str, Any] = field(default_factory=dict)
+    """Digest of what was trained on since the last log line (``fastsiam.training.seen``); empty in
+    files of versions that kept none."""
+    weights: str = ""
+    """Digest of ``model`` as it was saved (``digest_of``); empty in files of such versions."""
 
     @property
     def epoch(self) -> float:
@@ -79,6 +84,10 @@ class Checkpoint:
             )
 
 
+_LATER = ("seen", "weights")
+"""Fields that files of earlier versions lack."""
+
+
 def last(run: Path) -> Path:
     """Return where a run keeps its last checkpoint."""
     return run / "checkpoints" / "last.pt"
@@ -111,8 +120,9 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
         "format": FORMAT,
         "fastsiam": fastsiam.__version__,
         "config": checkpoint.config.to_dict(),
+        "weights": digest_of(checkpoint.model),
     }
-    state |= {"weights": digest_of(checkpoint.model), "digest": digest_of(state)}
+    state["digest"] = digest_of(state)
     try:
         with written_whole(path) as temporary:
             torch.save(state, temporary)
@@ -222,7 +232,7 @@ def _differs(state: Any) -> bool:
     """Tell whether a file of ours does not hold what was written; older ones have no digest."""
     if not isinstance(state, dict) or not isinstance(state.get("digest"), str):
         return False
-    written = {name: x for name, x in state.items() if name not in ("digest", "weights")}
+    written = {name: value for name, value in state.items() if name != "digest"}
     return digest_of(written) != str(state["digest"])
 
 
@@ -271,10 +281,11 @@ def parsed(path: Path, state: Any) -> Checkpoint:
     """
     if not isinstance(state, dict) or state.get("format") not in (1, FORMAT):
         raise CheckpointError(f"{path} is not a checkpoint of this version of fastsiam")
+    names = [name for name in Checkpoint.__slots__ if name != "config"]
     try:
         config = TrainConfig.from_dict(state["config"])
         return Checkpoint(
-            **{name: state[name] for name in Checkpoint.__slots__ if name != "config"},
+            **{name: state[name] for name in names if name in state or name not in _LATER},
             config=config,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -44,6 +44,7 @@ from fastsiam.methods import Method, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
@@ -461,6 +462,19 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
         store = FolderStore(write_images(Path(folder)))
     config, line = pipeline.with_settled_pipeline(CONFIG, here(rank, world), store, None)
     return config.data.pipeline, line, asked["free"]
+
+
+def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
+    """Add up digests that do not fit into 64 bits together; return two lines and a state."""
+    seen = Seen(None, world=world)
+    seen.add(2**64 - 1 - rank)
+    seen.share()
+    seen.add(2**63 + 5)
+    seen.share()
+    first = seen.line(7)
+    seen.add(rank)
+    seen.share()
+    return {"first": first, "state": seen.state(), "second": seen.line(9)}
 
 
 def main(job: str, world: int, folder: Path, rank: int) -> None:

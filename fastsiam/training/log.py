@@ -80,7 +80,7 @@ class MetricsLog:
         figures = {
             f"{kind}/{name}": value
             for name, value in values.items()
-            if isinstance(value, (int, float)) and name not in ("step", "epoch")
+            if isinstance(value, (int, float)) and name not in ("step", "epoch", "since")
         }
         self._trackers.write(figures, self._step_of(line))
 

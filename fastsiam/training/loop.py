@@ -31,6 +31,7 @@ from fastsiam.training.exhausted import no_memory
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
 
@@ -99,10 +100,12 @@ class _Training:
         """Steps that are taken, and that were when this process began."""
         self._end = last_step(config, self._per_epoch)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
+        self._seen = Seen(start, world=place.world)
         self._saver = Saver(
             folder,
             take_step,
             clock=self._clock,
+            seen=self._seen,
             images=loader.images,
             start=start,
             before=before_saving,
@@ -113,7 +116,12 @@ class _Training:
             folder, take_step, done=self._done, end=self._end, evaluates_again=again
         )
         self._points = LogPoints(
-            take_step, log=self._log, console=console, clock=self._clock, end=self._end
+            take_step,
+            log=self._log,
+            console=console,
+            clock=self._clock,
+            seen=self._seen,
+            end=self._end,
         )
         self._unlogged: tuple[Tensor, Tensor] | None = None
         """Loss and embedding of the last step, until they are logged."""
@@ -192,6 +200,7 @@ class _Training:
             self._console.say(f"first batch after {time.monotonic() - self._began:.1f} s")
         self._unlogged = self._take_step(batch, at=self._done)
         self._done += 1
+        self._seen.add(batch.seen)
         self._points.note(self._done, self._unlogged[0])
         if (each := self._forecast.note(self._done)) and self._done < self._end:
             config, left = self._take_step.config, self._end - self._done

@@ -21,6 +21,7 @@ from fastsiam.training.folder import RunFolder
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.watch import Watch
 
@@ -88,6 +89,7 @@ class LogPoints:
         log: where rank 0 writes; None on the others.
         console: where rank 0 shows the progress.
         clock: the run's.
+        seen: what was trained on.
         end: the last step of this run.
     """
 
@@ -98,13 +100,14 @@ class LogPoints:
         log: MetricsLog | None,
         console: Console,
         clock: Clock,
+        seen: Seen,
         end: int,
     ) -> None:
         config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
             step, log, console, clock, end,
         )  # fmt: skip
-        self._batch = config.optim.batch
+        self._seen, self._batch = seen, config.optim.batch
         self._finite = FiniteCheck(place.device)
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
@@ -150,6 +153,7 @@ class LogPoints:
             TrainingError: as ``settle``.
         """
         self.settle()
+        self._seen.share()
         z = gather(embedding)
         # The host waits once: when it has the two numbers, what was sent before is there as well.
         products = gram(z).to("cpu", non_blocking=True)
@@ -164,6 +168,7 @@ class LogPoints:
             "rank": math.nan,  # until the line is written
             "lr": self._step.lr,
             **self._clock.read(self._batch),
+            **self._seen.line(done),
         }
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
