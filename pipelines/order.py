@@ -61,7 +61,7 @@ class Order:
         at = epoch * self.steps + step
         if self.bad is None or not (bad := self.bad.among(shown, at=at)).any():
             return shown
-        shown, first = shown.copy(), self._first_place(step)
+        shown, first = shown.copy(), self.place(step)
         for row in np.flatnonzero(bad).tolist():
             shown[row] = self._substitute(self.bad, epoch, first + row, at)
         return shown
@@ -73,11 +73,11 @@ class Order:
         for as the bad one would be, so that no image is shown twice alike.
         """
         assert 0 <= step < self.steps
-        start = self._first_place(step)
+        start = self.place(step)
         places = slice(start, start + self.batch // self.world)
         return self._at(epoch, places)
 
-    def _first_place(self, step: int) -> int:
+    def place(self, step: int) -> int:
         """Return where this rank's part of a batch begins in the order of the epoch."""
         return step * self.batch + self.rank * (self.batch // self.world)
 
