@@ -249,14 +249,13 @@ class CachedFeatures:
         self._labels = to_device(train.labels, device)
         shares = [len(share) for share in np.array_split(np.arange(total), place.world)]
         first, shown = sum(shares[: place.rank]), train.rows()
-        absent = np.full(shares[place.rank], True)
-        """Whether a row has no features, its image being bad."""
+        absent = np.full(shares[place.rank], True)  # rows without features: of bad images
         for part, _ in subject.extract(train, "training: image"):
             rows = list(islice(shown, len(part)))
             absent[rows] = False
             self._features[to_device(first + np.array(rows), device)] = part.to(storage)
         complete(self._features, shares)
-        bad = gather_uneven(to_device(first + np.flatnonzero(absent), device)).tolist()
+        bad = gather_uneven(to_device(absent.astype(np.uint8), device)).nonzero().flatten().tolist()
         self._order = Order(
             images=total,
             batch=images.batch,
