@@ -23,12 +23,19 @@ class Finisher:
         augment: what becomes of the crops.
         device: where the batches shall lie.
         dtype: floating type of the views.
+        resident: whether all images are read already, so that their files may go away.
     """
 
     def __init__(
-        self, store: Store, augment: AugmentConfig, *, device: torch.device, dtype: torch.dtype
+        self,
+        store: Store,
+        augment: AugmentConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        resident: bool = False,
     ) -> None:
-        self._store = store
+        self._store, self._resident = store, resident
         self._augment, self._device, self._dtype = augment, device, dtype
         self._labels = torch.tensor(store.labels, device=device)
 
@@ -52,6 +59,7 @@ class Finisher:
         Raises:
             FileLostError: a file lost bytes since it was mapped, so that images may be zeros.
         """
-        self._store.check()
+        if not self._resident:
+            self._store.check()
         place = to_device(index, self._device)
         return Batch(views, place, self._labels[place])

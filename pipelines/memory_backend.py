@@ -43,7 +43,7 @@ class MemoryLoader:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
         self._pixels: Pixels | None = Pixels(store, order.chosen, workers, device)
-        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, augment, device=device, dtype=dtype, resident=True)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
