@@ -11,6 +11,8 @@ LIBRARIES     := opencv4 libturbojpeg libjpeg
 # A GPU is often lent without a network: what is there has to do.
 GPU_PY  := $(if $(wildcard $(VENV)/installed),$(PY),$(PYTHON))
 MINUTES ?= 9
+soak: MINUTES := $(if $(filter file,$(origin MINUTES)),120,$(MINUTES))
+SEED    ?= 0
 # Not from the environment: where a machine has an OUT of its own, that is another thing.
 OUT     := runs/gpu
 
@@ -20,7 +22,7 @@ TEST     := OMP_NUM_THREADS=1 $(PY) -m pytest --dist worksteal
 COVERAGE := runs/coverage
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all coverage docs gpu dist lint lock
+.PHONY: demo test test-all coverage docs gpu dist lint lock soak
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -53,6 +55,9 @@ gpu:                           ## tests and measurements of a GPU, as far as MIN
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) --out $(OUT) \
 	    $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
 	    $(if $(AGAIN),--again $(AGAIN))
+
+soak: $(VENV)/installed        ## runs that are killed and hurt again and again, held to undisturbed ones
+	$(PY) -m fastsiam bench soak --minutes $(MINUTES) --seed $(SEED)
 
 lint: $(VENV)/installed        ## style and types
 	$(PY) -m ruff check

@@ -29,6 +29,8 @@ Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine",
 ahead, percent of the images for the GPU's JPEG engine, processes."""
 
 PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
+SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
+"""What ``fastsiam bench soak`` has runs with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,3 +199,39 @@ class GpuConfig:
 
     def __post_init__(self) -> None:
         require(self.minutes > 0, f"minutes must be above 0, not {self.minutes}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakConfig:
+    """How long ``fastsiam bench soak`` hurts runs, and which."""
+
+    minutes: float = 120.0
+    """Time for all of it; the last run is not cut off."""
+    seed: int = 0
+    """Of the faults and their moments, and of the runs."""
+    ranks: int = 4
+    """Processes of each run, on the CPU."""
+    pipelines: str = ""
+    """Pipelines that runs have in turn, as a,b. Default: all that are installed."""
+    seconds: float = 120.0
+    """About how long a run takes that nobody disturbs."""
+    every: float = 25.0
+    """Seconds between two faults, in the mean."""
+    out: str = "bench/results/soak/soak.json"
+    """File for the record."""
+
+    def __post_init__(self) -> None:
+        for name in ("minutes", "seconds", "every"):
+            value = getattr(self, name)
+            require(value > 0, f"{name} must be above 0, not {value}")
+        require(self.ranks >= 2, f"ranks must be 2 or more, not {self.ranks}")
+        for name in self.pipelines.split(",") if self.pipelines else ():
+            require(name in SOAKED, f"pipelines are some of {', '.join(SOAKED)}, not {name!r}")
+
+    @property
+    def names(self) -> tuple[Pipeline, ...]:
+        """The pipelines in turn."""
+        from fastsiam.pipelines.backends import BACKENDS
+
+        names: Any = self.pipelines.split(",") if self.pipelines else SOAKED
+        return tuple(name for name in names if BACKENDS[name].installed)

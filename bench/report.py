@@ -15,17 +15,23 @@ from fastsiam.bench.cases import title_of
 from fastsiam.bench.charts import charts, plain_name
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
+from fastsiam.bench.soak import record as soaks
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 from fastsiam.report import html as page
 from fastsiam.report.drawing import png
-from fastsiam.study.record import read_record
-from fastsiam.study.table import as_markdown
+from fastsiam.study import record as studies_of
+from fastsiam.study import table as studies
 
 _OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+([^\s:]+))?(?::\s*(.+?))?\s*-->")
-_OPEN_STUDY = re.compile(r"<!--\s*study:\s*(\S+)\s*-->")
-_CLOSE = {"bench": "<!-- /bench -->", "study": "<!-- /study -->"}
+_OPEN_WHOLE = re.compile(r"<!--\s*(study|soak):\s*(\S+)\s*-->")
+_WHOLE: dict[str, Callable[[Path], str]] = {
+    "study": lambda path: studies.as_markdown(studies_of.read_record(path)),
+    "soak": lambda path: soaks.as_markdown(soaks.read_record(path)),
+}
+"""What is shown of a record that has a file to itself."""
+_CLOSE = {kind: f"<!-- /{kind} -->" for kind in ("bench", *_WHOLE)}
 
 
 def write_report(files: Sequence[Path], out: Path) -> list[Path]:
@@ -73,7 +79,8 @@ def renew(readme: Path, root: Path) -> list[str]:
     A table and its caption stand between the lines ``<!-- bench: PATH CASE -->`` and
     ``<!-- /bench -->``. CASE may be left out if the file holds one; "finding" is the sentence that
     ``fastsiam bench`` ends with. ``<!-- bench: PATH CASE: NAME; NAME -->`` takes some rows alone.
-    Between ``<!-- study: PATH -->`` and ``<!-- /study -->`` stands the table of a study's record.
+    Between ``<!-- study: PATH -->`` and ``<!-- /study -->`` stands the table of a study's record,
+    and likewise that of a soak.
 
     Args:
         readme: the text. All else in it stays as it is, byte for byte.
@@ -98,7 +105,7 @@ def renew(readme: Path, root: Path) -> list[str]:
         elif kind := next((kind for kind in _CLOSE if mark.startswith(f"<!-- {kind}:")), ""):
             if opened:
                 break
-            name, block = (_study if kind == "study" else _bench)(mark, root, place)
+            name, block = (_bench if kind == "bench" else _whole)(mark, root, place)
             end = "\r\n" if line.endswith("\r\n") else "\n"
             lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
             renewed.append(name)
@@ -128,12 +135,13 @@ def _bench(mark: str, root: Path, place: str) -> tuple[str, str]:
     return name, records_block(_rows(records, found[3], place) if found[3] else records)
 
 
-def _study(mark: str, root: Path, place: str) -> tuple[str, str]:
-    """Return what a marker of a study names, and what is to follow it."""
-    found = _OPEN_STUDY.fullmatch(mark)
+def _whole(mark: str, root: Path, place: str) -> tuple[str, str]:
+    """Return what a marker of a study or a soak names, and what is to follow it."""
+    found = _OPEN_WHOLE.fullmatch(mark)
     if not found:
-        raise DataError(f"{place}: a marker is <!-- study: PATH -->, not {mark}")
-    return found[1], as_markdown(read_record(root / found[1]))
+        kind = mark.removeprefix("<!-- ").partition(":")[0]
+        raise DataError(f"{place}: a marker is <!-- {kind}: PATH -->, not {mark}")
+    return found[2], _WHOLE[found[1]](root / found[2])
 
 
 def records_block(records: Sequence[Record]) -> str:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+ERROR = 1
+"""Exit code after an error, of the user's world or of ours."""
+RANK_LOST = 75
+"""Exit code of a rank that leaves because another is gone or late, and of a launcher all of whose
+ranks do: what is to be done is to start again (EX_TEMPFAIL of sysexits.h)."""
+SIGNALLED = 128
+"""Added to a signal's number: the exit code of a command that a signal ended. 2, of wrong usage, is
+the command line's own."""
+
 
 class FastSiamError(Exception):
     """Something outside the program is wrong; the message says what, and what to do."""
@@ -46,8 +55,20 @@ class DeviceError(FastSiamError):
     """The devices or ranks that were asked for are not there."""
 
 
+class FileLostError(FastSiamError):
+    """A file of images lost bytes while it was read; no image of it is bad by itself."""
+
+
+class WorkerError(FastSiamError):
+    """A process that makes batches was killed, or found no memory."""
+
+
 class CheckpointError(FastSiamError):
     """A checkpoint cannot be read, or belongs to another run."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint's file does not hold what was written into it."""
 
 
 class TrainingError(FastSiamError):
@@ -58,9 +79,32 @@ NOT_FINITE = "the loss is not finite"
 """What the message of a run that diverged begins with."""
 
 
+class OtherRankError(FastSiamError):
+    """Another rank cannot go on, and says why; all ranks leave together."""
+
+
 class Interrupted(FastSiamError):
     """A signal ended the run after its state was saved; ``exit_code`` is 128 + the signal."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+_NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+)
+"""What libraries say in errors of other types: torch's allocators, CUDA's libraries, the system."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Tell whether memory is what an error is about: the host's or a GPU's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    of_a_library = isinstance(error, (RuntimeError, OSError))
+    return of_a_library and any(text in str(error) for text in _NO_MEMORY)

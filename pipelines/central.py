@@ -111,6 +111,7 @@ class CentralCrops:
         while done < len(self._batches):
             try:
                 for made in closes_at_exit(self._make(self._batches[done:])):
+                    self._store.check()
                     done += 1
                     yield self._batches[done - 1], made
             except ImageError as error:

@@ -67,7 +67,7 @@ class DaliLoader:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._dtype = order, augment, dtype
         self._makes_views = not (device.type == "cuda" if dali_resizes is None else dali_resizes)
-        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
         self._cropper = Cropper(
             store,
             crop_shapes(augment, order.batch // order.world),
@@ -81,16 +81,17 @@ class DaliLoader:
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
         if not self._makes_views:
-            for made in self.crops(number, skip=skip):
-                yield self._finisher.finish(*made)
+            for step, made in enumerate(self.crops(number, skip=skip), skip):
+                yield self._finisher.finish(*made, epoch=number, step=step)
             return
         from .geometric.cpu import Images, make_views  # a GPU does without compiled kernels
 
         def make(images: Images, cuts: Sequence[Cuts], params: ViewParams) -> tuple[Tensor, ...]:
             return make_views(images, params, self._augment, self._dtype, cuts=cuts)
 
-        for index, _, views in self._cropper.run(self._tasks(number, skip), make):
-            yield self._finisher.batch(index, views)
+        batches = self._cropper.run(self._tasks(number, skip), make)
+        for step, (index, params, views) in enumerate(batches, skip):
+            yield self._finisher.made(index, params, views, epoch=number, step=step)
 
     def crops(
         self, number: int, *, skip: int = 0

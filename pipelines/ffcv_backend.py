@@ -67,7 +67,7 @@ class FfcvLoader:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype = device, dtype
-        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
         self._layout, batch = Layout(augment), order.batch // order.world
         self._operation = DecodeAndCrop(store, augment, self._layout, max(1, count(workers)))
         self._loader = open_loader(
@@ -94,11 +94,13 @@ class FfcvLoader:
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         finished = self._device.type == "cpu"
-        for made in closes_at_exit(self._batches(number, skip, finished=finished)):
+        batches = closes_at_exit(self._batches(number, skip, finished=finished))
+        for step, made in enumerate(batches, skip):
+            where, finisher = {"epoch": number, "step": step}, self._finisher
             if made.views is None:
-                yield self._finisher.finish(made.index, made.params, made.crops)
+                yield finisher.finish(made.index, made.params, made.crops, **where)
             else:
-                yield self._finisher.batch(made.index, made.views)
+                yield finisher.made(made.index, made.params, made.views, **where)
 
     def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[Made]:
         if self._closed:

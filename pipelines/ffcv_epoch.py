@@ -222,6 +222,8 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         work, params, stream = begun.work, begun.params, begun.stream
         crops, stages = self._layout.crops(begun.memory), work.stages
         refused = begun.making.refused()
+        if self._pages:
+            self._store.check_whole()  # FFCV reads a page that is gone as what lay there before
         made = [stage.views() for stage in stages]
         views = in_views_order(made, self._augment) if stages else None
         for row in refused.tolist():
@@ -254,7 +256,7 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         memory, *rest = self.memory_context.state
         start = self._store.start[indices]
         if not self._pages:
-            return memory, start
+            return self._store.memory, start  # FFCV's own mapping is not watched over
         page_size = memory.shape[1]
         slot = rest[-1][start // page_size].astype(np.int64)
         return memory.reshape(-1), slot * page_size + start % page_size

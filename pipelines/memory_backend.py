@@ -45,22 +45,22 @@ class MemoryLoader:
         self._pixels: Pixels | None = Pixels(
             store, order.chosen, workers, device, keeps_on=order.bad is not None
         )
-        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
         if self._device.type == "cuda":
-            for made in self.crops(number, skip=skip):
-                yield self._finisher.finish(*made)
+            for step, made in enumerate(self.crops(number, skip=skip), skip):
+                yield self._finisher.finish(*made, epoch=number, step=step)
             return
         from .geometric.cpu import Images, make_views  # a GPU does without compiled kernels
 
-        for pixels, chosen, params in self._drawn(number, skip):
+        for step, (pixels, chosen, params) in enumerate(self._drawn(number, skip), skip):
             images = Images.of_pixels(
                 pixels.flat.data_ptr() + pixels.start[chosen], pixels.size[chosen]
             )
             views = make_views(images, params, self._augment, self._dtype)
-            yield self._finisher.batch(chosen, views)
+            yield self._finisher.made(chosen, params, views, epoch=number, step=step)
 
     def crops(
         self, number: int, *, skip: int = 0

@@ -50,6 +50,10 @@ class Order:
         """Whole global batches in an epoch; the incomplete last one is dropped."""
         return self.images // self.batch
 
+    def place(self, step: int) -> int:
+        """Return the place in the epoch of this rank's first image of a batch."""
+        return step * self.batch + self.rank * (self.batch // self.world)
+
     def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return which images this rank shows in one batch: (batch / world,) data set positions.
 
@@ -76,10 +80,6 @@ class Order:
         start = self.place(step)
         places = slice(start, start + self.batch // self.world)
         return self._at(epoch, places)
-
-    def place(self, step: int) -> int:
-        """Return where this rank's part of a batch begins in the order of the epoch."""
-        return step * self.batch + self.rank * (self.batch // self.world)
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images at some places of the order of an epoch."""

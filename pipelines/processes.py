@@ -14,7 +14,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
-from fastsiam.errors import DataError
+from fastsiam.errors import WorkerError
+from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import cores
 
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +38,7 @@ def forked(
         arguments: what ``begin`` is called with; the processes are forked, so nothing is copied.
 
     Raises:
-        DataError: a process was killed.
+        WorkerError: a process was killed.
     """
     workers = workers if workers > 0 else cores()
     pool = ProcessPoolExecutor(
@@ -47,12 +48,15 @@ def forked(
         initargs=(os.getpid(), begin, arguments),
     )
 
+    processes: list[Any] = []
+
     def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         waiting: set[Future[Any]] = set()
         rest = iter(tasks)
         while True:
             for task in rest:
-                waiting.add(pool.submit(function, task))
+                waiting.add(pool.submit(_checked, function, task))
+                processes[:] = processes or pool._processes.values()  # all begin with the first
                 if len(waiting) >= 2 * workers + 2:
                     break
             if not waiting:
@@ -65,12 +69,48 @@ def forked(
     try:
         yield run
     except BrokenProcessPool as error:
-        raise DataError(
-            "a process was killed at its work (for want of memory?): "
-            "the same command goes on from here, and --workers takes fewer"
-        ) from error
+        raise WorkerError(_dead(processes)) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def killed(which: str, code: int | None) -> str:
+    """Say what ended a process, why that may be, and what to do.
+
+    Args:
+        which: the process.
+        code: its exit code, minus the number of the signal that ended it.
+    """
+    if code is None or code >= 0:
+        return f"{which} ended by itself (exit code {code}); {_GOES_ON}"
+    number = -code
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    cause = _CAUSES.get(number, "")
+    return f"{which} was killed by {name}{cause}; {_GOES_ON}"
+
+
+_GOES_ON = "the same command goes on"
+_CAUSES: dict[int, str] = {
+    signal.SIGKILL: (
+        ", as the system does where memory runs out (dmesg tells): lower --workers, or give it more"
+    ),
+    signal.SIGBUS: ": /dev/shm may be full (docker run --shm-size=8g), or a file's disk failed",
+    signal.SIGSEGV: ": a fault of a library, perhaps at a bad image (fastsiam convert verify)",
+}
+
+
+def _dead(processes: Iterable[Any]) -> str:
+    """Say which process of a pool was killed; those that the pool ended itself are not meant."""
+    by_the_pool = (None, 0, -signal.SIGTERM, -signal.SIGALRM)
+    known = list(processes)
+    for process in known:
+        if process.exitcode not in by_the_pool:
+            which = f"process {process.pid}, one of {len(known)} at work,"
+            return killed(which, process.exitcode)
+    return f"one of {len(known)} processes at work was killed; {_GOES_ON}"
 
 
 def leave_signals_to_the_parent() -> None:
@@ -83,11 +123,23 @@ def leave_signals_to_the_parent() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
 
 
+def _checked(function: Callable[[Any], Any], task: Any) -> Any:
+    result = function(task)
+    mappings.check_others(_known_lost)
+    return result
+
+
+_known_lost: frozenset[int] = frozenset()
+"""In a process: mappings that were lost before it was forked, which the parent answers for."""
+
+
 def _enter(parent: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     leave_signals_to_the_parent()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the parent
         if os.getppid() != parent:
             os._exit(1)
+    global _known_lost
+    _known_lost = mappings.lost_places()
     gc.disable()  # nothing here makes cycles
     begin(*arguments)

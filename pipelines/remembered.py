@@ -1,5 +1,9 @@
 """Which images a run began with, by name and in order, so that it notices when the data change.
 
+Of containers (.beton, tar, Arrow, parquet) it remembers size and time of each file too: another
+file of the same name may name the same images. Files of a folder are known by their names alone: to
+ask for the sizes of as many as ImageNet has takes minutes on a network's disk.
+
 A run's order and draws are functions of an image's place in the data set. Files that come or go
 would move all places behind them; a list of the names keeps every image at its own place, in
 whatever container it lies by now.
@@ -13,14 +17,17 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, DataError
+from fastsiam.files import explained
 
 from .store import BetonStore, Store
 
@@ -28,6 +35,16 @@ FILE = "images.npz"
 """The list, in a run's folder."""
 _SHOWN = 3
 """Most names that a message shows."""
+
+
+class DataFile(NamedTuple):
+    """A file that holds many images."""
+
+    path: str
+    """Without links."""
+    bytes: int
+    written: int
+    """When, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,8 @@ class Remembered:
     """Of each image, in the order of the run's data set."""
     accepted: str = ""
     """``fingerprint`` of the changed data that the user agreed to; empty: there are none."""
+    files: tuple[DataFile, ...] = ()
+    """Containers of the images when the run was last at work."""
 
     @classmethod
     def load(cls, run: Path) -> Remembered | None:
@@ -52,8 +71,10 @@ class Remembered:
         try:
             with np.load(path) as file:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape")
-                return cls(tuple(names.split("\0")), str(file["accepted"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                files = json.loads(str(file["files"])) if "files" in file else []
+                own = tuple(DataFile(*facts) for facts in files)
+                return cls(tuple(names.split("\0")), str(file["accepted"]), own)
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise CheckpointError(
                 f"{path}, the list of the run's images, is damaged: delete it, if the data are "
                 "what they were when the run began"
@@ -64,7 +85,10 @@ class Remembered:
         names = "\0".join(self.names).encode("utf-8", "surrogateescape")
         buffer = io.BytesIO()
         np.savez_compressed(
-            buffer, names=np.frombuffer(names, np.uint8), accepted=np.array(self.accepted)
+            buffer,
+            names=np.frombuffer(names, np.uint8),
+            accepted=np.array(self.accepted),
+            files=np.array(json.dumps(self.files)),
         )
         return buffer.getvalue()
 
@@ -75,6 +99,34 @@ class Remembered:
     def accepting(self, now: list[str]) -> Remembered:
         """Return the list with the user's consent to the names that there are now."""
         return replace(self, accepted=fingerprint(now))
+
+    def missing_files(self, root: Path) -> list[str]:
+        """Return the files at a path, or below it, that are not there any more."""
+        within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
+        return [file.path for file in within if not Path(file.path).exists()]
+
+    def other_files(self, now: tuple[DataFile, ...]) -> list[tuple[DataFile, DataFile]]:
+        """Return those files at the same path that are not what they were: then and now."""
+        then = {file.path: file for file in self.files}
+        return [(then[f.path], f) for f in now if f.path in then and then[f.path] != f]
+
+
+def files_of(store: Store) -> tuple[DataFile, ...]:
+    """Return the containers that a store's images lie in; none for the files of a folder.
+
+    Raises:
+        DataError: one cannot be asked for its size.
+    """
+    paths = [file.path for file in store.mapped()]
+    if not paths and store.root.is_file():
+        paths = [store.root]
+    found = []
+    for path in paths:
+        with explained(DataError, f"cannot read {path}"):
+            whole = path.resolve()
+            facts = whole.stat()
+        found.append(DataFile(str(whole), facts.st_size, facts.st_mtime_ns))
+    return tuple(found)
 
 
 def names_of(store: Store) -> list[str]:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch
+from fastsiam.views.digest import seen_in
 
 from .order import Order
 
 _DISTINCT = 4
+
+
+def noise_shown(order: Order, epoch: int, step: int, steps: int) -> int:
+    """Return the digest of a batch of noise, for which nothing is drawn.
+
+    Args:
+        order: of the rank that it is shown on.
+        epoch: number of the epoch.
+        step: number of the batch in it.
+        steps: batches in an epoch.
+    """
+    share = order.batch // order.world
+    index = order.place((epoch * steps + step) % _DISTINCT) + np.arange(share)
+    return seen_in(None, index, epoch=epoch, place=order.place(step))
 
 
 class SyntheticLoader:
@@ -22,6 +39,7 @@ class SyntheticLoader:
         self, order: Order, augment: AugmentConfig, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.source, self.images, self.steps = "noise", order.images, order.steps
+        self._order = order
         generator = torch.Generator(device).manual_seed(order.seed + order.rank)
         batch = order.batch // order.world
 
@@ -35,7 +53,7 @@ class SyntheticLoader:
         self._batches = [
             Batch(
                 tuple(noise(view.crop) for view in augment.views),
-                index + (i * order.world + order.rank) * batch,
+                index + order.place(i),
                 label,
             )
             for i in range(_DISTINCT)
@@ -44,7 +62,8 @@ class SyntheticLoader:
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the same few batches in turn."""
         for step in range(skip, self.steps):
-            yield self._batches[(number * self.steps + step) % _DISTINCT]
+            batch = self._batches[(number * self.steps + step) % _DISTINCT]
+            yield replace(batch, seen=noise_shown(self._order, number, step, self.steps))
 
     def close(self) -> None:
         """Free the batches."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.trace import span
 from fastsiam.views.batch import Batch, Crops, Shape, crop_shapes
+from fastsiam.views.digest import added, seen_in
 from fastsiam.views.draws import (
     BRIGHTNESS,
     CONTRAST,
@@ -43,7 +45,7 @@ from .finish import Finisher
 from .order import Order
 from .shared_memory import cut, images_of_an_item
 from .store import Store
-from .workers import closes_at_exit, count, in_workers, shut_down
+from .workers import closes_at_exit, count, in_workers
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -88,11 +90,26 @@ def apply_view(
     return TF.hflip(image) if params.flip[view, row] else image
 
 
-_Task = tuple[int, NDArray[np.int64], NDArray[np.int64]]
-"""Epoch, images, and by which their parameters are drawn."""
+class _Task(NamedTuple):
+    """What a worker shall make: a part of a batch."""
+
+    epoch: int
+    place: int
+    """Of its first image in the epoch."""
+    images: NDArray[np.int64]
+    drawn_for: NDArray[np.int64]
+    """By which images the parameters are drawn."""
 
 
-class _Views(Dataset[Crops | DataError]):
+class _Made(NamedTuple):
+    """What a worker made, or what its parts are together."""
+
+    crops: Crops
+    seen: int = 0
+    """Digest of their images and draws."""
+
+
+class _Views(Dataset[_Made | DataError]):
     """One item is a part of a batch: its views before the normalisation, or an error.
 
     The views lie as crops do (``fastsiam.views.batch.Crops``), uint8: normalised, they would take
@@ -103,8 +120,8 @@ class _Views(Dataset[Crops | DataError]):
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
-    def __getitem__(self, task: _Task) -> Crops | DataError:
-        epoch, indices, drawn_for = task
+    def __getitem__(self, task: _Task) -> _Made | DataError:
+        epoch, place, indices, drawn_for = task
         try:
             images = [self.store.decode(i) for i in indices.tolist()]
         except DataError as error:
@@ -119,7 +136,7 @@ class _Views(Dataset[Crops | DataError]):
             for number, view in zip(numbers, own.numpy(), strict=True):
                 for row, image in enumerate(images):
                     view[row] = apply_view(image, params, number, row, self.augment)
-        return made
+        return _Made(made, seen_in(params, indices, epoch=epoch, place=place))
 
 
 class _Tasks:
@@ -134,10 +151,12 @@ class _Tasks:
 
     def __iter__(self) -> Iterator[_Task]:
         for step in range(self.skip, self.order.steps):
+            place = self.order.place(step)
             shown = cut(self.order.indices(self.epoch, step), self.images)
             drawn_for = cut(self.order.drawn_for(self.epoch, step), self.images)
             for part, own in zip(shown, drawn_for, strict=True):
-                yield self.epoch, part, own
+                yield _Task(self.epoch, place, part, own)
+                place += len(part)
 
 
 class _Whole:
@@ -150,7 +169,7 @@ class _Whole:
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, copy_stream(device)
 
-    def next(self, items: Iterator[Crops | DataError], shapes: Sequence[Shape]) -> Crops:
+    def next(self, items: Iterator[_Made | DataError], shapes: Sequence[Shape]) -> _Made:
         """Wait for as many items as make up a batch, whose crops have the given shapes.
 
         Raises:
@@ -160,11 +179,12 @@ class _Whole:
             whole = tuple(
                 torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes
             )
-        done, images = 0, shapes[0][1]
+        done, images, seen = 0, shapes[0][1], 0
         while done < images:
-            part = next(items)
-            if isinstance(part, DataError):
-                raise part
+            item = next(items)
+            if isinstance(item, DataError):
+                raise item
+            part, seen = item.crops, added(seen, item.seen)
             rows = slice(done, done + part[0].shape[1])
             with span("copy"), torch.cuda.stream(self._stream):
                 for own, made in zip(whole, part, strict=True):
@@ -172,7 +192,7 @@ class _Whole:
                         view[rows].copy_(of_part, non_blocking=True)
             done = rows.stop
         take_over(whole, None if self._stream is None else self._stream.record_event())
-        return whole
+        return _Made(whole, seen)
 
 
 class TorchvisionLoader:
@@ -190,7 +210,7 @@ class TorchvisionLoader:
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._dtype = order, augment, dtype
-        self._finisher = Finisher(store, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
         self._whole, self._turn = _Whole(device), 0
         self._shapes = crop_shapes(augment, order.batch // order.world)
         self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=count(workers)))
@@ -209,18 +229,19 @@ class TorchvisionLoader:
         self._turn += 1
         turn, items = self._turn, iter(self._loader)
         for step in range(skip, self.steps):
-            crops = self._whole.next(items, self._shapes)
+            crops, seen = self._whole.next(items, self._shapes)
             views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
             yield self._finisher.batch(
                 self._order.indices(number, step),
                 tuple(normalized(view, self._augment, dtype=self._dtype) for view in views),
+                seen,
             )
             if turn != self._turn:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
 
     def close(self) -> None:
         """End the worker processes."""
-        shut_down(self._loader)
+        self._loader.shut_down()
 
 
 def central_crops(
@@ -251,22 +272,22 @@ def central_crops(
     try:
         items, whole = iter(loader), _Whole(device)
         for shape in shapes:
-            (crops,) = whole.next(items, [shape])
+            (crops,), _ = whole.next(items, [shape])
             yield crops[0]
     finally:
-        shut_down(loader)
+        loader.shut_down()
 
 
-class _CentralCrops(Dataset[Crops | DataError]):
+class _CentralCrops(Dataset[_Made | DataError]):
     """One item is a part of a batch: (1, N, S, S, 3) uint8, or the error that stopped it."""
 
     def __init__(self, store: Store, resize: int, side: int) -> None:
         self.store, self.resize, self.side = store, resize, side
 
-    def __getitem__(self, indices: NDArray[np.int64]) -> Crops | DataError:
+    def __getitem__(self, indices: NDArray[np.int64]) -> _Made | DataError:
         try:
             crops = np.stack([self._crop(i) for i in indices.tolist()])
-            return (torch.from_numpy(crops[None]),)
+            return _Made((torch.from_numpy(crops[None]),))
         except DataError as error:
             return error
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
+import multiprocessing
+import signal
+import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, Protocol, TypeVar
@@ -14,10 +18,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from fastsiam.errors import DataError, FastSiamError, WorkerError, lacks_memory
+from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import own_cores
 
-from .processes import leave_signals_to_the_parent
+from .processes import killed, leave_signals_to_the_parent
 from .shared_memory import ITEMS_AHEAD
+from .store import Store
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +38,17 @@ def count(workers: int) -> int:
 
 
 def in_workers(
-    dataset: Dataset[Any],
+    dataset: _OfStore,
     tasks: Iterable[Any],
     *,
     workers: int,
     device: torch.device,
     persistent: bool,
-) -> DataLoader[Any]:
+) -> LoaderProcesses:
     """Run ``dataset[task]`` for each task in loader processes; results in order, uncollated."""
     workers = count(workers)
-    return DataLoader(
-        dataset,
+    loader = DataLoader(
+        _Answers(dataset),
         batch_size=None,
         sampler=tasks,
         num_workers=workers,
@@ -51,13 +58,113 @@ def in_workers(
         persistent_workers=persistent and workers > 0,
         worker_init_fn=_begin_worker,
     )
+    return LoaderProcesses(loader)
 
 
-def shut_down(loader: DataLoader[Any]) -> None:
-    """End a persistent loader's processes now, whoever still holds one of its iterators."""
-    iterator = getattr(loader, "_iterator", None)  # torch offers no public way
-    if iterator is not None:
-        iterator._shutdown_workers()
+class LoaderProcesses:
+    """What loader processes make, in order; one that dies is said by name, within seconds.
+
+    Iterating raises a ``WorkerError`` when a process was killed or found no memory, where the next
+    item is asked for and nowhere else: torch would raise in the midst of whatever the program does,
+    such as half an optimizer's step. A ``DataError`` is an item; any other ``FastSiamError`` of a
+    process is raised.
+
+    Args:
+        loader: torch's.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the tasks' results; persistent processes make one pass at a time."""
+        _require_alive(self._processes())
+        iterator = self._begun()
+        processes = self._processes(iterator)
+        while True:
+            _require_alive(processes)
+            with _explained(processes):
+                item = next(iterator, _END)
+            if item is _END:
+                return
+            if isinstance(item, FastSiamError) and not isinstance(item, DataError):
+                raise item
+            yield item
+
+    def __len__(self) -> int:
+        """Count the tasks of a pass."""
+        return len(self._loader)
+
+    def shut_down(self) -> None:
+        """End persistent processes now, whoever still holds one of the iterators."""
+        if self._persistent is not None:
+            self._persistent._shutdown_workers()
+
+    def _begun(self) -> Iterator[Any]:
+        before = signal.getsignal(signal.SIGCHLD)
+        with _explained(self._processes()):
+            iterator = iter(self._loader)
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever we are
+        return iterator
+
+    @property
+    def _persistent(self) -> Any:
+        return getattr(self._loader, "_iterator", None)  # torch offers no public way
+
+    def _processes(self, iterator: object = None) -> Sequence[multiprocessing.Process]:
+        """Return the processes of an iterator, or those that wait for another pass."""
+        return getattr(iterator or self._persistent, "_workers", ())
+
+
+_END = object()
+
+
+class _OfStore(Protocol):
+    store: Store
+
+    def __getitem__(self, task: Any) -> Any: ...
+
+
+class _Answers(Dataset[Any]):
+    """Another one's items, or the errors of the user's world in their place.
+
+    Raised in a process, an error would arrive wrapped in that process's traceback.
+    """
+
+    def __init__(self, dataset: _OfStore) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, task: Any) -> Any:
+        try:
+            item = self._dataset[task]
+            self._dataset.store.check()
+        except FastSiamError as error:
+            return error
+        return item
+
+
+@contextlib.contextmanager
+def _explained(processes: Sequence[multiprocessing.Process]) -> Iterator[None]:
+    """Say of what fails inside whether a process died of it, or found no memory."""
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError, MemoryError) as error:
+        _require_alive(processes)
+        if processes and lacks_memory(error):
+            raise WorkerError(
+                f"one of {len(processes)} loader processes found no memory: lower --workers or "
+                "--batch; the same command goes on"
+            ) from error
+        raise
+
+
+def _require_alive(processes: Sequence[multiprocessing.Process]) -> None:
+    """Raise a ``WorkerError`` if one of some processes has ended."""
+    for number, process in enumerate(processes, 1):
+        if not process.is_alive():
+            which = f"loader process {number} of {len(processes)} (process {process.pid})"
+            raise WorkerError(killed(which, process.exitcode))
 
 
 class _Closes(Protocol):
@@ -116,3 +223,4 @@ def _as_it_is(item: Any) -> Any:
 
 def _begin_worker(_: int) -> None:
     leave_signals_to_the_parent()
+    mappings.watch_again()

@@ -9,7 +9,7 @@ import copy
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,14 @@ from fastsiam.config import (
 )
 from fastsiam.distributed import (
     Place,
+    Signalled,
     StopSignals,
     bn_group,
     data_parallel,
     gather_uneven,
     mean_across_ranks,
 )
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.jobs import pipeline
@@ -42,6 +44,7 @@ from fastsiam.methods import Method, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
@@ -401,16 +404,48 @@ def uneven(rank: int, world: int) -> Tensor:
 
 
 def stop(rank: int, world: int) -> list[int]:
-    """Signal the last rank alone after its third step; return each step's verdict."""
-    verdicts = []
-    with StopSignals(here(rank, world)) as signals:
-        for step in range(20):
-            if rank == world - 1 and step == 3:
+    """Signal the last rank alone before its third item; return what was taken, and the signal."""
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            if rank == world - 1 and item == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
-            verdicts.append(signals.after_step())
-            if verdicts[-1]:
-                break
-    return verdicts
+            yield item
+
+    with StopSignals(here(rank, world)) as signals:
+        try:
+            taken.extend(signals.over(items()))
+        except Signalled as asked:
+            taken.append(asked.number)
+    return taken
+
+
+def fail(rank: int, world: int) -> tuple[list[int], str]:
+    """The last rank's third item cannot be had; return what was taken, and what was raised."""
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(20):
+            if rank == world - 1 and item == 3:
+                raise DataError("a broken image")
+            yield item
+
+    with StopSignals(here(rank, world)) as signals:
+        try:
+            for item in signals.over(items()):
+                taken.append(item)
+        except FastSiamError as error:
+            assert signals.is_known_to_all(error)
+            signals.meet()
+            return taken, f"{type(error).__name__}: {error}"
+    return taken, ""
+
+
+def shares(rank: int, world: int) -> list[int]:
+    """Rank r has r items; return those that it took."""
+    with StopSignals(here(rank, world)) as signals:
+        return list(signals.over(range(rank)))
 
 
 def pipelines(rank: int, world: int) -> tuple[str, str, float]:
@@ -427,6 +462,19 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
         store = FolderStore(write_images(Path(folder)))
     config, line = pipeline.with_settled_pipeline(CONFIG, here(rank, world), store, None)
     return config.data.pipeline, line, asked["free"]
+
+
+def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
+    """Add up digests that do not fit into 64 bits together; return two lines and a state."""
+    seen = Seen(None, world=world)
+    seen.add(2**64 - 1 - rank)
+    seen.share()
+    seen.add(2**63 + 5)
+    seen.share()
+    first = seen.line(7)
+    seen.add(rank)
+    seen.share()
+    return {"first": first, "state": seen.state(), "second": seen.line(9)}
 
 
 def main(job: str, world: int, folder: Path, rank: int) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable
 
 import torch.distributed as dist
 
-from tests.processes import command
+from tests.processes import Forked, command
 
 
 def fastsiam_on_ranks(
-    world: int, *arguments: str, code: int = 0
+    world: int, *arguments: str, code: int = 0, begin: Callable[..., Forked] = command
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Run a command line as the ranks of a launcher; one of them at least ends with ``code``."""
+    """Run a command line as the ranks of a launcher; one of them at least ends with ``code``.
+
+    ``begin`` starts a rank, as ``command`` does.
+    """
     # As a launcher does, whose place this process takes: at its store the ranks meet.
     store = dist.TCPStore(  # type: ignore[attr-defined]
         "localhost", 0, is_master=True, wait_for_workers=False
@@ -25,7 +29,7 @@ def fastsiam_on_ranks(
         "WORLD_SIZE": str(world),
     }
     begun = [
-        command(*arguments, environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        begin(*arguments, environment={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(world)
     ]
     done = [one.wait(300) for one in begun]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -14,9 +15,9 @@ import pytest
 import torch
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.checkpoint import Checkpoint
+from fastsiam.checkpoint import Checkpoint, digest_of
 from fastsiam.config import OptimConfig, TrainConfig
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, DamagedError
 from tests.disks import small_disk
 from tests.processes import Forked
 
@@ -120,6 +121,88 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
         checkpoints.load(tmp_path / "foreign.pt")
+
+
+def test_every_flipped_byte_of_a_tensor_is_noticed(tmp_path: Path) -> None:
+    """Where the file's own structure is still whole, by the digest of its content."""
+    path = tmp_path / "last.pt"
+    checkpoints.save(path, make(3, 64))
+    whole = path.read_bytes()
+    at = whole.index(torch.full((64,), 3.0).numpy().tobytes())
+    for place in (at, at + 100, at + 255):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(DamagedError, match="it is damaged") as caught:
+            checkpoints.load(path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    assert checkpoints.load(path).step == 3
+
+
+def test_a_digest_is_of_names_types_shapes_and_values() -> None:
+    state = {"a": torch.arange(6.0), "b": [1, (2.0, None)], "c": {"d": "e", 3: True}}
+    same = {"c": {3: True, "d": "e"}, "a": torch.arange(6.0).clone(), "b": [1, (2.0, None)]}
+    assert digest_of(state) == digest_of(same)
+    others: list[dict[str, object]] = [
+        {"a": torch.arange(6.0).reshape(2, 3)},
+        {"a": torch.arange(6.0).to(torch.float64)},
+        {"a": torch.arange(6.0).flip(0)},
+        {"b": [1, [2.0, None]]},
+        {"b": [(2.0, None), 1]},
+        {"c": {"d": "f", 3: True}},
+        {"c": {"d": "e", "3": True}},
+        {"c": {"d": "e", 3: 1}},
+    ]
+    assert len({digest_of(state), *(digest_of(state | other) for other in others)}) == 9
+    empty = {"x": torch.zeros(0), "y": torch.tensor(1, dtype=torch.bfloat16)}
+    assert digest_of(empty) == digest_of(dict(empty))
+
+
+def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    assert checkpoints.load_newest(tmp_path) == (None, "")
+    for step in (1, 2, 3):
+        checkpoints.save(path, make(step), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
+    assert sorted(one.name for one in path.parent.iterdir()) == ["last.pt", "previous.pt"]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DamagedError, match=r"; the one before it is \S+previous\.pt$"):
+        checkpoints.load(tmp_path)
+    state, said = checkpoints.load_newest(tmp_path)
+    assert state is not None and state.step == 2
+    assert said.endswith("last.pt is damaged: going on from the one before it, after step 2")
+    checkpoints.put_aside(tmp_path)
+    checkpoints.save(path, make(3), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
+    before.write_bytes(b"")
+    path.write_bytes(b"")
+    with pytest.raises(DamagedError, match=r"last\.pt"):
+        checkpoints.load_newest(tmp_path)
+
+
+def test_a_disk_without_links_keeps_the_one_before_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two steps the file before is there alone, and is taken."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(path, make(step), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
+    path.unlink()
+    state, said = checkpoints.load_newest(tmp_path)
+    assert state is not None and state.step == 1 and "last.pt is gone: going on from" in said
+
+
+def test_a_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path) -> None:
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    checkpoints.save(before, make(1))
+    torch.save({"format": 99}, path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
+        checkpoints.load_newest(tmp_path)
 
 
 def test_another_run_is_refused_with_what_differs() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console as RichConsole
 
 from fastsiam import console as console_module
 from fastsiam.console import Console, FileProgress, counted, tally
-from fastsiam.distributed import Place, StopSignals
+from fastsiam.distributed import Place, Signalled, StopSignals
 from tests.processes import Forked
 
 
@@ -155,7 +155,9 @@ def _say_and_stop(left: bool) -> None:
         console.warn("the disk is full")
         console.advance(2, "loss")
         os.kill(os.getpid(), signal.SIGINT)
-        os.write(1, str(stop.after_step()).encode())
+        with pytest.raises(Signalled) as asked:
+            next(stop.over([1]))
+        os.write(1, str(asked.value.number).encode())
 
 
 def test_lines_where_nothing_can_be_drawn(

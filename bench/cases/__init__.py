@@ -91,6 +91,12 @@ _ROWS = (
         options=("methods", "recipe", "crop", "backbone", "batch", "variants", *_COMMON),
     ),
     Case(
+        name="digest",
+        help="What log lines' digests of images and draws cost, beside a training step.",
+        title="Digests of what is trained on",
+        options=("recipe", "crop", "backbone", "batch", *_COMMON),
+    ),
+    Case(
         name="train",
         help="Training end to end by each pipeline, beside ready tensors: the ceiling.",
         title="Training",

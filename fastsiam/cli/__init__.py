@@ -15,9 +15,10 @@ from typing import Annotated, NoReturn
 import typer
 
 import fastsiam
-from fastsiam.cli import bench, config, convert, evaluate, export, look, study, train
+from fastsiam.cli import bench, config, convert, evaluate, export, look, study, train, verify
 from fastsiam.cli.help import Commands
-from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
+from fastsiam.launched import begin, is_worker
 from fastsiam.leaving import is_hanging, leave_at_the_second
 
 app = Commands(
@@ -26,7 +27,7 @@ app = Commands(
     rich_markup_mode=None,  # plain help: in 80 columns rich cuts the options' names
     help="SimSiam pre-training at the speed of the hardware.",
 )
-for _commands in (train, config, evaluate, export, look):
+for _commands in (train, config, evaluate, export, look, verify):
     app.add_typer(_commands.app)
 app.add_typer(convert.app, name="convert")
 app.add_typer(evaluate.measures, name="eval")
@@ -40,14 +41,28 @@ def main() -> None:
     One of several ranks leaves at once, whatever ends it: the interpreter would wait on its way out
     for NCCL, NCCL for the other ranks, and they for this one. So does any, if a library hangs.
     """
+    _open_what_is_closed()
+    begin()
     leave_at_the_second()
     try:
         _run()
     except BaseException as ending:
-        alone = "LOCAL_RANK" not in os.environ
-        if not is_hanging() and (alone or (isinstance(ending, SystemExit) and not ending.code)):
+        done = isinstance(ending, SystemExit) and not ending.code
+        if not is_hanging() and (done or not is_worker()):
             raise
         _leave_at_once(ending)
+
+
+def _open_what_is_closed() -> None:
+    """Let a program go on that was started without standard output or error: into nothing.
+
+    The next file that it opened would have their numbers, and libraries' messages written into it.
+    """
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def _run() -> None:
@@ -58,28 +73,29 @@ def _run() -> None:
         if os.environ.get("RANK", "0") == "0":
             _print(_line(error))
         sys.exit(error.exit_code)
+    except OtherRankError:
+        sys.exit(RANK_LOST)
     except FastSiamError as error:
         if os.environ.get("FASTSIAM_DEBUG"):
             raise
-        sys.exit(_blame(_line(error)))
+        _blame(_line(error))
+        sys.exit(ERROR)
     except RuntimeError as error:
         from fastsiam.distributed import peer_is_gone, peer_is_late
 
-        if os.environ.get("FASTSIAM_DEBUG"):
+        late = peer_is_late(error)
+        if not late and not peer_is_gone(error):
             raise
-        if late := peer_is_late(error):
-            sys.exit(_blame(late))
-        if peer_is_gone(error):
-            sys.exit(1)
-        raise
+        if os.environ.get("FASTSIAM_DEBUG"):
+            traceback.print_exc()
+        if late:
+            _blame(late)
+        sys.exit(RANK_LOST)
 
 
-def _blame(line: str) -> int:
-    """Print an error's line, with the rank if it is not the first; return the exit code."""
-    rank = os.environ.get("RANK", "0")
-    who = "error" if rank == "0" else f"error on rank {rank}"
-    _print(f"{who}: {line}")
-    return 1
+def _blame(line: str) -> None:
+    """Print an error's line; with several ranks, the line of another than the first is named."""
+    _print(f"error: {line}")
 
 
 def _print(line: str) -> None:

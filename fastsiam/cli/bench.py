@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fastsiam.bench.cases import CASES, Case
-from fastsiam.bench.config import BenchConfig, GpuConfig
+from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
 from fastsiam.bench.lightly import require_lightly
 from fastsiam.cli.help import Commands, Group
 from fastsiam.cli.options import command_of, settings_command
@@ -120,6 +120,20 @@ def _gpu(config: GpuConfig) -> None:
 app.command("gpu")(command_of(_gpu, GpuConfig))
 
 
+def _soak(config: SoakConfig) -> None:
+    """Hurt runs for hours: kills, full disks, damaged files; hold them to undisturbed ones.
+
+    Every run has to end with the lines and weights of one that nobody disturbed, hold no more
+    memory, files and threads as it goes on, and leave nothing behind. Any finding is an error.
+    """
+    from fastsiam.bench.soak.campaign import soak
+
+    print(f"wrote {soak(config)}")
+
+
+app.command("soak")(command_of(_soak, SoakConfig))
+
+
 @app.command()
 def report(
     files: Annotated[
@@ -132,7 +146,7 @@ def report(
         Path | None,
         typer.Option(
             help="Also renew the tables in this file, between <!-- bench: FILE CASE --> "
-            "or <!-- study: FILE -->."
+            "<!-- study: FILE --> or <!-- soak: FILE -->."
         ),
     ] = None,
 ) -> None:

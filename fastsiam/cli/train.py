@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ def train(recipe: str, config: TrainConfig) -> None:
 def _train(recipe: str, config: TrainConfig) -> None:
     from fastsiam import distributed
     from fastsiam.jobs import train as jobs
+    from fastsiam.jobs.restart import restarting
     from fastsiam.training.folder import RunFolder
 
     world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else config.run.gpus
@@ -41,7 +43,10 @@ def _train(recipe: str, config: TrainConfig) -> None:
         folder = jobs.run_folder(config, recipe)
         with RunFolder(folder).taken():
             pass  # refused here, or rank 0 would be when all have begun
-        sys.exit(distributed.launch(world, [*sys.argv[1:], "--out", str(folder)]))
+        arguments = [*sys.argv[1:], "--out", str(folder)]
+        again = restarting(config, folder, shares=partial(jobs.check_shares, config))
+        restarts = config.run.max_restarts
+        sys.exit(distributed.launch(world, arguments, restarts=restarts, again=again))
     jobs.train_here(config, recipe)
 
 

@@ -257,6 +257,16 @@ class RunConfig:
         "Several ranks: seconds that one waits for the others in an exchange before the run ends "
         "with an error. Reading the data and compiling are included, where one is slower."
     )
+    grace: float = 0.0
+    (
+        "Seconds from a signal to stop (SIGTERM, SIGUSR1, ...) until the program is gone: when "
+        "they are over it leaves without saving, before a scheduler kills it. 0 is no limit."
+    )
+    max_restarts: int = 0
+    (
+        "Several ranks: how often to start again, from the last checkpoint, after one was killed "
+        "or hung: on as many GPUs as are left and share the batch equally. An error ends the run."
+    )
     numa_binding: bool = True
     """Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."""
     out: str = ""
@@ -312,7 +322,9 @@ class RunConfig:
             f"extend-schedule must be whole or restart, not {self.extend_schedule!r}",
         )
         require(self.max_steps >= 0, f"max-steps must be 0 or more, not {self.max_steps}")
+        require(self.max_restarts >= 0, f"max-restarts must be 0 or more, not {self.max_restarts}")
         require(self.rank_timeout > 0, f"rank-timeout must be above 0, not {self.rank_timeout}")
+        require(self.grace >= 0, f"grace must be 0 or more seconds, not {self.grace}")
         for name in self.trackers:
             require(
                 name in TRACKERS,

@@ -6,6 +6,8 @@ program; torch's launcher tells each its number through the environment.
 
 from __future__ import annotations
 
+from fastsiam.launched import is_worker
+
 from .collectives import (
     complete,
     from_all,
@@ -21,11 +23,14 @@ from .collectives import (
 from .failures import peer_is_gone, peer_is_late
 from .launch import launch
 from .parallel import bn_group, data_parallel
-from .place import Place, check_devices, finish, is_worker, meet, start
-from .signals import StopSignals
+from .place import Place, check_devices, finish, meet, start
+from .signals import STOPPING, Signalled, StopSignals
+from .whereabouts import in_step
 
 __all__ = [
+    "STOPPING",
     "Place",
+    "Signalled",
     "StopSignals",
     "bn_group",
     "check_devices",
@@ -37,6 +42,7 @@ __all__ = [
     "gather",
     "gather_uneven",
     "gather_with_gradient",
+    "in_step",
     "is_worker",
     "launch",
     "mean_across_ranks",

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import traceback
-from pathlib import Path
 
 import torch.distributed as dist
 
-from .place import is_worker
+from fastsiam.launched import is_worker
+
+from . import whereabouts
+from .meeting import RankMissing
 
 _GONE = (
     "closed by peer",
     "reset by peer",
     "broken pipe",
+    "connection refused",
+    "timed out connecting",
     "likely closed",
     "remote process exit",
     "ncclremoteerror",
 )
 _LATE = ("timed out waiting", "timed out after", "wait timeout after")
 """How gloo, NCCL and the store by which ranks meet say it."""
-_HOME = str(Path(__file__).parents[1]) + os.sep
+_OURS = {
+    "after_step": "the vote whether to stop",
+    "_forward": "BN's statistics",
+    "_forward_and_backward": "the gradients",
+}
+"""What our functions wait for that call no collective by its name."""
 
 
 def peer_is_gone(error: BaseException) -> bool:
@@ -29,18 +37,31 @@ def peer_is_gone(error: BaseException) -> bool:
 
 
 def peer_is_late(error: BaseException) -> str:
-    """Return what there is to say if an exchange waited too long for another rank, else ""."""
+    """Return what there is to say if an exchange waited too long for another rank, else "".
+
+    It names what was waited for, who did not come, and where that rank is.
+    """
     if not _of_exchange(error, _LATE):
         return ""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(_HOME)]
-    at = ""
-    if own:
-        at = f" in {own[-1].name} ({own[-1].filename.removeprefix(_HOME)}:{own[-1].lineno})"
+    function, at = _where(error)
+    who = error.who if isinstance(error, RankMissing) else whereabouts.missing(function)
+    who = who or "another rank, which did not come in time"
     return (
-        f"waited{at} for another rank, which did not come in time: look at what the others wrote; "
-        "if one of them was only slow, train with a longer --rank-timeout"
+        f"waited{at} for {who}; look at what the others wrote; if one of them was only slow, train "
+        "with a longer --rank-timeout"
     )
+
+
+def _where(error: BaseException) -> tuple[str, str]:
+    """Return the function of ours that waited; and say where it is and what it waited for."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(whereabouts.HOME)]
+    if not own:
+        return "", ""
+    called = [x.name for x in frames if x.filename.endswith("distributed_c10d.py")]
+    name, what = own[-1].name, called[0] if called else _OURS.get(own[-1].name, "")
+    at = f"{own[-1].filename.removeprefix(whereabouts.HOME)}:{own[-1].lineno}"
+    return name, f" in {name} ({at}{what and f', {what}'})"
 
 
 def _of_exchange(error: BaseException, signs: tuple[str, ...]) -> bool:

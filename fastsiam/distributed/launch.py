@@ -1,4 +1,4 @@
-"""Starting several ranks on this machine."""
+"""Starting several ranks on this machine, and starting again when one of them is lost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fastsiam.errors import RANK_LOST, SIGNALLED
+from fastsiam.launched import LAUNCHER
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -18,22 +22,69 @@ _WHY = {
     signal.SIGKILL: ": was its memory too small?",
     signal.SIGABRT: ": by NCCL, perhaps, after --rank-timeout; see what is written above",
 }
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals by which somebody wants a rank to end: it is not lost."""
 
 
-def launch(processes: int, arguments: Sequence[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended."""
+
+    code: int
+    """Exit code: 0, the first failed rank's, or 128 + the signal that ended it or the launcher."""
+    lost: bool = False
+    """Whether a rank was lost, so that starting again may help."""
+
+
+def launch(
+    processes: int,
+    arguments: Sequence[str],
+    *,
+    restarts: int = 0,
+    again: Callable[[int], tuple[int, Sequence[str]]] | None = None,
+) -> int:
     """Run ``fastsiam ARGUMENTS`` in several processes of this machine, by torch's elastic launcher.
+
+    Args:
+        processes: how many.
+        arguments: of the command line.
+        restarts: how often to start again after a rank was lost: ended by a signal that nobody
+            sent to end it, or gone without a word. An error ends it all, it would come again.
+        again: is asked before each of these, with the number of processes so far; returns how many
+            to start now and what to add to the arguments. May wait; none to start ends it all.
 
     Returns:
         Exit code: 0, the first failed process's, or 128 + the signal that ended this one.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
     home = str(Path(__file__).parents[2])  # so that the ranks find the package from any folder
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    os.environ[LAUNCHER] = str(os.getpid())
+    try:
+        ending = _attempt(processes, arguments)
+        for restart in range(1, restarts + 1):
+            if not ending.lost:
+                break
+            more: Sequence[str]
+            processes, more = again(processes) if again else (processes, ())
+            if not processes:
+                return ending.code
+            said = f"restart {restart} of {restarts}, from the last checkpoint, on {processes} rank"
+            print(f"{said}{'' if processes == 1 else 's'}", file=sys.stderr)
+            ending = _attempt(processes, [*arguments, *more])
+    except SignalException as error:
+        return SIGNALLED + int(error.sigval)
+    return ending.code
+
+
+def _attempt(processes: int, arguments: Sequence[str]) -> Ending:
+    """Start the ranks once, and wait for the end."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -46,24 +97,39 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "fastsiam", *arguments)
     except ChildFailedError as error:
-        rank, code = _first_failure(error.failures)
-        if code > 0:
-            return code
-        name, why = signal.Signals(-code).name, _WHY.get(signal.Signals(-code), "")
-        print(f"error: rank {rank} was ended by {name}{why}", file=sys.stderr)
-        return 128 - code
-    except SignalException as error:
-        return 128 + int(error.sigval)
-    return 0
+        return _ending(*_first_failure(error.failures))
+    return Ending(0)
+
+
+def _ending(rank: int, code: int) -> Ending:
+    """Return what the first failure of an attempt means, and say it where the rank could not.
+
+    Args:
+        rank: which.
+        code: its exit code; below 0, minus the number of the signal that ended it.
+    """
+    if code >= 0:
+        return Ending(code, lost=code == RANK_LOST)
+    number = signal.Signals(-code)
+    print(f"error: rank {rank} was ended by {number.name}{_WHY.get(number, '')}", file=sys.stderr)
+    return Ending(SIGNALLED + number, lost=number not in _STOPS)
 
 
 def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
     """Return which rank failed first, and its exit code; it is below 0 if a signal ended it.
 
-    Of several in the same moment it is the one that a signal ended: the others left because it was
-    gone, without a word. SIGTERM is what the launcher ends the rest with.
+    Of several in the same moment it is the one that a signal ended, else one that has an error of
+    its own: the others left because it was gone. SIGTERM is what the launcher ends the rest with.
     """
     since = min(failure.timestamp for failure in failures.values())
-    first = [(rank, x.exitcode) for rank, x in failures.items() if x.timestamp <= since + 1]
-    ended = [(rank, code) for rank, code in first if code < 0 and code != -signal.SIGTERM]
-    return (ended or first)[0]
+    consequences = (RANK_LOST, -signal.SIGTERM)
+    own = sorted(
+        (
+            (rank, x.exitcode)
+            for rank, x in failures.items()
+            if x.exitcode not in consequences and (x.timestamp <= since + 1 or x.exitcode > 0)
+        ),
+        key=lambda found: found[1] >= 0,
+    )
+    rest = sorted(failures, key=lambda rank: failures[rank].exitcode != RANK_LOST)
+    return own[0] if own else (rest[0], failures[rest[0]].exitcode)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from fastsiam.config import NumericsConfig
 from fastsiam.distributed.place import Place
@@ -52,10 +53,42 @@ def data_parallel(
     parameters = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     newer = "forward_sync_buffers" in parameters  # torch 2.13 renamed broadcast_buffers
     buffers: Any = {"forward_sync_buffers" if newer else "broadcast_buffers": not same_buffers}
-    return nn.parallel.DistributedDataParallel(
+    together = nn.parallel.DistributedDataParallel(
         module,
         device_ids=[place.device] if place.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
         bucket_cap_mb=bucket_mb,
         **buffers,
     )
+    _settle_buckets(together)
+    return together
+
+
+def _settle_buckets(together: nn.parallel.DistributedDataParallel) -> None:
+    """Have the gradients' buckets from the first step on as they are to be until the end.
+
+    After its first pass DDP puts the gradients into other buckets, in the order in which they came.
+    Where a gradient lies decides in which order three ranks or more add it up: a run that goes on
+    would round its first step unlike one that was never interrupted. So the first pass is one of
+    zeros here, in which they come as they mostly do in training: the last layer's first.
+    """
+    module = together.module
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    together.module = _Nothing(trained)
+    out = together(torch.zeros((), device=trained[0].device))  # on a GPU, DDP wants an input
+    torch.autograd.backward(out, [torch.zeros_like(parameter) for parameter in trained])
+    together.module = module
+    for parameter in trained:
+        parameter.grad = None
+
+
+class _Nothing(nn.Module):
+    """Returns parameters as they are."""
+
+    def __init__(self, trained: list[nn.Parameter]) -> None:
+        super().__init__()
+        self._of = trained
+
+    def forward(self, _: Tensor) -> list[Tensor]:
+        """Return each, as a view: gradients come in the opposite order."""
+        return [parameter.view_as(parameter) for parameter in self._of]

@@ -12,7 +12,9 @@ import torch.distributed as dist
 from fastsiam.config import RunConfig
 from fastsiam.errors import DeviceError
 
+from . import whereabouts
 from .cores import take_cores
+from .meeting import meeting_place
 
 _TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
 _BEFORE_NCCL = timedelta(seconds=60)
@@ -44,11 +46,6 @@ class Place:
     def leads(self) -> bool:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
-
-
-def is_worker() -> bool:
-    """Tell whether torch's launcher started this process."""
-    return "LOCAL_RANK" in os.environ
 
 
 def check_devices(config: RunConfig) -> None:
@@ -95,15 +92,20 @@ def start(config: RunConfig) -> Place:
 
 def meet(place: Place) -> None:
     """Meet the other ranks; on GPUs connect to them at once, so that what is wrong shows here."""
-    if place.device.type == "cuda":
-        dist.init_process_group(
-            "cuda:nccl,cpu:gloo", timeout=place.device_timeout, device_id=place.device
-        )
-    else:
-        dist.init_process_group("gloo", timeout=place.timeout)
+    on_gpu = place.device.type == "cuda"
+    dist.init_process_group(
+        "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
+        store=meeting_place(place.rank, place.world, timeout=place.timeout),
+        rank=place.rank,
+        world_size=place.world,
+        timeout=place.device_timeout,
+        device_id=place.device if on_gpu else None,
+    )
+    whereabouts.tell()
 
 
 def finish() -> None:
     """Part from the other ranks when all are done; after one's error it could wait for ever."""
+    whereabouts.stop()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import DataConfig, TrainConfig
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, DataError
 from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import backend_of
-from fastsiam.pipelines.remembered import FILE, Change, Remembered, has_names, names_of
+from fastsiam.pipelines.remembered import (
+    FILE,
+    Change,
+    DataFile,
+    Remembered,
+    files_of,
+    has_names,
+    names_of,
+)
 from fastsiam.pipelines.splits import open_whole, others
 from fastsiam.pipelines.store import picked
 from fastsiam.training.folder import RunFolder
@@ -82,15 +90,16 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
         return RunImages()
     if config.data.pipeline != "auto":
         backend_of(config.data).require_package()
-    store, held = open_whole(config.data)
-    kept, names = others(store, held), names_of(store)
-    own = tuple(names[i] for i in kept.tolist())
     remembered = None if begun is None else Remembered.load(begun)
+    store, held = _opened(config.data, remembered)
+    kept, names = others(store, held), names_of(store)
+    own, files = tuple(names[i] for i in kept.tolist()), files_of(store)
     if remembered is None or remembered.names == own:  # without a list: a new run, or an old one
+        notes = _other_files(remembered, files, config) if remembered else ()
         return RunImages(
             store=picked(store, kept),
-            remembered=remembered or Remembered(own),
-            notes=_held_out(config.data, store, held, kept),
+            remembered=replace(remembered or Remembered(own), files=files),
+            notes=(*notes, *_held_out(config.data, store, held, kept)),
         )
     change = Change.between(remembered, names, held)
     if change.all_gone:
@@ -99,7 +108,9 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
             "none of the images has the name that it had when the run began, as in another "
             f"container: the {len(kept):,} that are there are taken for the same, in this order"
         )
-        return RunImages(store=store, remembered=remembered, notes=(note,))
+        notes = _other_files(remembered, files, config)
+        remembered = replace(remembered, files=files)
+        return RunImages(store=store, remembered=remembered, notes=(note, *notes))
     positions, shown = change.positions(), None
     notes = _held_out(config.data, store, held, positions)
     if change:
@@ -108,8 +119,13 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
             remembered = remembered.accepting(names)
             shown = change.shown() if change.gone else None
         notes = (_changed(change), *notes)
+    else:
+        notes = (*_other_files(remembered, files, config), *notes)
     return RunImages(
-        store=picked(store, positions), remembered=remembered, notes=notes, shown=shown
+        store=picked(store, positions),
+        remembered=replace(remembered, files=files),
+        notes=notes,
+        shown=shown,
     )
 
 
@@ -158,6 +174,47 @@ def _require_consent(change: Change, config: TrainConfig, *, named: bool) -> Non
             f"the data changed since the run began: {change}; restore the data, go on with what "
             "is there by --data-changed accept, or choose another --out for a new run"
         )
+
+
+def _opened(data: DataConfig, remembered: Remembered | None) -> tuple[Store, NDArray[np.int64]]:
+    """Open the images, or say which of the files is gone that the run was last at work with."""
+    try:
+        return open_whole(data)
+    except DataError as error:
+        gone = remembered.missing_files(data.root) if remembered else []
+        if not gone:
+            raise
+        more = f" and {len(gone) - 1:,} more are gone" if len(gone) > 1 else " is gone"
+        raise DataError(f"{gone[0]}{more}, in which the run's images were; {_WAYS_OUT}") from error
+
+
+def _other_files(
+    remembered: Remembered, files: tuple[DataFile, ...], config: TrainConfig
+) -> tuple[str, ...]:
+    """Refuse a container of another size that names the same images, if it is not accepted.
+
+    Returns:
+        What a user has to know. A copy of a file may have another time: that is no more than said.
+    """
+    others = remembered.other_files(files)
+    grown = next(((then, now) for then, now in others if then.bytes != now.bytes), None)
+    if grown is None:
+        return tuple(
+            f"warning: {now.path} was written since the run was last at work; it has as many bytes "
+            "and names the same images, so it is taken for the same"
+            for _, now in others[:1]
+        )
+    then, now = grown
+    said = (
+        f"{now.path} is another file than the run was last at work with: it has {now.bytes:,} "
+        f"bytes, and had {then.bytes:,}"
+    )
+    if config.run.data_changed == "refuse":
+        raise CheckpointError(
+            f"{said}; restore it, go on with what it holds by --data-changed accept, or choose "
+            "another --out for a new run"
+        )
+    return (f"{said}, as accepted",)
 
 
 def _changed(change: Change) -> str:

@@ -24,19 +24,19 @@ from fastsiam.training.optim import longer
 
 def starting_point(
     config: TrainConfig, run: Path, place: Place
-) -> tuple[Checkpoint | None, Path | None]:
+) -> tuple[Checkpoint | None, Path | None, str]:
     """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
 
     A branch that has begun goes on with its own, as the same command run again expects.
 
     Returns:
-        The checkpoint and the folder of its run; None and None for a new run.
+        The checkpoint and the folder of its run, None and None for a new run; and what there is to
+        say if the run's last checkpoint is damaged and it is the one before, else "".
 
     Raises:
         CheckpointError: there is none, it would overwrite a run, or the ranks find different ones.
     """
-    last = checkpoints.last(run)
-    start = checkpoints.load(last) if last.is_file() else None
+    start, damaged = checkpoints.load_newest(run)
     folder = run
     if config.run.resume == "never" and start is not None:
         raise CheckpointError(
@@ -58,7 +58,7 @@ def starting_point(
         raise CheckpointError(
             f"the ranks find different checkpoints under {run}; all machines must share that folder"
         )
-    return (None, None) if start is None else (start, folder)
+    return (None, None, "") if start is None else (start, folder, damaged)
 
 
 def _branches(config: TrainConfig, run: Path) -> bool:
@@ -69,7 +69,10 @@ def _branches(config: TrainConfig, run: Path) -> bool:
     """
     if config.run.resume in ("auto", "never"):
         return False
-    return checkpoints.found(Path(config.run.resume)).resolve() != checkpoints.last(run).resolve()
+    named = Path(config.run.resume)
+    if named.resolve() == run.resolve() and checkpoints.is_there(run):
+        return False
+    return checkpoints.found(named).resolve() != checkpoints.last(run).resolve()
 
 
 def extended(
@@ -118,7 +121,7 @@ def goes_on(config: TrainConfig) -> bool:
     """Tell whether ``--resume`` will find a checkpoint, so that ``--init`` counts no more."""
     if config.run.resume != "auto":
         return config.run.resume != "never"
-    return bool(config.run.out) and checkpoints.last(Path(config.run.out)).is_file()
+    return bool(config.run.out) and checkpoints.is_there(Path(config.run.out))
 
 
 def initial_weights(config: TrainConfig) -> tuple[Pretrained, tuple[str, ...]]:

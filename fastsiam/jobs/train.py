@@ -43,9 +43,9 @@ from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import BadImages, Store, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
-from fastsiam.training.folder import RunFolder
+from fastsiam.training.folder import PATIENCE, RunFolder
 from fastsiam.training.loop import last_step, train
-from fastsiam.training.monitor import Evaluate
+from fastsiam.training.monitor import Evaluate, Watched
 from fastsiam.training.numerics import autocast_type, with_settled_precision
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.trackers import check_trackers
@@ -66,28 +66,11 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     distributed.check_devices(config.run)
     if os.environ.get("RANK", "0") == "0":
         check_trackers(config.run.trackers)
-    batch, parts = config.optim.batch, world * config.optim.accumulate
-    if batch % parts:
-        raise ValueError(
-            f"batch {batch} cannot be shared equally by "
-            f"{world} ranks x {config.optim.accumulate} parts"
-        )
-    if batch < 2 * parts:
-        raise ValueError(
-            f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2"
-        )
-    if (images := config.numerics.bn_images) and batch // parts % images:
-        raise ValueError(
-            f"{batch // parts} images of a rank at a time (batch {batch}, {world} ranks x "
-            f"{config.optim.accumulate} parts) cannot be cut into groups of {images}: choose "
-            "--bn-images that divides them, or another --batch"
-        )
+    check_shares(config, world)
     if config.numerics.precision == "fp16" and (
         config.run.device == "cpu" or not torch.cuda.is_available()
     ):
         raise DeviceError("--precision fp16 needs a GPU; use bf16 or fp32 on the CPU")
-    if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
-        raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
     if config.step.cuda_graphs and (
         world > 1 or config.run.device == "cpu" or not torch.cuda.is_available()
     ):
@@ -107,7 +90,33 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         initial_weights(config)
     if world > 1 and config.data.loads_images:
         # A run that goes on keeps its number of images, whatever became of them.
-        open_training_images(config.data, batch=1 if goes_on(config) else batch)
+        open_training_images(config.data, batch=1 if goes_on(config) else config.optim.batch)
+
+
+def check_shares(config: TrainConfig, world: int) -> None:
+    """Refuse a number of ranks that the batch cannot be shared among.
+
+    Raises:
+        ValueError: says why.
+    """
+    batch, parts = config.optim.batch, world * config.optim.accumulate
+    if batch % parts:
+        raise ValueError(
+            f"batch {batch} cannot be shared equally by "
+            f"{world} ranks x {config.optim.accumulate} parts"
+        )
+    if batch < 2 * parts:
+        raise ValueError(
+            f"batch {batch} leaves {batch // parts} image for each BN on {world} ranks; BN needs 2"
+        )
+    if (images := config.numerics.bn_images) and batch // parts % images:
+        raise ValueError(
+            f"{batch // parts} images of a rank at a time (batch {batch}, {world} ranks x "
+            f"{config.optim.accumulate} parts) cannot be cut into groups of {images}: choose "
+            "--bn-images that divides them, or another --batch"
+        )
+    if (ranks := config.numerics.sync_bn_ranks) and world % ranks:
+        raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
 
 
 def run_folder(config: TrainConfig, recipe: str) -> Path:
@@ -124,7 +133,8 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
     folder = RunFolder(run, console=console)
-    with folder.taken() if place.leads else contextlib.nullcontext():
+    patience = PATIENCE if distributed.is_worker() else 0.0
+    with folder.taken(patience=patience) if place.leads else contextlib.nullcontext():
         _train(config, recipe, folder, place, console)
     distributed.finish()
     return run
@@ -134,7 +144,7 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
-    start, begun = starting_point(config, folder.path, place)
+    start, begun, damaged = starting_point(config, folder.path, place)
     config, start, said = extended(config, start)
     began_with = None if start is None else start.config
     config = with_settled_precision(config, place.device, began_with=began_with)
@@ -156,6 +166,9 @@ def _train(
         config, hint = _with_settled_compilation(config, start, loader.steps)
         if place.leads:
             introduce(console, config, place, loader, dtype, folder.path, start)
+            if damaged:
+                console.warn(damaged)
+                checkpoints.put_aside(folder.path)
             for note in filter(None, [said, *images.notes, hint]):
                 console.say(note)
             own = checkpoints.last(folder.path)
@@ -259,12 +272,12 @@ def _monitor(
     console.say(f"kNN monitor: {cut}")
     bank, queries = loaders
 
-    def evaluate(backbone: nn.Module) -> KnnResult:
+    def evaluate(backbone: nn.Module, /, *, watched: Watched) -> KnnResult:
         votes = [(config.monitor.knn_k, config.monitor.knn_temperature)]
         with console.tally("kNN: images", bank.images + queries.images) as done:
 
             def features(loader: EvalLoader) -> Iterator[tuple[Tensor, Tensor]]:
-                for part in feature_batches(backbone, loader, dtype=dtype):
+                for part in feature_batches(backbone, watched(loader), dtype=dtype):
                     done.add(len(part[1]) * place.world)
                     yield part
 

@@ -102,7 +102,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
         if (chart := _chart(metrics, kind, field))
     )
     body = (
-        f'{_results(metrics)}<h2>Curves</h2><div class="curves">{figures}</div>'
+        f'{_results(metrics)}{_alarms(metrics)}<h2>Curves</h2><div class="curves">{figures}</div>'
         f"{changes}{evaluations(found)}{_bad_images(dict(zip(metrics, runs, strict=True)))}"
         f'<h2>Settings</h2><div class="settings">{_sections(settings.config)}</div>'
         f"<h2>Machine</h2>{_named(page.flat(settings.environment))}"
@@ -226,6 +226,17 @@ def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
         rows.append(cells)
     heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
     return page.table(rows, heads)
+
+
+def _alarms(metrics: dict[str, list[dict[str, Any]]]) -> str:
+    """List the alarms of all runs; nothing if there are none."""
+    lines = [
+        f"{f'{name}, ' if len(metrics) > 1 else ''}epoch {rounded(line['epoch'])}: {line['text']}"
+        for name, found in metrics.items()
+        for line in found
+        if line["kind"] == "alarm"
+    ]
+    return page.heading("Alarms", "What went wrong slowly.") + page.listing(lines) if lines else ""
 
 
 def _bad_images(runs: Mapping[str, Path]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -21,6 +20,7 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
+from fastsiam.launched import ending_with
 from fastsiam.leaving import ECHO, first_is_handled
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
@@ -29,7 +29,6 @@ _TICK = 0.1
 """Seconds between two looks at the processes."""
 _RANKS_LINES = 20
 """Last lines of a log among which a run's error is: with several ranks others may follow it."""
-_PR_SET_PDEATHSIG = 1
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -215,18 +214,8 @@ def _started(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env={**os.environ, **slot},
             process_group=0,
-            preexec_fn=_outlives_nobody() if sys.platform == "linux" else None,
+            preexec_fn=ending_with(os.getpid()),
         )
-
-
-def _outlives_nobody() -> Callable[[], None]:
-    """Return what a new process does to get SIGTERM when the thread that started it ends."""
-    prctl = ctypes.CDLL(None).prctl  # loaded here: between fork and exec little is safe
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    return ask
 
 
 def _note_divergence(run: Run, line: str) -> None:

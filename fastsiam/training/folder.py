@@ -15,8 +15,26 @@ from fastsiam.console import Console
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, why, written_whole
 
+_LOOK = 0.1
+"""Seconds between two looks at a lock."""
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 """How the system says that another process holds a lock."""
+
+
+PATIENCE = 15.0
+"""Seconds that a run which starts again waits for those it was to leave the folder: they save."""
+
+
+def wait_until_free(run: Path, *, patience: float = PATIENCE) -> str:
+    """Wait until no process has a run's folder; say which one has it still after so many seconds.
+
+    Returns:
+        Empty if nobody has it.
+    """
+    until = time.monotonic() + patience
+    while (who := user_of(run)) and time.monotonic() < until:
+        time.sleep(_LOOK)
+    return who
 
 
 def user_of(run: Path) -> str:
@@ -60,12 +78,17 @@ class RunFolder:
         self._kept: dict[str, bytes] = {}
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
+    def taken(self, *, patience: float = 0.0) -> Iterator[None]:
         """Have the folder alone while inside.
+
+        Args:
+            patience: seconds to wait for another process to leave it.
 
         Raises:
             FastSiamError: another process has it, or it cannot be written.
         """
+        if patience:
+            wait_until_free(self.path, patience=patience)
         self._take()
         self._is_taken = True
         try:

@@ -52,10 +52,12 @@ class MetricsLog:
         kept = [
             line
             for line in read_metrics(folder.path)
-            if self._step_of(line) <= step - (line["kind"] != "train" and evaluates_again)
+            if self._step_of(line) <= step - (line["kind"] == "knn" and evaluates_again)
         ]
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
             self._begin("".join(json.dumps(line) + "\n" for line in kept).encode())
+        self.alarms = [line for line in kept if line["kind"] == "alarm"]
+        """Those that the run has said before."""
         self._unwritten: list[str] = []
         self._trackers = Trackers(
             trackers, Tracked(folder=folder, settings=settings or {}, step=step)
@@ -78,7 +80,7 @@ class MetricsLog:
         figures = {
             f"{kind}/{name}": value
             for name, value in values.items()
-            if isinstance(value, (int, float)) and name not in ("step", "epoch")
+            if isinstance(value, (int, float)) and name not in ("step", "epoch", "since")
         }
         self._trackers.write(figures, self._step_of(line))
 

@@ -11,10 +11,12 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 
+from torch import Tensor
+
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, duration
-from fastsiam.distributed import StopSignals
+from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import (
     CheckpointError,
     DataError,
@@ -25,11 +27,13 @@ from fastsiam.errors import (
 )
 from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
+from fastsiam.training.exhausted import no_memory
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
 from fastsiam.training.saving import Saver
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Loader
+from fastsiam.views.batch import Batch, Loader
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
@@ -61,91 +65,203 @@ def train(
         before_saving: every rank calls it before each checkpoint.
 
     Raises:
-        Interrupted: SIGINT or SIGTERM; the state is saved.
+        Interrupted: a signal asked to stop; the state is saved.
         TrainingError: the loss is not finite, or the representation collapsed and the run shall
             stop.
-        DataError: an image cannot be read; a single process saves the state first.
+        DataError: an image cannot be read; the state is saved first, by all ranks together.
+        OtherRankError: as much on another rank, which says what it is.
     """
-    config, method, place = take_step.config, take_step.method, take_step.place
-    console = console or Console(quiet=not place.leads)
-    per_epoch, total = take_step.steps_per_epoch, take_step.total
-    step, end = 0 if start is None else start.step, last_step(config, per_epoch)
+    console = console or Console(quiet=not take_step.place.leads)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-    saver = Saver(
-        folder, take_step, clock=clock, images=loader.images, start=start, before=before_saving
-    )
-    evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
-    again = evaluations.due(step)
-    log = metrics_log(folder, take_step, done=step, end=end, evaluates_again=again)
-    points = LogPoints(take_step, log=log, console=console, clock=clock, end=end)
-    if step >= end:
-        more = "; --max-steps 0 goes on" if step < total else ""
-        console.say(f"nothing left to do: {saver.path} is at step {step:,} of {total:,}{more}")
-    began, first = time.monotonic(), step
-    forecast = Forecast(clock, last=per_epoch * (step // per_epoch + 1) - 1)
-    try:
-        with StopSignals(place) as stop, console.progress(end, step):
-            while step < end:
-                points.settle()  # loaders may fork here, which threads at work do not go well with
-                epoch, skip = divmod(step, per_epoch)
-                if evaluations.due(step):
-                    if step:
-                        saver.try_to(step)  # it can take minutes, and a scheduler's patience less
-                    evaluations.run(step, log)
-                method.train()
-                clock.resume()
-                for batch in clock.over(loader.epoch(epoch, skip=skip)):
-                    if step == first:  # kernels may have been compiled, data decoded
-                        console.say(f"first batch after {time.monotonic() - began:.1f} s")
-                    loss, embedding = take_step(batch, at=step)
-                    step += 1
-                    points.note(step, loss)
-                    if (each := forecast.note(step)) and step < end:
-                        console.say(_outlook(each, config, per_epoch, end - step))
-                    signalled = stop.after_step()
-                    leaving = bool(signalled) or step == end
-                    log_due = leaving or step % config.run.log_every == 0
-                    save_due = leaving or step % config.run.save_every == 0
-                    if not (log_due or save_due):
-                        continue
-                    # From here on the host waits for the device: the check reads the losses, the
-                    # log their mean and the embeddings, and a checkpoint every weight.
-                    points.check_finite(step, saved=saver)
-                    if log_due:
-                        points.log(step, loss, embedding)
-                    clock.pause()
-                    if save_due:
-                        points.settle()
-                        (saver.save if leaving else saver.try_to)(step)
-                    if signalled:
-                        raise _interrupted(signalled, step, folder.path, saver.path)
-                    if step == end:
-                        break
-                    clock.resume()
-                clock.pause(after_steps=evaluations.due(step))
-        saver.save(step)
-        if step == total and evaluations.due(step):
-            evaluations.run(step, log)
-        reason = "done" if step == total else f"stopped by --max-steps {config.run.max_steps}"
-        console.say(f"{reason}: step {step:,} of {total:,}, saved {saver.path}")
-    except (TrainingError, CheckpointError, Interrupted):
-        raise
-    except KeyboardInterrupt:
-        if step == first:
-            raise
-        raise _interrupted(signal.SIGINT, step, folder.path, saver.path) from None
-    except FastSiamError as error:
-        if place.world == 1:  # the other ranks know nothing of it: no saving together
-            points.check_finite(step, saved=saver)
-            points.settle()
-            error.add_note(f"saved {saver.save(step)} at step {step:,}{_way_on(error)}")
-        raise
-    finally:
-        with closing(log) if log else nullcontext():
-            points.close()
-    return saver.path
+    return _Training(take_step, loader, folder, start, knn, console, before_saving).run()
+
+
+class _Training:
+    """A run at work: its steps, and what is logged, saved and evaluated between them."""
+
+    def __init__(
+        self,
+        take_step: TrainingStep,
+        loader: Loader,
+        folder: RunFolder,
+        start: Checkpoint | None,
+        knn: Evaluate | None,
+        console: Console,
+        before_saving: Callable[[], None],
+    ) -> None:
+        config, place = take_step.config, take_step.place
+        self._take_step, self._loader, self._folder, self._console = (
+            take_step, loader, folder, console,
+        )  # fmt: skip
+        self._run, self._place = config.run, place
+        self._per_epoch, self._total = take_step.steps_per_epoch, take_step.total
+        self._done = self._first = 0 if start is None else start.step
+        """Steps that are taken, and that were when this process began."""
+        self._end = last_step(config, self._per_epoch)
+        self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
+        self._seen = Seen(start, world=place.world)
+        self._saver = Saver(
+            folder,
+            take_step,
+            clock=self._clock,
+            seen=self._seen,
+            images=loader.images,
+            start=start,
+            before=before_saving,
+        )
+        self._evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
+        again = self._evaluations.due(self._done)
+        self._log = metrics_log(
+            folder, take_step, done=self._done, end=self._end, evaluates_again=again
+        )
+        self._points = LogPoints(
+            take_step,
+            log=self._log,
+            console=console,
+            clock=self._clock,
+            seen=self._seen,
+            end=self._end,
+        )
+        self._unlogged: tuple[Tensor, Tensor] | None = None
+        """Loss and embedding of the last step, until they are logged."""
+        self._stop = StopSignals(place, grace=self._run.grace)
+        self._forecast = Forecast(
+            self._clock, last=self._per_epoch * (self._done // self._per_epoch + 1) - 1
+        )
+        self._began = time.monotonic()
+
+    def run(self) -> Path:
+        """Take the steps that are left."""
+        saver, total = self._saver, self._total
+        if self._done >= self._end:
+            more = "; --max-steps 0 goes on" if self._done < total else ""
+            said = f"nothing left to do: {saver.path} is at step {self._done:,} of {total:,}{more}"
+            self._console.say(said)
+        try:
+            with self._stop, self._console.progress(self._end, self._done):
+                try:
+                    while self._done < self._end:
+                        self._evaluate()
+                        self._train_epoch()
+                    saver.save(self._done)
+                    if self._done == total:
+                        self._evaluate()
+                except Signalled as asked:
+                    self._leave(asked.number)
+                except (TrainingError, CheckpointError):
+                    raise
+                except KeyboardInterrupt:  # where SIGINT was handled before the run began
+                    if self._done == self._first:
+                        raise
+                    raise self._interrupted(signal.SIGINT) from None
+                except FastSiamError as error:
+                    if self._place.world == 1 or self._stop.is_known_to_all(error):
+                        self._save_for(error)
+                    raise
+                except (RuntimeError, MemoryError) as error:
+                    config, at = self._take_step.config, self._done + 1
+                    if lacking := no_memory(error, config, self._place, at=at, saved=saver):
+                        raise lacking from error
+                    raise
+            self._console.say(
+                f"{'done' if self._done == total else f'stopped by --max-steps {self._end}'}: "
+                f"step {self._done:,} of {total:,}, saved {saver.path}"
+            )
+        finally:
+            with closing(self._log) if self._log else nullcontext():
+                self._points.close()
+        return saver.path
+
+    def _evaluate(self) -> None:
+        """Evaluate the features if it is time for it."""
+        self._points.settle()  # loaders may fork here, which threads at work do not go well with
+        if not self._evaluations.due(self._done):
+            return
+        if self._done:
+            self._saver.try_to(self._done)  # it takes minutes, and a scheduler's patience less
+        self._evaluations.run(self._done, self._log, watched=self._stop.over)
+
+    def _train_epoch(self) -> None:
+        """Take the steps that are left of an epoch, or of the run."""
+        epoch, skip = divmod(self._done, self._per_epoch)
+        self._take_step.method.train()
+        self._clock.resume()
+        batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
+        for batch in self._clock.over(batches):
+            self._step(batch)
+            if self._done == self._end:
+                break
+        self._clock.pause(after_steps=self._evaluations.due(self._done))
+
+    def _step(self, batch: Batch) -> None:
+        """Take a step; log and save if it is time for it."""
+        if self._done == self._first:  # kernels may have been compiled, data decoded
+            self._console.say(f"first batch after {time.monotonic() - self._began:.1f} s")
+        self._unlogged = self._take_step(batch, at=self._done)
+        self._done += 1
+        self._seen.add(batch.seen)
+        self._points.note(self._done, self._unlogged[0])
+        if (each := self._forecast.note(self._done)) and self._done < self._end:
+            config, left = self._take_step.config, self._end - self._done
+            self._console.say(_outlook(each, config, self._per_epoch, left))
+        ends = self._done == self._end
+        logs = ends or self._done % self._run.log_every == 0
+        saves = ends or self._done % self._run.save_every == 0
+        if not (logs or saves):
+            return
+        # From here on the host waits for the device: the check reads the losses, the log their
+        # mean and the embeddings, and a checkpoint every weight.
+        self._check_finite()
+        if logs:
+            self._log_step()
+        self._clock.pause()
+        if saves:
+            self._points.settle()
+            (self._saver.save if ends else self._saver.try_to)(self._done)
+        self._clock.resume()
+
+    def _check_finite(self) -> None:
+        self._points.check_finite(self._done, saved=self._saver)
+
+    def _log_step(self) -> None:
+        """Log the last step, unless that is done."""
+        if self._unlogged:
+            loss, embedding = self._unlogged
+            self._points.log(self._done, loss, embedding)
+            self._unlogged = None
+
+    def _leave(self, signalled: int) -> None:
+        """Log and save what was done until a signal came.
+
+        Raises:
+            Interrupted: says where it is saved.
+        """
+        if self._unlogged:
+            self._check_finite()
+            self._log_step()
+        self._clock.pause()
+        self._points.settle()
+        self._saver.save(self._done)
+        raise self._interrupted(signalled)
+
+    def _interrupted(self, signalled: int) -> Interrupted:
+        name = signal.Signals(signalled).name
+        return Interrupted(
+            f"{name}: stopped after step {self._done:,}, saved {self._saver.path}; "
+            f"--resume {quoted(self._folder.path)} goes on from there",
+            exit_code=128 + signalled,
+        )
+
+    def _save_for(self, error: FastSiamError) -> None:
+        """Save before the run ends by an error, of which all ranks know; add to it where."""
+        try:
+            self._check_finite()
+            self._points.settle()
+            saved = self._saver.save(self._done)
+        finally:
+            self._stop.meet()  # the launcher ends the others when the first one leaves
+        error.add_note(f"saved {saved} at step {self._done:,}{_way_on(error)}")
 
 
 def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:
@@ -166,12 +282,3 @@ def _way_on(error: FastSiamError) -> str:
         case DataError():
             return "; without the image it goes on by --data-changed accept"
     return ""
-
-
-def _interrupted(signalled: int, step: int, run: Path, saved: Path) -> Interrupted:
-    name = signal.Signals(signalled).name
-    return Interrupted(
-        f"{name}: stopped after step {step:,}, saved {saved}; "
-        f"--resume {quoted(run)} goes on from there",
-        exit_code=128 + signalled,
-    )

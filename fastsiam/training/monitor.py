@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,11 @@ from fastsiam.training.folder import RunFolder
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
+from fastsiam.training.watch import Watch
+
+T = TypeVar("T")
 
 
 class Quality(Protocol):
@@ -34,8 +38,18 @@ class Quality(Protocol):
         """One line for people."""
 
 
-Evaluate = Callable[[nn.Module], Quality]
-"""Evaluates a backbone; every rank calls it."""
+class Watched(Protocol):
+    """Passes items on as long as all ranks can go on (``StopSignals.over``)."""
+
+    def __call__(self, items: Iterable[T], /) -> Iterator[T]:
+        """Yield the items; raise where the ranks leave."""
+
+
+class Evaluate(Protocol):
+    """Evaluates a backbone; every rank calls it."""
+
+    def __call__(self, backbone: nn.Module, /, *, watched: Watched) -> Quality:
+        """Return what was found, in batches taken through ``watched``, which a signal ends."""
 
 
 def metrics_log(
@@ -75,6 +89,7 @@ class LogPoints:
         log: where rank 0 writes; None on the others.
         console: where rank 0 shows the progress.
         clock: the run's.
+        seen: what was trained on.
         end: the last step of this run.
     """
 
@@ -85,13 +100,14 @@ class LogPoints:
         log: MetricsLog | None,
         console: Console,
         clock: Clock,
+        seen: Seen,
         end: int,
     ) -> None:
         config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
             step, log, console, clock, end,
         )  # fmt: skip
-        self._batch = config.optim.batch
+        self._seen, self._batch = seen, config.optim.batch
         self._finite = FiniteCheck(place.device)
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
@@ -103,6 +119,7 @@ class LogPoints:
         )
         # Ranks stop together: at a step that all of them know, not when a thread is done.
         self._settles_early = self._thread is None or place.world == 1 or not stops
+        self._watch = Watch(log, console=console, device=place.device) if log else None
         self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
         """The line that is still to be written, and its effective rank."""
 
@@ -136,6 +153,7 @@ class LogPoints:
             TrainingError: as ``settle``.
         """
         self.settle()
+        self._seen.share()
         z = gather(embedding)
         # The host waits once: when it has the two numbers, what was sent before is there as well.
         products = gram(z).to("cpu", non_blocking=True)
@@ -150,6 +168,7 @@ class LogPoints:
             "rank": math.nan,  # until the line is written
             "lr": self._step.lr,
             **self._clock.read(self._batch),
+            **self._seen.line(done),
         }
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
@@ -188,6 +207,8 @@ class LogPoints:
         if self._log:
             self._log.write("train", values)
         self._console.show(values, remaining=self._end - values["step"], batch=self._batch)
+        if self._watch:
+            self._watch.look(values)
         return values
 
     def _beside(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> Future[Tensor]:
@@ -234,11 +255,17 @@ class Evaluations:
             return self._config.knn_first
         return epoch % self._config.knn_every == 0 or done == self._step.total
 
-    def run(self, done: int, log: MetricsLog | None) -> None:
-        """Evaluate, and write and say what was found; every rank takes part."""
+    def run(self, done: int, log: MetricsLog | None, *, watched: Watched) -> None:
+        """Evaluate, and write and say what was found; every rank takes part.
+
+        Args:
+            done: steps done.
+            log: where rank 0 writes; None on the others.
+            watched: what the evaluation takes its batches through.
+        """
         assert self._evaluate is not None
         epoch = done / self._step.steps_per_epoch
-        result = self._evaluate(self._step.method.backbone)
+        result = self._evaluate(self._step.method.backbone, watched=watched)
         if log:
             log.write("knn", {"epoch": epoch, **result.record()})
         self._console.say(f"epoch {epoch:g}: {result}")

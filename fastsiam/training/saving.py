@@ -10,6 +10,7 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.errors import FastSiamError
 from fastsiam.training.clock import Clock
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 
 
@@ -20,6 +21,7 @@ class Saver:
         folder: the run's.
         step: whose state is saved; rank 0 writes.
         clock: the run's.
+        seen: what was trained on.
         images: in the data set.
         start: what the run goes on from, which is saved already; None if there is nothing.
         before: done by every rank before each checkpoint, such as telling the others something.
@@ -31,6 +33,7 @@ class Saver:
         step: TrainingStep,
         *,
         clock: Clock,
+        seen: Seen,
         images: int,
         start: Checkpoint | None,
         before: Callable[[], None] = lambda: None,
@@ -38,16 +41,21 @@ class Saver:
         self.path = checkpoints.last(folder.path)
         """The checkpoint."""
         self._folder, self._step, self._clock, self._images = folder, step, clock, images
+        self._seen = seen
         self._saved = None if start is None else start.step
         self._before = before
 
     def save(self, done: int) -> Path:
         """Save the state after so many steps, if that is not done yet; return the checkpoint.
 
+        Every rank calls it.
+
         Raises:
             CheckpointError: the file cannot be written; the one before stays.
         """
-        self._before()  # on every rank or on none, whatever this one knows of what is saved
+        # On every rank or on none, whatever this one knows of what is saved.
+        self._before()
+        self._seen.share()
         if self._saved == done:
             return self.path
         if self._step.place.leads:
@@ -57,10 +65,12 @@ class Saver:
                 seconds=self._clock.seconds,
                 images=self._images,
                 steps_per_epoch=self._step.steps_per_epoch,
+                seen=self._seen.state(),
+                weights="",  # as they are saved
                 **self._step.state(),
             )
             self._folder.restore()
-            checkpoints.save(self.path, state)
+            checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder.path))
         self._saved = done
         return self.path
 

@@ -25,6 +25,8 @@ class Batch:
     """(N,) int64: positions in the data set."""
     label: Tensor
     """(N,) int64, -1 where the data has none. No method sees it."""
+    seen: int = 0
+    """Digest of its images and draws (``fastsiam.views.digest``); 0 if the loader makes none."""
 
     @property
     def view1(self) -> Tensor:
@@ -37,7 +39,7 @@ class Batch:
         return self.views[1]
 
     def chunks(self, count: int) -> list[Batch]:
-        """Cut into equal parts, for gradient accumulation."""
+        """Cut into equal parts, for gradient accumulation; no digest is of a part."""
         parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
         return [
             Batch(tuple(views), index, label) for index, label, *views in zip(*parts, strict=True)

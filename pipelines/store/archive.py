@@ -10,6 +10,7 @@ import json
 import logging
 import time
 import zlib
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -78,6 +79,10 @@ class ArchiveStore(Store):
                 raise self.cannot_decode(index, "unpacked it is above 256 MiB")
             return unpacked
         return data
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the tars."""
+        return self._files
 
     def name(self, index: int) -> str:
         """Return an image's path within the tar, without parents that all share."""

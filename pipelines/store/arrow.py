@@ -8,7 +8,7 @@ that nothing but the mapping is needed, in loader processes too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,10 @@ class ArrowStore(TableStore):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
         return self._places.size.astype(np.int64)
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the Arrow files."""
+        return self._places.files
 
     def _encoded(self, index: int) -> Bytes:
         return self._places.read(index)

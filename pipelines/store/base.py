@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -14,8 +15,10 @@ from PIL import Image, UnidentifiedImageError
 
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import quoted
-from fastsiam.kernels import planes
+from fastsiam.kernels import mappings, planes
 from fastsiam.trace import span
+
+from .mapped import Mapped
 
 Split = Literal["train", "val"]
 
@@ -103,6 +106,22 @@ class Store(ABC):
     def stamp(self) -> str:
         """Return a text that changes when the files do (names, sizes, modification times)."""
 
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the files that images are read from by mappings."""
+        return ()
+
+    def check(self) -> None:
+        """Refuse what was read so far if a mapped file lost bytes: it may be zeros.
+
+        Costs nothing to speak of as long as no mapping of the process lost any.
+
+        Raises:
+            FileLostError: names the file.
+        """
+        if mappings.some_are_lost():
+            for file in self.mapped():
+                file.check()
+
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Tell whether bytes have the checksum of an image; true where none is held."""
         return True
@@ -123,7 +142,12 @@ class Store(ABC):
             raise self.cannot_decode(index, error) from error
 
     def cannot_decode(self, index: int, reason: object) -> ImageError:
-        """Return the error that names an image which cannot be decoded."""
+        """Return the error that names an image which cannot be decoded.
+
+        Raises:
+            FileLostError: the file that it lies in lost bytes: the image is not what is bad.
+        """
+        self.check()
         return ImageError(
             f"cannot decode {self.where(index)}: {reason}; {self.ways_out()}",
             index=index,

@@ -17,6 +17,7 @@ import json
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -146,6 +147,18 @@ class BetonStore(Store):
         else:
             self.classes = numbered_classes(self.labels, path)
         self._check_records(path)
+
+    def check_whole(self) -> None:
+        """Refuse the file if it lost bytes since it was opened.
+
+        Raises:
+            FileLostError: names it.
+        """
+        self._file.check()
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the file."""
+        return (self._file,)
 
     @property
     def ours(self) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, ImageError
 
 from .base import Bytes, Store
+from .mapped import Mapped
 
 
 class JoinedStore(Store):
@@ -38,6 +39,10 @@ class JoinedStore(Store):
             return store.read(own)
         except ImageError as error:
             raise error.at(index) from error
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the files of all stores."""
+        return [file for store in self.stores for file in store.mapped()]
 
     def name(self, index: int) -> str:
         """Return an image's name."""

@@ -7,12 +7,17 @@ import mmap
 import resource
 from pathlib import Path
 
+import numpy as np
+
 from fastsiam.errors import DataError
 from fastsiam.files import explained
+from fastsiam.kernels import mappings
 
 
 class Mapped:
     """A file mapped into memory, read-only.
+
+    Bytes that it loses meanwhile are zeros, and ``check`` says so.
 
     A pickle of it holds the path alone: the process that unpickles it maps the file again.
 
@@ -28,10 +33,22 @@ class Mapped:
         except ValueError as error:
             raise DataError(f"{path} is empty") from error
         self.view = memoryview(self._map)
+        self._place = mappings.guard(
+            path, self._map, np.frombuffer(self.view, np.uint8).ctypes.data
+        )
 
     def find(self, data: bytes, start: int, end: int) -> int:
         """Return where in the file bytes begin that lie between two places in it, -1 if nowhere."""
         return self._map.find(data, start, end)
+
+    def check(self) -> None:
+        """Refuse a file that has not the size any more that was mapped, or could not be read.
+
+        Raises:
+            FileLostError: names it.
+        """
+        if mappings.is_lost(self._place) or self._map.size() != len(self):
+            raise mappings.lost(self.path, len(self))
 
     def __len__(self) -> int:
         """Return the file's size in bytes."""

@@ -7,7 +7,7 @@ places of their bytes (``parquet_index``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fastsiam.errors import DataError, NoSplitError
 
 from .base import Bytes, Split
 from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
+from .mapped import Mapped
 from .parquet_index import placed
 from .table import Places, TableStore
 
@@ -74,6 +75,10 @@ class ParquetStore(TableStore):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); if read in order, its row group's mean."""
         return self._means if self._places is None else self._places.size.astype(np.int64)
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the files that the images' bytes lie in; pyarrow's own mappings are not there."""
+        return () if self._places is None else self._places.files
 
     def _encoded(self, index: int) -> Bytes:
         if self._places is not None:

@@ -7,6 +7,7 @@ and they need not know of it.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from fastsiam.errors import ImageError
 
 from .base import Bytes, Store
 from .beton import BetonStore
+from .mapped import Mapped
 
 
 def picked(store: Store, positions: NDArray[np.int64]) -> Store:
@@ -46,6 +48,10 @@ class PickedStore(Store):
             return self._store.read(int(self._positions[index]))
         except ImageError as error:
             raise error.at(index) from error
+
+    def mapped(self) -> Sequence[Mapped]:
+        """Return the store's files."""
+        return self._store.mapped()
 
     def name(self, index: int) -> str:
         """Return an image's name."""

@@ -14,13 +14,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.bench.cases import CASES
 from fastsiam.config import (
     Pipeline,
     TrainConfig,
 )
-from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.errors import RANK_LOST, FastSiamError, Interrupted
 from fastsiam.jobs.train import train_here
 from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
@@ -249,8 +250,13 @@ def with_a_bad_image(small: TrainConfig, images: Path) -> list[str]:
 
 
 def test_a_bad_image_on_two_ranks_is_one_line_too(with_a_bad_image: list[str]) -> None:
+    """Both save together first: rank 0 writes, and the rank that has the image says where."""
     done = fastsiam_on_ranks(2, "train", *with_a_bad_image, code=1)
-    assert_one_line_of_004("".join(one.stderr for one in done))
+    assert sorted(one.returncode for one in done) == [1, RANK_LOST]
+    said = "".join(one.stderr for one in done)
+    assert_one_line_of_004(said)
+    saved = re.search(r"\(saved (\S+last\.pt) at step (\d+); ", said)
+    assert saved and checkpoints.load(Path(saved[1])).step == int(saved[2])
 
 
 @pytest.mark.slow

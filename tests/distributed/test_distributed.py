@@ -147,9 +147,17 @@ def test_uneven_tensors_join_in_order(ranks: Ranks) -> None:
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks: Ranks) -> None:
-    verdicts = ranks("stop", 3)
-    assert verdicts[0] == verdicts[1] == verdicts[2]
-    assert verdicts[0][-1] == signal.SIGTERM and 4 <= len(verdicts[0]) <= 6
+    assert ranks("stop", 3) == [[0, 1, 2, signal.SIGTERM]] * 3
+
+
+def test_what_one_rank_cannot_read_ends_all_at_the_same_item(ranks: Ranks) -> None:
+    first, second = ranks("fail", 2)
+    assert first == ([0, 1, 2], "OtherRankError: rank 1 cannot go on, and says why")
+    assert second == ([0, 1, 2], "DataError: a broken image")
+
+
+def test_a_rank_with_fewer_items_waits_for_the_others(ranks: Ranks) -> None:
+    assert ranks("shares", 3) == [[], [0], [0, 1]]
 
 
 @pytest.mark.parametrize(

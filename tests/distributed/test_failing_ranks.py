@@ -21,6 +21,7 @@ from torch.distributed.launcher import api
 from fastsiam import cli
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import launch, peer_is_gone, peer_is_late
+from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
 from tests.tiers import rest_slow
@@ -31,19 +32,28 @@ PATIENCE = 240
 
 
 LATE = (
-    r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+\) for another rank, "
-    r"which did not come in time: .* --rank-timeout"
+    r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+, (the \w|\w+_)[\w ]+\) for "
+    r"rank 1, which is elsewhere: step 2, in train \(training/loop\.py:\d+, which is in _fault of "
+    r"sitecustomize\.py\) for \d+ s; .* --rank-timeout"
 )
 ARGUMENTS = ("fault", "code", "said")
 KINDS: list[tuple[str, int, str]] = [
     (
         "error",
         1,
-        r"rank 1 ended by an unexpected error\nTraceback (?s:.*)\nZeroDivisionError: ",
+        r"\[rank 1\] rank 1 ended by an unexpected error\n\[rank 1\] Traceback (?s:.*)"
+        r"\n\[rank 1\] ZeroDivisionError: ",
     ),
-    ("hang", 1, LATE),
+    ("hang", RANK_LOST, LATE),
     ("SIGKILL", 128 + signal.SIGKILL, r"error: rank 1 was ended by SIGKILL: was its memory"),
+    (
+        "SIGSTOP",
+        RANK_LOST,
+        r"for rank 1, which is stopped: its last word, \d+ s ago, was step 2, in",
+    ),
 ]
+TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}
+"""Seconds after which ranks that wait give up."""
 CASES = pytest.mark.parametrize(ARGUMENTS, KINDS)
 
 
@@ -62,8 +72,8 @@ def check_failing_run(
     monkeypatch.setenv("FAULT", fault)
     monkeypatch.setenv("FAULT_RANK", "1")
     config = with_settings(config, gpus=2, knn_every=0)
-    if fault == "hang":
-        config = with_settings(config, rank_timeout=8.0)
+    if fault in TIMEOUTS:
+        config = with_settings(config, rank_timeout=TIMEOUTS[fault])
     written = fastsiam("train", *flags(config), code=code, timeout=PATIENCE).stderr
     assert len(re.findall(said, written)) == 1, written
     assert written.count("Traceback") == (fault == "error")
@@ -80,9 +90,9 @@ class Left(Exception):
         (SystemExit(2), 2, None),
         (SystemExit(130), 130, None),
         (KeyboardInterrupt(), 130, "KeyboardInterrupt"),
-        (RuntimeError("gloo: Connection closed by peer [127.0.0.1]"), 1, None),
+        (RuntimeError("gloo: Connection closed by peer [127.0.0.1]"), RANK_LOST, None),
         (dist.DistBackendError("NCCL error: unhandled cuda error"), 1, "unhandled cuda error"),
-        (dist.DistStoreError("wait timeout after 3000ms, keys: /x"), 1, "error on rank 3: waited"),
+        (dist.DistStoreError("wait timeout after 3000ms, keys: /x"), RANK_LOST, "error: waited"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -104,6 +114,7 @@ def test_a_rank_leaves_at_once(
         raise Left
 
     monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "begin", lambda: None)
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("LOCAL_RANK", "3")
@@ -122,6 +133,7 @@ def test_a_rank_that_is_done_leaves_as_others_do(
         raise ending
 
     monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "begin", lambda: None)
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("left at once"))
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(SystemExit):
@@ -148,7 +160,10 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
         ({0: (1, 0), 1: (-signal.SIGKILL, 0)}, 137, "rank 1 was ended by SIGKILL"),
         ({2: (-signal.SIGABRT, 5), 0: (1, 5)}, 134, "rank 2 was ended by SIGABRT: by NCCL"),
         ({0: (1, 0), 1: (-signal.SIGKILL, 30)}, 1, ""),
+        ({0: (75, 0), 1: (1, 5), 2: (75, 0)}, 1, ""),
         ({1: (-signal.SIGTERM, 0)}, 143, "rank 1 was ended by SIGTERM"),
+        ({0: (RANK_LOST, 0), 1: (1, 0.5)}, 1, ""),
+        ({0: (RANK_LOST, 0), 2: (RANK_LOST, 0)}, RANK_LOST, ""),
     ],
 )
 def test_the_exit_code_is_the_first_failures(

@@ -1,29 +1,85 @@
 """On ``PYTHONPATH``, Python runs this first: it makes the rank ``$FAULT_RANK`` fail in mid-run.
 
-``$FAULT`` says how; the fault comes after the rank's third step, where the ranks agree to go on.
+``$FAULT`` says how, and ``$FAULT_AT`` where: after a step of this start, where the ranks agree to
+go on (its number, 3 if there is none), or in a save, in an evaluation or while compiling. With
+``$FAULT_ONCE``, a path that is not there yet, only the first start fails; with ``$FAULT_WORLD``
+only a start on so many ranks. ``any`` is the rank that every process is.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
+from typing import Any
 
 
 def _fault(*_: object) -> int:
+    if (once := os.environ.get("FAULT_ONCE")) is not None:
+        with open(once, "w") as file:
+            file.write(str(os.getpid()))
     match os.environ["FAULT"]:
         case "error":
             return 1 // 0
         case "hang":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or it would wait for the next step
             time.sleep(600)
+        case "machine":
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":  # until the launcher stops this one
+            before: Any = signal.getsignal(signal.SIGTERM)
+            came: list[object] = []
+            signal.signal(signal.SIGTERM, lambda *given: came.append(before(*given)))
+            while not came:
+                time.sleep(0.02)
+            return 0
         case name:
             os.kill(os.getpid(), signal.Signals[name])
+            time.sleep(600)  # of SIGSTOP
     raise AssertionError("still here")
 
 
-if os.environ.get("RANK") == os.environ.get("FAULT_RANK", "none"):
+def _install(at: str) -> None:
     from fastsiam.distributed import StopSignals
+    from fastsiam.training.monitor import Evaluations
+    from fastsiam.training.step import TrainingStep
 
-    _steps = iter((StopSignals.after_step, StopSignals.after_step, _fault))
-    StopSignals.after_step = lambda self: next(_steps)(self)  # type: ignore[method-assign]
+    replace: Any = os.replace
+
+    def save(source: Any, target: Any) -> None:
+        if str(target).endswith("last.pt"):
+            _fault()
+        replace(source, target)
+
+    match at:
+        case "save":
+            os.replace = save  # type: ignore[assignment]
+        case "evaluation":
+            Evaluations.run = _fault  # type: ignore[assignment,method-assign]
+        case "compiling":
+            TrainingStep._take_no_steps = _fault  # type: ignore[assignment,method-assign]
+        case number:
+            votes, agree = itertools.count(), StopSignals._agree
+
+            def failing(signals: StopSignals, *own: Any) -> tuple[int, bool]:
+                if next(votes) == int(number):
+                    _fault()
+                return agree(signals, *own)
+
+            StopSignals._agree = failing  # type: ignore[assignment,method-assign]
+
+
+def _is_meant() -> bool:
+    """Tell whether this process is the one that is to fail."""
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE")
+    return (
+        (bool(rank) and os.environ.get("FAULT_RANK", "none") in (rank, "any"))
+        and os.environ.get("FAULT_WORLD", world) == world
+        and not os.path.exists(os.environ.get("FAULT_ONCE", ""))
+    )
+
+
+if _is_meant():
+    _install(os.environ.get("FAULT_AT", "3"))

@@ -23,6 +23,7 @@ from fastsiam.pipelines import build_loader
 from fastsiam.training.clock import Clock
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck, autocast_type
+from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 from tests.configs import with_settings
@@ -213,7 +214,9 @@ def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(gpu: Trai
     place = Place(0, 1, torch.device("cuda", 0))
     step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
     clock = Clock(device=place.device)
-    points = LogPoints(step, log=None, console=Console(quiet=True), clock=clock, end=3)
+    points = LogPoints(
+        step, log=None, console=Console(quiet=True), clock=clock, seen=Seen(None, world=1), end=3
+    )
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     points.log(1, loss, z)  # what is set up once
     points.settle()

@@ -240,14 +240,16 @@ def test_what_a_gpu_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda own: own)
     with FakeTensorMode(allow_non_fake_inputs=True):
         parts = [
-            tuple(torch.empty(shape, dtype=torch.uint8) for shape in crop_shapes(UNEQUAL, images))
-            for images in (3, 3, 2)
+            torchvision_backend._Made(
+                tuple(torch.empty(shape, dtype=torch.uint8) for shape in crop_shapes(UNEQUAL, n)), n
+            )
+            for n in (3, 3, 2)
         ]
         whole = torchvision_backend._Whole(torch.device("cuda", 0))
-        crops = whole.next(iter(parts), crop_shapes(UNEQUAL, 8))
+        crops, seen = whole.next(iter(parts), crop_shapes(UNEQUAL, 8))
         views = in_views_order([own.flatten(0, 1) for own in crops], UNEQUAL)
         made = [normalized(view, UNEQUAL, dtype=torch.bfloat16) for view in views]
-    assert calls == ["copied", "waits", "held", "waits", "held"]
+    assert calls == ["copied", "waits", "held", "waits", "held"] and seen == 3 + 3 + 2
     assert [tuple(own.shape) for own in crops] == crop_shapes(UNEQUAL, 8)
     assert [view.shape[2] for view in made] == [24, 12, 24, 12, 12]
     for view in made:

@@ -78,7 +78,7 @@ def run_until(config: TrainConfig, folder: Path, kill_at: int) -> None:
 
 
 def history(run: Path) -> list[tuple[Any, ...]]:
-    fields = ("step", "epoch", "loss", "z_std", "rank", "lr")
+    fields = ("step", "epoch", "loss", "z_std", "rank", "lr", "since", "seen")
     return [tuple(line[f] for f in fields) for line in read_metrics(run) if line["kind"] == "train"]
 
 

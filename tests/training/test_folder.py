@@ -198,7 +198,9 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(
 
         if freed:
             run_once(config, run, before=fill_or_free)
-            assert [line["step"] for line in read_metrics(run)] == list(range(1, 13))
+            lines = read_metrics(run)
+            assert [x["step"] for x in lines if x["kind"] == "train"] == list(range(1, 13))
+            assert [x["name"] for x in lines if x["kind"] == "alarm"] == ["disk"]
         else:
             with pytest.raises(CheckpointError, match="no space left on its disk: "):
                 run_once(config, run, before=fill_or_free)

@@ -6,14 +6,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
+from fastsiam.errors import Interrupted
+from fastsiam.evaluate.features import feature_batches
+from fastsiam.jobs import train as job
 from fastsiam.jobs.train import train_here
 from fastsiam.leaving import ECHO
 from fastsiam.training.log import read_metrics
@@ -64,9 +68,34 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     press(process)
     done = process.wait(60)
     assert done.returncode == 130, done.stderr
-    assert "SIGINT: stopping after this step or evaluation; again leaves at once" in done.stderr
+    assert "SIGINT: stopping before the next step or batch; again leaves at once" in done.stderr
     assert "BrokenPipe" not in done.stderr and "Traceback" not in done.stderr
     assert not read_metrics(tmp_path / "run")
+
+
+def test_an_evaluation_is_left_at_its_next_batch(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And made when the run goes on."""
+    config = with_settings(small, max_steps=6, knn_every=1)
+    run, evaluate = Path(config.run.out), feature_batches
+
+    def signalled(*given: Any, **how: Any) -> Iterator[Any]:
+        for batch in evaluate(*given, **how):
+            if checkpoints.last(run).exists():  # not in the first evaluation
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(job, "_KNN_BATCH", {"cpu": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "feature_batches", signalled)
+        with pytest.raises(Interrupted, match="SIGTERM: stopped after step 3, saved") as caught:
+            train_here(config, "imagenet")
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0]
+    train_here(config, "imagenet")
+    assert [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"] == [0, 1]
+    assert checkpoints.load(run).step == 6
 
 
 def test_an_echo_of_the_first_is_not_a_second(small: TrainConfig, tmp_path: Path) -> None:

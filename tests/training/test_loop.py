@@ -91,6 +91,8 @@ def test_lines_and_files_of_a_run(
         "images_per_second",
         "data_wait",
         "seconds",
+        "since",
+        "seen",
     }
     train_lines = [line for line in lines if line["kind"] == "train"]
     assert all(set(line) == fields for line in train_lines)
@@ -113,7 +115,9 @@ def test_lines_and_files_of_a_run(
     assert [step for step, _ in board] == list(range(1, 13))
     assert [value for _, value in board] == pytest.approx([line["loss"] for line in train_lines])
     written = {f"{line['kind']}/{name}" for line in lines for name in line}
-    places = {f"{kind}/{name}" for kind in kinds for name in ("kind", "step", "epoch")}
+    places = {
+        f"{kind}/{name}" for kind in kinds for name in ("kind", "step", "epoch", "since", "seen")
+    }
     assert set(events.Tags()["scalars"]) == written - places
 
 

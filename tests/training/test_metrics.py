@@ -33,6 +33,7 @@ from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog, read_metrics
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
+from fastsiam.training.seen import Seen
 from tests.configs import with_settings
 from tests.disks import fill, small_disk
 
@@ -201,7 +202,14 @@ def log_points(
     config = with_settings(TrainConfig(), on_collapse=on_collapse)
     place = Place(rank, world, torch.device("cpu"))
     step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, lr=0.1)
-    return LogPoints(step, log=None, console=Console(quiet=True), clock=Clock(), end=100)
+    return LogPoints(
+        step,
+        log=None,
+        console=Console(quiet=True),
+        clock=Clock(),
+        seen=Seen(None, world=1),
+        end=100,
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])

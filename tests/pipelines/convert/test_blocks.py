@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, WorkerError
 from fastsiam.pipelines.convert import BadImagesError, blocks, layout
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conftest import write_images
@@ -160,7 +160,7 @@ def test_a_worker_that_dies_is_one_line(
         os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(blocks, "prepare", die)
-    with pytest.raises(DataError, match="a process was killed at its work"):
+    with pytest.raises(WorkerError, match=r"one of \d+ at work, was killed by SIGKILL, as the"):
         run("folder", images, tmp_path / "out")
 
 

@@ -1,0 +1,36 @@
+"""What it costs to be able to verify a run: the digest of a batch, beside a training step."""
+
+from __future__ import annotations
+
+from fastsiam.bench.contestants.digest import build_digest
+from fastsiam.bench.contestants.step import build_step
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
+
+
+def measure(session: Session) -> list[Record]:
+    """Measure digests and steps of the same batch, in turns."""
+    batch = session.trained_batch
+    config = session.train_config(batch)
+    with session.contest() as contest:
+        contest.enter("digest", build_digest, augment=config.augment, batch=batch)
+        contest.enter("step", build_step, config=config)
+        timings = contest.run(session.config.repeats)
+    step = timings.get(("step", "step"))
+    records = []
+    for (_, name), timing in timings.items():
+        facts = {"cpu_ms_of_a_batch": 1e3 * batch * timing.cpu / timing.images}
+        if step and timing is not step:  # the step's seconds are the clock's, not all cores'
+            facts["percent_of_step"] = 100 * timing.cpu / timing.images * step.rate
+        records.append(
+            record(
+                "digest",
+                name,
+                timing,
+                facts=facts,
+                in_the_clock="digest: of positions and drawn parameters, one batch after the "
+                "other; step: forward, backward and optimizer on tensors that are ready",
+                config=session.settings(batch=batch, backbone=config.model.backbone),
+            )
+        )
+    return records

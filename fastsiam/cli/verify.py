@@ -1,0 +1,25 @@
+"""``fastsiam verify``: whether a run was trained on what its log and its settings say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastsiam.cli.help import Commands
+from fastsiam.cli.options import command_of
+from fastsiam.config.verify import VerifyConfig
+
+app = Commands()
+
+
+def verify(run: Path, config: VerifyConfig) -> None:
+    """Compute the digests of a run again from seed, settings and data, and compare with its log.
+
+    Writes nothing. Exits with 1 at the first line that differs.
+    """
+    from fastsiam.jobs.verify import verify
+
+    for line in verify(run, config):
+        print(line, flush=True)
+
+
+app.command()(command_of(verify, VerifyConfig, argument=("run", "Run folder.")))

@@ -1,0 +1,141 @@
+"""A soak of seconds: one run is hurt, and held to the one that is not."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fastsiam.bench.config import SoakConfig
+from fastsiam.bench.soak import campaign, faults
+from fastsiam.bench.soak.campaign import soak
+from fastsiam.bench.soak.faults import FAULTS
+from fastsiam.bench.soak.record import read_record
+from fastsiam.bench.soak.subject import Plan, Subject
+from fastsiam.checkpoint import last
+from fastsiam.config import TrainConfig
+from fastsiam.errors import FastSiamError
+from fastsiam.jobs.train import train_here
+from tests.commands import parse
+from tests.configs import with_settings
+
+
+@pytest.mark.slow
+def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "soak.json"
+    config = SoakConfig(
+        minutes=1.5, pipelines="torchvision,memory", ranks=2, seconds=20, every=8, out=str(out)
+    )
+    assert soak(config) == out
+    record = read_record(out)
+    assert not record.findings and record.ranks == 2 and record.minutes > 0
+    assert sum(len(run.faults) for run in record.runs) >= 2
+    assert all(run.starts >= 1 and run.steps >= 30 and not run.left for run in record.runs)
+    assert {fault for run in record.runs for fault in run.faults} <= {one.name for one in FAULTS}
+
+
+def subject(config: TrainConfig, out: Path) -> Subject:
+    data = Path(config.data.root)
+    plan = Plan(pipeline="memory", data=data, steps=12, ranks=1, seed=0)
+    return Subject(plan, out, "FASTSIAM_SOAK=test")
+
+
+def test_every_difference_between_two_runs_is_found(small: TrainConfig, tmp_path: Path) -> None:
+    one = train_here(with_settings(small, knn_every=0, out=str(tmp_path / "one")), "imagenet")
+    calm = subject(small, one)
+
+    def changed(change: object) -> str:
+        other = shutil.copytree(one, tmp_path / "other")
+        try:
+            change(other)  # type: ignore[operator]
+            return subject(small, Path(other)).difference(calm)
+        finally:
+            shutil.rmtree(other)
+
+    def lines(change: object) -> object:
+        def do(other: Path) -> None:
+            path = other / "metrics.jsonl"
+            found = [json.loads(line) for line in path.read_text().splitlines()]
+            change(found)  # type: ignore[operator]
+            path.write_text("".join(json.dumps(line) + "\n" for line in found))
+
+        return do
+
+    assert changed(lambda other: None) == ""
+    assert changed(lines(lambda found: found[3].update(loss=found[3]["loss"] + 1e-7))).startswith(
+        "line 4: "
+    )
+    assert changed(lines(lambda found: found.pop())) == "11 lines for 12"
+    assert changed(lines(lambda found: found[3].update(seconds=1e9))) == ""
+    assert "is damaged" in changed(lambda other: last(other).write_bytes(b""))
+    weights = train_here(
+        with_settings(small, knn_every=0, seed=5, out=str(tmp_path / "seed")), "imagenet"
+    )
+    assert changed(lambda other: shutil.copy(last(weights), last(other))) == "the last weights"
+
+
+def test_what_is_left_behind_is_found(small: TrainConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("lock", "checkpoints/last.pt.tmp", "checkpoints/last.pt", "metrics.jsonl"):
+        (run / name).touch()
+    assert subject(small, run).left_behind() == ["checkpoints/last.pt.tmp", "lock"]
+
+
+def test_a_damaged_checkpoint_differs_in_one_bit(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train_here(with_settings(small, knn_every=0, save_every=5), "imagenet")
+    before = last(run).read_bytes()
+    monkeypatch.setattr(Subject, "kill", lambda run: None)
+    monkeypatch.setattr(Subject, "wait", lambda run, seconds: 0)
+    faults._damage_checkpoint(subject(small, run), random.Random(1))
+    after = last(run).read_bytes()
+    bits = sum((x ^ y).bit_count() for x, y in zip(before, after, strict=True))
+    assert bits == 1
+
+
+def test_its_plan_is_a_command_of_the_program(tmp_path: Path) -> None:
+    for pipeline in ("memory", "synthetic"):
+        plan = Plan(pipeline=pipeline, data=tmp_path, steps=300, ranks=4, seed=1)
+        parse(plan.command(tmp_path / "run")[3:])
+    assert plan.epochs == 1
+
+
+def test_every_fault_comes_as_often_as_the_others(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = campaign._Work(SoakConfig(seed=4), tmp_path, None, 0.0)  # type: ignore[arg-type]
+    run = subject(small, tmp_path / "run")
+    monkeypatch.setattr(Subject, "children", lambda run, kind: [1])
+    able = [one.name for one in FAULTS if one.needs(run)]
+    drawn = [fault.name for _ in range(3 * len(able)) if (fault := work._next(run))]
+    assert all(drawn.count(name) == 3 for name in able) and len(able) >= 9
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ranks": 1}, "ranks must be 2 or more, not 1"),
+        ({"minutes": 0}, "minutes must be above 0, not 0"),
+        ({"pipelines": "memory,tape"}, "pipelines are some of .*, not 'tape'"),
+    ],
+)
+def test_settings_that_make_no_sense(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        SoakConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_finding_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(work: campaign._Work) -> object:
+        work.findings.append("memory, seed 0: it hangs")
+        return iter(())
+
+    monkeypatch.setattr(campaign._Work, "rounds", one)
+    out = tmp_path / "soak.json"
+    with pytest.raises(FastSiamError, match=r"1 findings, the first: memory.*; see .*soak\.json"):
+        soak(SoakConfig(out=str(out)))
+    assert read_record(out).findings == ("memory, seed 0: it hangs",)

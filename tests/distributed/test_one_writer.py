@@ -1,0 +1,86 @@
+"""Rank 0 writes; the others leave the run's folder alone, and a second run never gets in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastsiam.config import TrainConfig
+from fastsiam.training.folder import RunFolder
+from tests.configs import flags, with_settings
+from tests.processes import Forked
+from tests.ranks import fastsiam_on_ranks
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.link"}
+
+
+def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
+    """Be a rank that notes what it writes, or changes, in the run's folder."""
+    import torch
+
+    from fastsiam.cli import main
+
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)
+
+    def note(event: str, given: tuple[Any, ...]) -> None:
+        writes = event in _CHANGES or (event == "open" and given[2] & _WRITING)
+        if writes and str(given[0]).startswith(str(run)):
+            os.write(file, f"{given[0]}\n".encode())
+
+    def save(what: object, path: Any) -> None:  # C++ opens that file, unseen by Python
+        sys.audit("open", str(path), "wb", os.O_WRONLY)
+        torch_save(what, path)
+
+    torch_save, torch.save = torch.save, save
+    sys.addaudithook(note)
+    sys.argv = ["fastsiam", *arguments]
+    main()
+
+
+def test_only_rank_0_writes(small: TrainConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def begin(*arguments: str, environment: Mapping[str, str]) -> Forked:
+        log = tmp_path / f"rank{environment['RANK']}"
+        return Forked(watched, run, log, arguments, environment=environment)
+
+    config = with_settings(small, epochs=2, save_every=2, knn_every=1)
+    fastsiam_on_ranks(2, "train", *flags(config), begin=begin)
+    first, second = (
+        {name.removeprefix(f"{run}/") for name in (tmp_path / log).read_text().split()}
+        for log in ("rank0", "rank1")
+    )
+    assert not second
+    written = {"lock", "config.json", "metrics.jsonl", "checkpoints/last.pt.tmp"}
+    assert {name for name in written if any(x.startswith(name) for x in first)} == written
+
+
+def test_a_second_run_of_ranks_is_refused_before_it_does_anything(
+    small: TrainConfig, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """By rank 0, as where torchrun starts them; the others leave with it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    with RunFolder(run).taken():
+        done = fastsiam_on_ranks(2, "train", *flags(small), code=1, begin=impatient)
+    assert f"error: {run} is in use by process {os.getpid()} on " in done[0].stderr
+    assert done[1].returncode != 0 and not done[1].stderr
+    assert os.listdir(run) == []
+
+
+def impatient(*arguments: str, environment: Mapping[str, str]) -> Forked:
+    return Forked(refused_soon, arguments, environment=environment)
+
+
+def refused_soon(arguments: tuple[str, ...]) -> None:
+    """Be a rank that waits shortly for a run that ends."""
+    from fastsiam.cli import main
+    from fastsiam.jobs import train
+
+    train.PATIENCE = 0.2  # type: ignore[misc]
+    sys.argv = ["fastsiam", *arguments]
+    main()

@@ -1,0 +1,195 @@
+"""A rank or the launcher is killed at some point; what goes on is the run that would have been.
+
+Bit for bit on as many ranks, to float32's rounding on another number of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam import launched
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import launch
+from fastsiam.distributed.launch import Ending
+from fastsiam.errors import RANK_LOST
+from fastsiam.jobs import restart
+from fastsiam.jobs.restart import restarting
+from fastsiam.jobs.train import check_shares
+from fastsiam.launched import LAUNCHER
+from fastsiam.training.log import read_metrics
+from tests.configs import flags, with_settings
+from tests.processes import Forked, command
+from tests.ranks import fastsiam_on_ranks
+from tests.tiers import rest_slow
+from tests.training.runs import history
+
+FAULTS = str(Path(__file__).parents[1] / "faults")
+_random = random.Random(0)
+POINTS = [
+    # rank, where: a step of this start, or a piece of work; the saves are rank 0's
+    ("1", "4"),
+    ("0", "save"),
+    ("1", "evaluation"),
+    *((str(_random.randrange(2)), str(_random.randrange(1, 12))) for _ in range(4)),
+]
+
+
+@pytest.fixture
+def config(small: TrainConfig) -> TrainConfig:
+    return with_settings(small, gpus=2, save_every=2, knn_every=2)
+
+
+@pytest.mark.parametrize(("rank", "where"), rest_slow(POINTS))
+def test_a_rank_is_killed_and_the_run_goes_on(
+    rank: str, where: str, config: TrainConfig, tmp_path: Path
+) -> None:
+    faults = {
+        "PYTHONPATH": os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")]),
+        "FAULT": "SIGKILL",
+        "FAULT_RANK": rank,
+        "FAULT_AT": where,
+        "FAULT_ONCE": str(tmp_path / "fault"),
+    }
+    disturbed = command("train", *flags(config), "--max-restarts", "1", environment=faults)
+    fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
+    done = disturbed.wait(300)
+    assert done.returncode == 0, done.stderr
+    assert f"error: rank {rank} was ended by SIGKILL" in done.stderr
+    assert "restart 1 of 1, from the last checkpoint, on 2 ranks\n" in done.stderr
+    assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
+    assert history(tmp_path / "run") == history(tmp_path / "whole")
+
+
+def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: Path) -> None:
+    """Its ranks save and end; the same command goes on from there."""
+    config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
+    run = tmp_path / "run"
+    process = command("train", *flags(config), session=True)
+    while len(read_metrics(run)) < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    leader = int((run / "lock").read_text().split()[1])
+    process.send(signal.SIGKILL)
+    while Path(f"/proc/{leader}").exists():
+        time.sleep(0.05)
+    assert process.wait().returncode == -signal.SIGKILL
+    state = checkpoints.load(run)
+    assert state.step >= 3 and not (run / "lock").exists()
+    fastsiam_on_ranks(2, "train", *flags(with_settings(config, max_steps=state.step + 1)))
+    assert checkpoints.load(run).step == state.step + 1
+
+
+@pytest.mark.parametrize("worlds", rest_slow([[3, 3], [3, 2], [2, 3], [3, 1, 3]], fast=2))
+def test_on_another_number_of_ranks_it_is_the_same_run(
+    worlds: Sequence[int], small: TrainConfig, tmp_path: Path
+) -> None:
+    """Three ranks or more round sums by where a number lies in what they exchange."""
+    config = with_settings(small, batch=12, knn_every=0)  # 8 steps
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    fastsiam_on_ranks(worlds[0], "train", *flags(config), "--out", str(whole))
+    for number, world in enumerate(worlds, start=1):
+        limit = {"max_steps": 8 * number // len(worlds)}
+        arguments = flags(with_settings(config, **limit))
+        fastsiam_on_ranks(world, "train", *arguments, "--out", str(parts))
+    assert len(history(whole)) == 8
+    if set(worlds) == {worlds[0]}:
+        assert history(parts) == history(whole)
+        return
+    for one, other in zip(history(parts), history(whole), strict=True):
+        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
+        assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
+
+
+@pytest.mark.parametrize(
+    ("endings", "code", "starts"),
+    [
+        ([Ending(0)], 0, [4]),
+        ([Ending(1), Ending(0)], 1, [4]),  # an error would come again
+        ([Ending(143), Ending(0)], 143, [4]),  # somebody stopped it
+        ([Ending(137, lost=True), Ending(0)], 0, [4, 3]),
+        ([Ending(RANK_LOST, lost=True), Ending(2), Ending(0)], 2, [4, 3]),
+        ([Ending(137, lost=True)] * 4, 137, [4, 3, 2]),
+    ],
+)
+def test_only_lost_ranks_are_started_again(
+    endings: list[Ending], code: int, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[int, list[str]]] = []
+
+    def attempt(processes: int, arguments: list[str]) -> Ending:
+        begun.append((processes, arguments))
+        return endings[len(begun) - 1]
+
+    monkeypatch.setattr(sys.modules[launch.__module__], "_attempt", attempt)
+    monkeypatch.setenv("PYTHONPATH", "")  # launching sets both
+    monkeypatch.setenv(LAUNCHER, "")
+    assert launch(4, ["train"], restarts=2, again=lambda ranks: (ranks - 1, ["more"])) == code
+    assert [processes for processes, _ in begun] == starts
+    assert all(arguments == ["train", "more"] for _, arguments in begun[1:])
+
+
+def test_as_many_ranks_start_again_as_gpus_answer_and_share_the_batch(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_settings(small, batch=24, device="auto", resume="never")
+    answers = {"0": True, "GPU-1": True, "2": False, "3": True, "4": True, "5": True}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(answers))
+    monkeypatch.setattr(restart, "_answers", lambda gpus: [answers[gpu] for gpu in gpus])
+    again = restarting(config, tmp_path, shares=partial(check_shares, config))
+    assert again(6) == (4, ("--gpus", "4", "--resume", "auto"))  # 24 images are not shared by 5
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,GPU-1,3,4,5"
+    answers.update(dict.fromkeys(answers, False))
+    assert again(4)[0] == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert again(6)[0] == 6  # on the CPU
+
+
+def test_a_folder_that_ranks_still_have_is_waited_for(
+    small: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(restart, "wait_until_free", lambda run: "process 7 on here")
+    assert restarting(small, tmp_path, shares=lambda ranks: None)(2) == (0, ())
+    assert f"error: {tmp_path} is still in use by process 7 on here" in capsys.readouterr().err
+
+
+def test_a_rank_that_never_comes_is_named(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, batch=12, rank_timeout=2.0)
+    alone = fastsiam_on_ranks(3, "train", *flags(config), code=RANK_LOST, begin=but_rank_1)
+    assert "for rank 1, before the first step; " in alone[0].stderr
+    assert alone[2].returncode == RANK_LOST
+
+
+def but_rank_1(*arguments: str, environment: Mapping[str, str]) -> Forked:
+    if environment["RANK"] == "1":
+        return Forked(time.sleep, 0)
+    return command(*arguments, environment=environment)
+
+
+def test_lines_of_other_ranks_bear_their_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launched, "ending_with", lambda parent: lambda: None)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for rank in ("0", "2"):
+        monkeypatch.setattr(sys, "stderr", sys.stderr)  # to be as it was at the end
+        monkeypatch.setenv("RANK", rank)
+        launched.begin()
+        print("one\ntwo", file=sys.stderr)
+        sys.stderr.write("half ")
+        sys.stderr.write("a line")
+        sys.stderr.flush()
+    first, second = "one\ntwo\nhalf a line", "[rank 2] one\n[rank 2] two\n[rank 2] half a line\n"
+    assert capsys.readouterr().err == first + second

@@ -1,0 +1,263 @@
+"""Workers that are killed and files that lose bytes: one line, and the run goes on bit for bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import TrainConfig
+from fastsiam.errors import FastSiamError, FileLostError, WorkerError
+from fastsiam.pipelines import build_eval_loader, open_store
+from fastsiam.pipelines.store import Store
+from fastsiam.views.batch import Batch
+from tests.configs import with_settings
+from tests.pipelines.cases import readable
+from tests.processes import Forked
+from tests.sources import folder_members, tar
+from tests.tables import dataset, on_the_hub, saved
+from tests.tiers import rest_slow
+from tests.training.runs import history, run_once
+
+Before = Callable[[int, Batch], None]
+
+
+def kill_a_worker() -> None:
+    """Kill one of this process's workers and wait until it is dead."""
+    worker = multiprocessing.active_children()[0]
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join(60)
+    assert not worker.is_alive()
+
+
+def ends_and_goes_on(
+    config: TrainConfig, folder: Path, before: Before, restore: Callable[[], Any] = bool
+) -> FastSiamError:
+    """End a run by what ``before`` does; see that it goes on to the steps of one without it.
+
+    Returns:
+        What ended it.
+    """
+    run_once(config, folder / "whole")
+    with pytest.raises((WorkerError, FileLostError)) as caught:
+        run_once(config, folder / "ended", before=before)
+    start = checkpoints.load(folder / "ended")
+    assert f"saved {checkpoints.last(folder / 'ended')} at step" in caught.value.__notes__[0]
+    restore()
+    run_once(config, folder / "ended", start=start)
+    assert history(folder / "ended") == history(folder / "whole")
+    assert 0 < start.step < history(folder / "whole")[-1][0]
+    return caught.value
+
+
+def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0)
+
+    def kill(step: int, batch: Batch) -> None:
+        if step == 4:
+            kill_a_worker()
+
+    error = ends_and_goes_on(config, tmp_path, kill)
+    assert "of 2 (process" in str(error)
+    assert "was killed by SIGKILL, as the system does where memory runs out" in str(error)
+    assert str(error).endswith("lower --workers, or give it more; the same command goes on")
+
+
+@pytest.mark.slow
+def test_a_loader_process_is_killed_while_it_is_waited_for(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody looks at it: the wait itself has to end. It is an evaluation's process here."""
+    for_ever(monkeypatch)
+    config = with_settings(small, pipeline="torchvision", workers=2)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        evaluate(config)
+
+
+def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the process that reads the sixth image die of it, before an item is handed over."""
+    monkeypatch.setattr(Store, "decode", lambda store, index: dies_in_a_worker(index))
+
+
+def dies_in_a_worker(index: int) -> Any:
+    assert multiprocessing.parent_process() is not None
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def evaluate(config: TrainConfig, after: Callable[[], object] = bool) -> None:
+    """Take the training images through central crops; ``after`` the first batch do something."""
+    loader = build_eval_loader(config.data, "train", config.augment, resize=16, batch=4)
+    for number, _ in enumerate(loader):
+        if number == 0:
+            after()
+
+
+def test_an_evaluations_process_is_killed(small: TrainConfig) -> None:
+    config = with_settings(small, pipeline="torchvision", workers=2)
+    with pytest.raises(WorkerError, match=r"loader process . of 2 .* was killed by SIGKILL"):
+        evaluate(config, kill_a_worker)
+
+
+@pytest.mark.slow
+def test_a_process_that_decodes_into_memory_is_killed(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for_ever(monkeypatch)
+    with pytest.raises(WorkerError, match=r"loader process . of 2 .* was killed by SIGKILL"):
+        run_once(with_settings(small, workers=2), tmp_path / "run")
+
+
+def test_a_process_without_memory(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_memory(store: Store, index: int) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Store, "decode", no_memory)
+    config = with_settings(small, pipeline="torchvision", workers=2)
+    with pytest.raises(WorkerError, match="one of 2 loader processes found no memory: lower --w"):
+        evaluate(config)
+
+
+def test_a_loader_process_that_ends_by_itself(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, pipeline="torchvision", workers=1)
+
+    def end() -> None:
+        (worker,) = multiprocessing.active_children()
+        worker.terminate()
+        os.kill(worker.pid or 0, signal.SIGALRM)
+        worker.join(60)
+
+    with pytest.raises(WorkerError, match=r"1 of 1 \(process \d+\) was killed by SIGALRM; the sam"):
+        evaluate(config, end)
+
+
+def beton(images: Path) -> Path:
+    return readable("ffcv", images)
+
+
+def archive(images: Path) -> Path:
+    return tar(images.with_name("images.tar"), folder_members(images / "train"))
+
+
+def tables(images: Path) -> Any:
+    members = folder_members(images / "train")
+    rows = [(content, name, int(name[5])) for name, content in members]
+    return {"train": dataset(rows, ["0", "1", "2"])}
+
+
+def arrow(images: Path) -> Path:
+    return saved(images.with_name("saved"), tables(images))
+
+
+def parquet(images: Path) -> Path:
+    return on_the_hub(images.with_name("hub"), tables(images), shards=1)
+
+
+def data_file(place: Path) -> Path:
+    """Return the file that holds the training images."""
+    if place.is_file():
+        return place
+    kinds = ("train.beton", "**/*.arrow", "**/train*.parquet", "train")
+    return next(path for kind in kinds for path in place.glob(kind))
+
+
+CASES = [
+    pytest.param(beton, "torchvision", 2),
+    pytest.param(beton, "ffcv", 2, marks=pytest.mark.ffcv),
+    pytest.param(archive, "torchvision", 0),
+    pytest.param(beton, "torchvision", 0),
+    pytest.param(beton, "dali", 2, marks=pytest.mark.dali),
+    pytest.param(arrow, "torchvision", 0),
+    pytest.param(parquet, "torchvision", 0),
+    pytest.param(archive, "dali", 2, marks=pytest.mark.dali),
+]
+
+
+@pytest.mark.parametrize(("container", "pipeline", "workers"), rest_slow(CASES, fast=3))
+def test_a_file_is_truncated_while_it_is_mapped(
+    container: Callable[[Path], Path],
+    pipeline: str,
+    workers: int,
+    small: TrainConfig,
+    images: Path,
+    tmp_path: Path,
+) -> None:
+    place = container(images)
+    file, content = data_file(place), data_file(place).read_bytes()
+    config = with_settings(
+        small, data=str(place), pipeline=pipeline, workers=workers, knn_every=0, epochs=8
+    )
+
+    def truncate(step: int, batch: Batch) -> None:
+        if step == 4:
+            os.truncate(file, 10)
+
+    error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
+    assert str(error) == (
+        f"{file} was truncated while it was read: 10 of its {len(content):,} bytes are left; "
+        "restore it, and the same command goes on"
+    )
+
+
+@pytest.mark.ffcv
+def test_a_file_is_truncated_that_ffcv_reads_itself(
+    small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """What a page held before is not trained on."""
+    place = beton(images)
+    file, content = data_file(place), data_file(place).read_bytes()
+    config = with_settings(
+        small, data=str(place), pipeline="ffcv", os_cache=False, knn_every=0, epochs=8
+    )
+
+    def truncate(step: int, batch: Batch) -> None:
+        if step == 4:
+            os.truncate(file, 10)
+
+    error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
+    assert f"{file} was truncated while it was read" in str(error)
+
+
+@pytest.mark.parametrize("pipeline", rest_slow(["torchvision", "ffcv", "dali"]))
+def test_a_file_is_truncated_under_an_evaluation(
+    pipeline: str, small: TrainConfig, images: Path
+) -> None:
+    place = beton(images)
+    file = data_file(place)
+    config = with_settings(small, data=str(place), pipeline=pipeline, workers=1)
+    loader = build_eval_loader(config.data, "train", config.augment, resize=16, batch=4)
+    os.truncate(file, 4096)
+    with pytest.raises(FileLostError, match=r"train\.beton was truncated"):
+        list(loader)
+
+
+def send_itself(place: str) -> None:
+    """Send SIGBUS to a process that has a file mapped, which may be read on."""
+    store = open_store(Path(place), "train")
+    os.kill(os.getpid(), signal.SIGBUS)
+    store.read(0)
+
+
+def test_a_signal_that_is_none_of_a_mapping_ends_the_process(images: Path) -> None:
+    """As ever, where our handler stands before it."""
+    assert Forked(send_itself, str(beton(images))).wait(60).returncode == -signal.SIGBUS
+
+
+def read_truncated(place: str) -> None:
+    """Truncate a data set's file under its store and read it, as one's own program may."""
+    store = open_store(Path(place), "train")
+    os.truncate(data_file(Path(place)), 10)
+    store.decode(0)
+
+
+def test_a_programs_own_reading(images: Path) -> None:
+    """Without a loop, too, it is an exception and no signal."""
+    done = Forked(read_truncated, str(beton(images))).wait(60)
+    assert done.returncode == 1 and "FileLostError" in done.stderr, done.stderr

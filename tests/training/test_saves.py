@@ -1,0 +1,148 @@
+"""What becomes of a run whose saves go wrong, or which has too little time for one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import StopSignals
+from fastsiam.errors import CheckpointError
+from fastsiam.jobs.train import train_here
+from fastsiam.training.log import read_metrics
+from fastsiam.training.step import TrainingStep
+from tests.configs import flags, with_settings
+from tests.processes import Forked, command
+from tests.tiers import rest_slow
+from tests.training.runs import history, same_state
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the midst of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
+    small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The run says so, goes on bit for bit, and keeps the damaged file aside."""
+    config = with_settings(small, save_every=2, knn_every=0)
+    whole = train_here(with_settings(config, out=str(tmp_path / "whole")), "imagenet")
+    run = train_here(with_settings(config, max_steps=7), "imagenet")
+    damage(checkpoints.last(run))
+    capfd.readouterr()
+    train_here(config, "imagenet")
+    said = capfd.readouterr().err
+    assert "last.pt is damaged: going on from the one before it, after step 6" in said
+    assert history(run) == history(whole)
+    assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [
+        "last.pt",
+        "last.pt.damaged",
+        "previous.pt",
+    ]
+
+
+def test_two_damaged_checkpoints_are_an_error(small: TrainConfig) -> None:
+    config = with_settings(small, save_every=2, knn_every=0)
+    run = train_here(with_settings(config, max_steps=4), "imagenet")
+    for path in (checkpoints.last(run), checkpoints.previous(run)):
+        damage(path)
+    with pytest.raises(CheckpointError, match=r"last\.pt: it is damaged"):
+        train_here(config, "imagenet")
+
+
+def killed_in_a_save(config: TrainConfig, at: int) -> None:
+    """Train, and be killed when half of a checkpoint is written, or before it gets its name."""
+    write, replace_file, saves = torch.save, os.replace, iter(range(100))
+
+    def save(state: object, path: Path) -> None:
+        write(state, path)
+        if at == 0 and next(saves) == 2:
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def rename(source: Path, target: Path) -> None:
+        if at and str(target).endswith(("previous.pt", "last.pt")) and next(saves) == 2 + at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace_file(source, target)
+
+    torch.save, os.replace = save, rename  # type: ignore[assignment]
+    train_here(config, "imagenet")
+
+
+@pytest.mark.parametrize("at", rest_slow([0, 1, 2]))
+def test_killed_inside_a_save_it_goes_on_bit_for_bit(
+    at: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_settings(small, save_every=2, knn_every=0)
+    whole = train_here(with_settings(config, out=str(tmp_path / "whole")), "imagenet")
+    killed = Forked(killed_in_a_save, config, at)
+    assert killed.wait(120).returncode == -signal.SIGKILL
+    run = Path(config.run.out)
+    assert len(read_metrics(run)) < 12
+    train_here(config, "imagenet")
+    assert history(run) == history(whole)
+    assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
+    left = {path.name for path in (run / "checkpoints").iterdir()}
+    assert left == {"last.pt", "previous.pt"}
+
+
+def hang_at(config: TrainConfig, step: int) -> None:
+    """Train, and hang in a step as a lost device does, where no signal handler runs."""
+    take = TrainingStep.__call__
+
+    def hanging(self: TrainingStep, batch: object, *, at: int) -> object:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while True:
+                time.sleep(60)
+        return take(self, batch, at=at)  # type: ignore[arg-type]
+
+    TrainingStep.__call__ = hanging  # type: ignore[assignment, method-assign]
+    train_here(config, "imagenet")
+
+
+def test_after_the_grace_period_it_leaves_without_saving(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_settings(small, save_every=2, knn_every=0, grace=0.5)
+    done = Forked(hang_at, config, 5).wait(120)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: not saved within --grace 0.5 s: leaving; the same command" in done.stderr
+    run = Path(config.run.out)
+    assert checkpoints.load(run).step == 4
+    train_here(with_settings(config, grace=0.0), "imagenet")
+    assert checkpoints.load(run).step == 12
+
+
+def test_a_run_that_saves_in_time_is_not_cut_off(small: TrainConfig) -> None:
+    config = with_settings(small, epochs=3000, save_every=10**6, knn_every=0, grace=60.0)
+    process = command("train", *flags(config))
+    while len(read_metrics(Path(config.run.out))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send(signal.SIGUSR1)
+    done = process.wait(60)
+    assert done.returncode == 128 + signal.SIGUSR1 and "grace" not in done.stderr
+    assert "SIGUSR1: stopped after step" in done.stderr
+
+
+def test_a_closed_terminal_is_ignored_under_nohup(small: TrainConfig) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        from fastsiam.distributed import Place
+
+        with StopSignals(Place(0, 1, torch.device("cpu"))) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert list(stop.over([1, 2])) == [1, 2]
+    finally:
+        signal.signal(signal.SIGHUP, before)
