@@ -132,21 +132,6 @@ def damage_in(beton: Path) -> None:
             file.write(b"\xff" * int(store.bytes[index]))
 
 
-def test_on_two_ranks_and_resumed_on_one(config: TrainConfig, images: Path, tmp_path: Path) -> None:
-    """Whichever rank met an image, the list is the same, and every rank has it."""
-    damage(images)
-    alone = with_settings(config, out=str(tmp_path / "alone"))
-    whole = outcome(alone)
-    fastsiam_on_ranks(2, "train", *flags(with_settings(config, gpus=2, max_steps=4)))
-    run = Path(config.run.out)
-    lists = [
-        {(own.index, own.step) for own in read_bad_images(path)}
-        for path in (run, tmp_path / "alone")
-    ]
-    assert lists[0] == lists[1]
-    assert outcome(config)[1][-1] == whole[1][-1]
-
-
 def test_stopped_by_one_it_goes_on_with_another_in_its_place(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
@@ -272,3 +257,50 @@ def test_the_report_lists_them(damaged_run: Path) -> None:
     (damaged_run / FILE).unlink()
     page = write_report([damaged_run], damaged_run / "report.html").read_text()
     assert "Bad images" not in page
+
+
+def test_two_ranks_save_together_before_they_stop(
+    config: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """Only one of them meets the image; one process goes on with another in its place."""
+    damage(images)
+    stopping = with_settings(config, gpus=2, bad_images="stop")
+    done = fastsiam_on_ranks(2, "train", *flags(stopping), code=1)
+    said = "".join(one.stderr for one in done)
+    errors = [line for line in said.splitlines() if "cannot decode" in line]
+    assert len(errors) == 1 and re.search(r"/(class0/003|class1/004)\.jpg: ", errors[0])
+    assert "Traceback" not in said
+    (saved,) = re.findall(r"saved .*last\.pt at step (\d+); with another one in its place", said)
+    run = Path(config.run.out)
+    assert checkpoints.load(run).step == int(saved)
+    train_here(config, "imagenet")
+    alone = train_here(with_settings(config, out=str(tmp_path / "alone")), "imagenet")
+    assert read_bad_images(run) == read_bad_images(alone)
+
+
+@pytest.mark.slow
+def test_on_two_ranks_it_is_the_same_run(config: TrainConfig, images: Path, tmp_path: Path) -> None:
+    """Whichever rank meets an image, and whether it stops the run for a while."""
+    damage(images)
+    two = with_settings(config, gpus=2, save_every=2)
+    whole, run = tmp_path / "whole", Path(config.run.out)
+    fastsiam_on_ranks(2, "train", *flags(with_settings(two, out=str(whole))))
+    fastsiam_on_ranks(2, "train", *flags(with_settings(two, bad_images="stop")), code=1)
+    fastsiam_on_ranks(2, "train", *flags(two))
+    assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
+    alone = train_here(with_settings(config, out=str(tmp_path / "alone")), "imagenet")
+    assert read_bad_images(run) == read_bad_images(whole) == read_bad_images(alone)
+
+
+def test_its_digests_are_found_again(config: TrainConfig, images: Path) -> None:
+    """Also by another pipeline, and where the files are repaired by now."""
+    good = {name: (images / "train" / name).read_bytes() for name in BAD}
+    damage(images)
+    run = train_here(with_settings(config, epochs=2), "imagenet")
+    for name, content in good.items():
+        (images / "train" / name).write_bytes(content)
+    fastsiam("verify", str(run))
+    content = (run / FILE).read_text()
+    (run / FILE).write_text("")
+    fastsiam("verify", str(run), code=1)
+    (run / FILE).write_text(content)
