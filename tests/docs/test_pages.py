@@ -24,7 +24,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 SHELL = {
     "apt-get", "cd", "cp", "done", "export", "for", "git", "ln", "make", "mkdir", "pip", "source",
-    "sudo", "tar", "python", "torchrun", "fastsiam", "srun", "[[", "scontrol", "exec", ".venv/bin/python", ".venv/bin/fastsiam",
+    "sudo", "tar", "python", "torchrun", "fastsiam", "srun", "[[", "scontrol", "exec",
+    ".venv/bin/python", ".venv/bin/fastsiam",
 }  # fmt: skip
 """Programs that pages may name."""
 
@@ -173,3 +174,15 @@ def test_the_table_of_exports_says_what_export_does() -> None:
         why = refusals(ModelConfig(backbone=backbone, **given))
         for format, cell in zip(head[1:], cells, strict=True):
             assert (cell == "yes") == (not why[format]), (name, format)
+
+
+def test_tests_that_pages_name_exist() -> None:
+    named = [
+        (page.name, Path("tests", file), test)
+        for page in PAGES
+        for file, test in re.findall(r"`([\w/]+/test_\w+\.py): (test_\w+)", page.read_text())
+    ]
+    assert len(named) > 20
+    assert not [one for one in named if not (ROOT / one[1]).is_file()]
+    gone = [one for one in named if f"def {one[2]}(" not in (ROOT / one[1]).read_text()]
+    assert not gone
