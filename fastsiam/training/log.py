@@ -127,14 +127,20 @@ class MetricsLog:
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's ``metrics.jsonl``; a last line cut off by a kill is left out."""
+    """Read the lines of a run's ``metrics.jsonl``; what follows a damaged line is left out.
+
+    A kill, or a full disk, may have cut the last one off.
+    """
     path = run / "metrics.jsonl"
     with explained(FastSiamError, f"cannot read {path}"):
-        texts = path.read_text().splitlines() if path.exists() else []
+        content = path.read_bytes() if path.exists() else b""
     lines = []
-    for text in texts:
+    for text in content.decode(errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
             break
+        if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+            break
+        lines.append(line)
     return lines

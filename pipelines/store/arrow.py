@@ -124,6 +124,7 @@ def _batches(file: Mapped) -> Iterator[tuple[Columns, Any]]:
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
         columns = columns_of(file.path, stream.schema)
         for batch in stream:
+            batch.validate(full=True)  # pyarrow itself trusts what a file says of offsets
             yield columns, batch
         yield columns, pyarrow.RecordBatch.from_pylist([], schema=stream.schema)
     except errors() as error:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fastsiam.console import tally
 from fastsiam.errors import DataError
+from fastsiam.files import why
 
 from .base import Bytes, Split, Store
 
@@ -99,7 +100,9 @@ def _pickles(path: Path) -> Iterator[tuple[str, dict[bytes, Any]]]:
                     yield name, _unpickle(path, name, file.read())
                     done.add()
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"{path} is no whole CIFAR archive ({error}); fetch it again") from error
+        raise DataError(
+            f"{path} is no whole CIFAR archive ({why(error)}); fetch it again"
+        ) from error
 
 
 def _class_names(content: dict[bytes, Any]) -> tuple[str, ...]:

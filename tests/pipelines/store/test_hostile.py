@@ -1,4 +1,4 @@
-"""Archives whose members have hostile names, or are no files: nothing is written beside the target."""
+"""Archives whose members have hostile names, or are no files: nothing is written elsewhere."""
 
 from __future__ import annotations
 

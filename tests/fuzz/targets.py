@@ -1,0 +1,364 @@
+"""What is fuzzed: which files, and the program's own reader of each."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.bad_images import BadImage, read_bad_images, written
+from fastsiam.bench.images import Silent
+from fastsiam.bench.records import read as read_bench_records
+from fastsiam.checkpoint import Checkpoint
+from fastsiam.config import ConvertConfig, TrainConfig
+from fastsiam.config.files import read_settings
+from fastsiam.config.flags import to_flags
+from fastsiam.config.toml import to_toml
+from fastsiam.evaluate.records import read_records
+from fastsiam.interchange import load_pretrained
+from fastsiam.kernels.library import jpeg as jpeg_library
+from fastsiam.pipelines.convert import convert
+from fastsiam.pipelines.convert.verify import verify
+from fastsiam.pipelines.remembered import DataFile, Remembered
+from fastsiam.pipelines.store import Store, open_store
+from fastsiam.pipelines.store.archive_index import ROW, Index, keep
+from fastsiam.pipelines.store.archive_index import load as load_index
+from fastsiam.study.record import read_record as read_study_record
+from fastsiam.training.log import read_metrics
+from tests import sources, tables
+from tests.conftest import ROOT, write_images
+from tests.kernels.decoders import Decoder
+
+_PIXELS = 1 << 22
+Files = dict[str, bytes]
+"""Contents by their paths within a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One reader."""
+
+    corpus: Callable[[Path], Sequence[bytes]]
+    """Makes valid files, in a folder that it may use; returns their contents."""
+    place: str
+    """Where a damaged one lies within the case's folder."""
+    read: Callable[[Path], object]
+    """Reads it; gets the case's folder."""
+    beside: Callable[[Path], Files] = lambda _: {}
+    """Makes other files of a case, which are whole."""
+    wrap: Callable[[bytes], bytes] = bytes
+    """Puts what was damaged into the file that is read."""
+
+
+def all_of(store: Store) -> None:
+    """Read and decode every image of a store; a bad one ends it, as it does a run."""
+    _ = store.labels, store.classes, store.dimensions()
+    for index in range(len(store)):
+        store.name(index)
+        store.decode(index)
+
+
+def _train(folder: Path) -> None:
+    all_of(open_store(folder, "train"))
+
+
+@cache
+def _converted(folder: Path) -> Path:
+    images, out = folder / "images", folder / "beton"
+    write_images(images / "train", classes=2, each=3)
+    convert("folder", ConvertConfig(source=str(images), out=str(out)), Silent())
+    return out
+
+
+def _bytes_of(path: Path) -> list[bytes]:
+    return [path.read_bytes()]
+
+
+def _tars(folder: Path) -> list[bytes]:
+    members = [(f"c{i % 2}/{i}.jpg", sources.jpeg(i)) for i in range(3)]
+    return [
+        sources.tar_bytes(members, kind=kind) for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    ]
+
+
+def _jpegs(folder: Path) -> list[bytes]:
+    return [
+        sources.jpeg(0),
+        sources.jpeg(1, progressive=True),
+        sources.jpeg(2, subsampling=2, quality=30),
+        sources.gray_jpeg(3),
+        sources.rotated_jpeg(4),
+        sources.encoded(sources.picture(5), "PNG"),
+        sources.encoded(sources.picture(6), "WEBP"),
+    ]
+
+
+@cache
+def _cifar_members(folder: Path) -> dict[str, bytes]:
+    path = folder / "cifar-10-python.tar.gz"
+    sources.cifar(path, each=2, test=2)
+    with tarfile.open(path) as tar:
+        return {m.name: tar.extractfile(m).read() for m in tar.getmembers() if m.isfile()}  # type: ignore[union-attr]
+
+
+_FIRST = "cifar-10-batches-py/data_batch_1"
+
+
+def _pickles(folder: Path) -> list[bytes]:
+    members = _cifar_members(folder)
+    return [members[_FIRST], members["cifar-10-batches-py/batches.meta"]]
+
+
+@cache
+def _cifar_whole() -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        return _cifar_members(Path(folder))
+
+
+def _cifar_around(pickled: bytes) -> bytes:
+    """Pack an archive anew around a damaged pickle."""
+    members = [*(_cifar_whole() | {_FIRST: pickled}).items()]
+    return gzip.compress(sources.tar_bytes(members), 1)
+
+
+def _cifar(folder: Path) -> bytes:
+    return gzip.compress(sources.tar_bytes([*_cifar_whole().items()]), 1)
+
+
+def _checkpoint_files(folder: Path) -> list[bytes]:
+    path = folder / "last.pt"
+    state = Checkpoint(
+        config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
+        model={"weight": torch.ones(3)}, optimizer={"state": {}, "param_groups": []}, scaler={},
+    )  # fmt: skip
+    checkpoints.save(path, state)
+    return _bytes_of(path)
+
+
+def _pickle_of(name: str) -> Callable[[Path], list[bytes]]:
+    def make(folder: Path) -> list[bytes]:
+        (whole,) = _checkpoint_files(folder)
+        with zipfile.ZipFile(io.BytesIO(whole)) as file:
+            inner = next(one for one in file.namelist() if one.endswith(name))
+            return [file.read(inner)]
+
+    return make
+
+
+def _zip_around(pickled: bytes) -> bytes:
+    """Pack a damaged pickle as torch does, so that it is read at all."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name, content in {
+            "data.pkl": pickled,
+            "byteorder": b"little",
+            "data/0": bytes(12),
+            "version": b"3\n",
+        }.items():
+            file.writestr(f"last/{name}", content)
+    return out.getvalue()
+
+
+def _weights(ending: str) -> Callable[[Path], list[bytes]]:
+    def make(folder: Path) -> list[bytes]:
+        state = {
+            "layer1.0.conv1.weight": torch.ones(4, 4, 3, 3),
+            "bn1.running_mean": torch.zeros(4),
+            "conv1.weight": torch.ones(4, 3, 3, 3),
+        }
+        path = folder / f"weights{ending}"
+        if ending == ".safetensors":
+            from safetensors.torch import save_file
+
+            save_file(state, path)
+        else:
+            torch.save({"state_dict": state, "epoch": 3}, path)
+        return _bytes_of(path)
+
+    return make
+
+
+def _toml(folder: Path) -> list[bytes]:
+    return [
+        to_toml(TrainConfig(), recipe="imagenet").encode(),
+        b'recipe = "cifar10"\n[optim]\nlr = 0.1\nepochs = 3\n',
+    ]
+
+
+def _yaml(folder: Path) -> list[bytes]:
+    flags = {k: v for k, v in to_flags(TrainConfig()).items() if isinstance(v, int | float | str)}
+    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in flags.items())
+    return [text.encode(), b"recipe: cifar10\noptim:\n  lr: 0.1\n  epochs: 3\n"]
+
+
+def _config(folder: Path) -> list[bytes]:
+    whole = {"recipe": "imagenet", "config": TrainConfig().to_dict(), "environment": {}}
+    return [json.dumps(whole).encode()]
+
+
+def _metrics(folder: Path) -> list[bytes]:
+    line = {
+        "kind": "train", "step": 3, "epoch": 0.5, "loss": -0.5, "z_std": 0.9, "rank": 4.0,
+        "lr": 0.1, "images_per_second": 100.0, "data_wait": 0.1, "seconds": 3.0, "since": 0,
+        "seen": "0" * 16,
+    }  # fmt: skip
+    knn = {"kind": "knn", "epoch": 1.0, "top1": 30.0, "k": 5, "temperature": 0.2, "bank": 24}
+    return ["".join(json.dumps(one) + "\n" for one in (line, knn, line)).encode()]
+
+
+def _remembered(folder: Path) -> list[bytes]:
+    names = tuple(f"c{i % 2}/{i}.jpg" for i in range(10))
+    return [Remembered(names, "", (DataFile("a.tar", 10, 20),)).to_bytes()]
+
+
+def _bad(folder: Path) -> list[bytes]:
+    return [written([BadImage(3, 1, "c0/1.jpg", "cut", 0), BadImage(9, 2, "x", "y", 1)]).encode()]
+
+
+def _committed(pattern: str) -> Callable[[Path], list[bytes]]:
+    """Return records of this repository, cut to what is quick to read."""
+
+    def make(folder: Path) -> list[bytes]:
+        found = sorted((ROOT / "bench" / "results").glob(pattern), key=lambda x: x.stat().st_size)
+        return [path.read_bytes() for path in found[:3]]
+
+    return make
+
+
+def _evaluations(folder: Path) -> list[bytes]:
+    return [(ROOT / "bench" / "results" / "demo" / "knn.json").read_bytes()]
+
+
+def _tar_index(folder: Path) -> list[bytes]:
+    rows = np.zeros(3, ROW)
+    home = keep(Index(rows, ("a", "b"), True, b"0.jpg\x001.jpg\x002.jpg"), [folder / "index"], [])
+    assert home is not None
+    return _bytes_of(home)
+
+
+def _crops(folder: Path) -> None:
+    """Decode by our own reader of JPEGs, which checks where it writes."""
+    data = (folder / "train/c0/0.jpg").read_bytes()
+    height = width = 0
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        height, width = image.height, image.width
+    if 0 < width * height <= _PIXELS:
+        library = jpeg_library()
+        assert library is not None
+        box = (height // 4, width // 4, max(height // 4 + 1, height // 2), width)
+        Decoder(library.fastsiam_decode)(data, box, (height, width))
+
+
+def _parquet(folder: Path) -> list[bytes]:
+    path = folder / "train.parquet"
+    rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
+    sources.parquet(path, rows, ["a", "b"])
+    return _bytes_of(path)
+
+
+def _arrow(folder: Path) -> list[bytes]:
+    rows = [(sources.jpeg(i), f"{i}.jpg", i % 2) for i in range(3)]
+    saved = tables.saved(folder / "saved", {"train": tables.dataset(rows, ["a", "b"])})
+    return [path.read_bytes() for path in saved.rglob("*.arrow")]
+
+
+def _arrow_beside(folder: Path) -> Files:
+    _arrow(folder)
+    whole = folder / "saved"
+    return {str(x.relative_to(whole)): x.read_bytes() for x in whole.rglob("*") if x.is_file()}
+
+
+def _beton_files(folder: Path) -> Files:
+    return {path.name: path.read_bytes() for path in _converted(folder).iterdir()}
+
+
+def _verified(folder: Path) -> None:
+    verify(folder, workers=0, begin=lambda *_: None, progress=lambda *_: None)
+
+
+def _run_settings(folder: Path) -> object:
+    return read_settings(folder / "config.json")
+
+
+TARGETS: dict[str, Target] = {
+    "beton": Target(
+        lambda folder: _bytes_of(_converted(folder) / "train.beton"), "train.beton", _train
+    ),
+    "beton with its manifest": Target(
+        lambda folder: _bytes_of(_converted(folder) / "train.beton"),
+        "train.beton",
+        _train,
+        lambda folder: {"manifest.json": _beton_files(folder)["manifest.json"]},
+    ),
+    "manifest": Target(
+        lambda folder: _bytes_of(_converted(folder) / "manifest.json"),
+        "manifest.json",
+        _verified,
+        lambda folder: {"train.beton": _beton_files(folder)["train.beton"]},
+    ),
+    "tar": Target(
+        _tars, "train.tar", lambda folder: all_of(open_store(folder / "train.tar", "train"))
+    ),
+    "tar index": Target(
+        _tar_index, "train.tar.index", lambda folder: load_index(folder / "train.tar.index", [])
+    ),
+    "images": Target(_jpegs, "train/c0/0.jpg", _train),
+    "jpeg kernels": Target(_jpegs, "train/c0/0.jpg", _crops),
+    "cifar archive": Target(
+        lambda folder: [gzip.decompress(_cifar(folder))],
+        "cifar-10-python.tar.gz",
+        _train,
+        wrap=lambda content: gzip.compress(content, 1),
+    ),
+    "cifar pickle": Target(_pickles, "cifar-10-python.tar.gz", _train, wrap=_cifar_around),
+    "parquet": Target(_parquet, "train.parquet", _train),
+    "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
+    "checkpoint": Target(
+        _checkpoint_files, "last.pt", lambda folder: checkpoints.load(folder / "last.pt")
+    ),
+    "checkpoint pickle": Target(
+        _pickle_of("data.pkl"),
+        "last.pt",
+        lambda folder: checkpoints.load(folder / "last.pt"),
+        wrap=_zip_around,
+    ),
+    "weights": Target(_weights(".pt"), "x.pt", lambda folder: load_pretrained(folder / "x.pt")),
+    "weights pickle": Target(
+        _pickle_of("data.pkl"),
+        "x.pt",
+        lambda folder: load_pretrained(folder / "x.pt"),
+        wrap=_zip_around,
+    ),
+    "safetensors": Target(
+        _weights(".safetensors"),
+        "x.safetensors",
+        lambda folder: load_pretrained(folder / "x.safetensors"),
+    ),
+    "settings in TOML": Target(_toml, "x.toml", lambda folder: read_settings(folder / "x.toml")),
+    "settings in YAML": Target(_yaml, "x.yaml", lambda folder: read_settings(folder / "x.yaml")),
+    "settings of a run": Target(_config, "config.json", _run_settings),
+    "metrics": Target(_metrics, "metrics.jsonl", read_metrics),
+    "images of a run": Target(_remembered, "images.npz", Remembered.load),
+    "bad images of a run": Target(_bad, "bad_images.jsonl", read_bad_images),
+    "evaluations": Target(_evaluations, "eval/x.json", read_records),
+    "record of a study": Target(
+        _committed("study/**/*.json"), "x.json", lambda folder: read_study_record(folder / "x.json")
+    ),
+    "record of bench": Target(
+        _committed("*.json"), "x.json", lambda folder: read_bench_records(folder / "x.json")
+    ),
+}
+"""By what the record calls them."""
