@@ -25,7 +25,6 @@ from fastsiam.errors import RANK_LOST
 from fastsiam.jobs import restart
 from fastsiam.jobs.restart import restarting
 from fastsiam.jobs.train import check_shares
-from fastsiam.launched import LAUNCHER
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.processes import Forked, command
@@ -131,8 +130,7 @@ def test_only_lost_ranks_are_started_again(
         return endings[len(begun) - 1]
 
     monkeypatch.setattr(sys.modules[launch.__module__], "_attempt", attempt)
-    monkeypatch.setenv("PYTHONPATH", "")  # launching sets both
-    monkeypatch.setenv(LAUNCHER, "")
+    monkeypatch.setenv("PYTHONPATH", "")  # launching sets it
     assert launch(4, ["train"], restarts=2, again=lambda ranks: (ranks - 1, ["more"])) == code
     assert [processes for processes, _ in begun] == starts
     assert all(arguments == ["train", "more"] for _, arguments in begun[1:])

@@ -63,8 +63,8 @@ def _install(at: str) -> None:
         case number:
             steps, after_step = itertools.count(1), StopSignals.after_step
 
-            def failing(signals: StopSignals) -> int:
-                return (next(steps) == int(number) and _fault()) or after_step(signals)
+            def failing(self: StopSignals) -> int:
+                return (next(steps) == int(number) and _fault()) or after_step(self)
 
             StopSignals.after_step = failing  # type: ignore[method-assign]
 
