@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam.config import NumericsConfig
 from fastsiam.distributed.place import Place
