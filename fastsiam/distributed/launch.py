@@ -77,6 +77,8 @@ def launch(
             ending = _attempt(processes, [*arguments, *more])
     except SignalException as error:
         return SIGNALLED + int(error.sigval)
+    finally:
+        del os.environ[LAUNCHER]
     return ending.code
 
 

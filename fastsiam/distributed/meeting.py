@@ -8,6 +8,8 @@ import uuid
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 _LOOK = 0.02
 """Seconds between two looks at the store, while the ranks come one by one."""
@@ -27,7 +29,7 @@ class RankMissing(dist.DistStoreError):
         self.who = who
 
 
-def meeting_place(rank: int, world: int, *, timeout: timedelta) -> dist.Store:
+def meeting_place(rank: int, world: int, *, timeout: timedelta) -> Store:
     """Return the store by which the ranks meet; all of them are there when it returns.
 
     torch's elastic launcher has one for all its restarts: addresses of ranks that are no more are
@@ -36,12 +38,12 @@ def meeting_place(rank: int, world: int, *, timeout: timedelta) -> dist.Store:
     Raises:
         RankMissing: a rank did not come in time.
     """
-    store, *_ = next(dist.rendezvous("env://", rank, world, timeout=timeout))
+    store, *_ = next(rendezvous("env://", rank, world, timeout=timeout))
     store.set_timeout(timeout)
-    return dist.PrefixStore(f"{_AT}/{_agreed(store, rank, world, timeout)}", store)
+    return PrefixStore(f"{_AT}/{_agreed(store, rank, world, timeout)}", store)
 
 
-def _agreed(store: dist.Store, rank: int, world: int, timeout: timedelta) -> str:
+def _agreed(store: Store, rank: int, world: int, timeout: timedelta) -> str:
     """Return a name that the ranks of this start have for it, and none of another start.
 
     Each says a word that nobody knew. Rank 0 gives all the words that it finds a name, and another
@@ -69,12 +71,12 @@ def _agreed(store: dist.Store, rank: int, world: int, timeout: timedelta) -> str
     raise RankMissing(f"{who}, before the first step", timeout.total_seconds())
 
 
-def _absent(store: dist.Store, name: str, world: int) -> list[int]:
+def _absent(store: Store, name: str, world: int) -> list[int]:
     """Return the ranks that have not accepted a name."""
     return [x for x in range(world) if not _said(store, f"{name}/{x}")]
 
 
-def _said(store: dist.Store, what: str) -> str:
+def _said(store: Store, what: str) -> str:
     """Return what the store has under a name, "" for nothing; does not wait."""
     key = f"{_AT}/{what}"
     return store.get(key).decode() if store.check([key]) else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from fastsiam.config import NumericsConfig
 from fastsiam.distributed.place import Place
@@ -72,23 +72,14 @@ def _settle_buckets(together: nn.parallel.DistributedDataParallel) -> None:
     would round its first step unlike one that was never interrupted. So the first pass is one of
     zeros here, in which they come as they mostly do in training: the last layer's first.
     """
-    module = together.module
+    module: Any = together.module
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    together.module = _Nothing(trained)
+    own = vars(module).get("forward")
+    module.forward = lambda _: [parameter.view_as(parameter) for parameter in trained]
     out = together(torch.zeros((), device=trained[0].device))  # on a GPU, DDP wants an input
     torch.autograd.backward(out, [torch.zeros_like(parameter) for parameter in trained])
-    together.module = module
+    del module.forward
+    if own is not None:
+        module.forward = own
     for parameter in trained:
         parameter.grad = None
-
-
-class _Nothing(nn.Module):
-    """Returns parameters as they are."""
-
-    def __init__(self, trained: list[nn.Parameter]) -> None:
-        super().__init__()
-        self._of = trained
-
-    def forward(self, _: Tensor) -> list[Tensor]:
-        """Return each, as a view: gradients come in the opposite order."""
-        return [parameter.view_as(parameter) for parameter in self._of]

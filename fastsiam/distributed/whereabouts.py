@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import linecache
 import os
 import sys
 import threading
@@ -42,7 +41,7 @@ class Word:
     function: str
     """Ours, which it is in."""
     line: str
-    """Where in it: file, number, and what is called there."""
+    """Where in it: file and number; and which function of others is called there."""
     seconds: float
     """How long it has been in that function."""
     at: float
@@ -170,11 +169,8 @@ def _own_place(frame: FrameType | None) -> tuple[str, str]:
         frame = frame.f_back
     if frame is None:
         return "no function of ours", "nowhere"
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    at = f"{name.removeprefix(HOME)}:{number}"
+    at = f"{frame.f_code.co_filename.removeprefix(HOME)}:{frame.f_lineno}"
     if inner is not None and inner is not frame:
         code = inner.f_code
         at += f", which is in {code.co_name} of {Path(code.co_filename).name}"
-    elif source := linecache.getline(name, number).strip():
-        at += f": {source}"
     return frame.f_code.co_name, at

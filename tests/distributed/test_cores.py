@@ -19,9 +19,19 @@ from torch._inductor import config as inductor
 from torch.distributed.launcher import api
 
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
-from fastsiam.distributed import Place, StopSignals, bn_group, cores, launch, place, start
+from fastsiam.distributed import (
+    Place,
+    StopSignals,
+    bn_group,
+    cores,
+    launch,
+    place,
+    start,
+    whereabouts,
+)
 from fastsiam.jobs.introduction import idle_gpus
 from fastsiam.kernels.cores import own_cores
+from fastsiam.launched import LAUNCHER
 from fastsiam.training.compile import compiling
 from tests.configs import with_settings
 from tests.conftest import ROOT
@@ -197,7 +207,10 @@ def test_the_launcher_starts_one_rank_for_each_gpu(monkeypatch: pytest.MonkeyPat
     assert (entrypoint, *arguments) == (
         sys.executable, "-m", "fastsiam", "train", "--gpus", "8",
     )  # fmt: skip
-    assert environment == before | {"PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere"}
+    assert environment == before | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere",
+        LAUNCHER: str(os.getpid()),
+    }
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -210,6 +223,8 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(dist, "init_process_group", note)
     monkeypatch.setattr(dist, "new_group", note)
+    monkeypatch.setattr(place, "meeting_place", lambda rank, world, timeout: timeout)
+    monkeypatch.setattr(whereabouts, "tell", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
@@ -220,13 +235,11 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
     StopSignals(here)
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
     host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
-    first: dict[str, Any] = {"given": "gloo", "timeout": host}
-    if device == "cuda":
-        first = {
-            "given": "cuda:nccl,cpu:gloo",
-            "timeout": chip,
-            "device_id": torch.device("cuda", 1),
-        }
+    first: dict[str, Any] = {"store": host, "rank": 1, "world_size": 4, "timeout": chip}
+    if device == "cpu":
+        first |= {"given": "gloo", "device_id": None}
+    else:
+        first |= {"given": "cuda:nccl,cpu:gloo", "device_id": torch.device("cuda", 1)}
     assert groups == [
         first,
         {"given": "gloo", "timeout": host},

@@ -94,4 +94,4 @@ def test_a_machine_is_lost_and_another_joins(
     assert len(history(run)) == 24 == read_metrics(run)[-1]["step"]
     for one, other in zip(history(run), history(whole), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
-        assert one[2:4] == pytest.approx(other[2:4], abs=5e-3)  # loss, std
+        assert one[2:4] == pytest.approx(other[2:4], abs=1e-4)  # loss, std

@@ -35,7 +35,8 @@ def watched(run: Path, log: Path, arguments: tuple[str, ...]) -> None:
         sys.audit("open", str(path), "wb", os.O_WRONLY)
         torch_save(what, path)
 
-    torch_save, torch.save = torch.save, save
+    torch_save = torch.save
+    vars(torch)["save"] = save
     sys.addaudithook(note)
     sys.argv = ["fastsiam", *arguments]
     main()
@@ -81,6 +82,6 @@ def refused_soon(arguments: tuple[str, ...]) -> None:
     from fastsiam.cli import main
     from fastsiam.jobs import train
 
-    train.PATIENCE = 0.2  # type: ignore[misc]
+    vars(train)["PATIENCE"] = 0.2
     sys.argv = ["fastsiam", *arguments]
     main()

@@ -25,7 +25,6 @@ from fastsiam.errors import RANK_LOST
 from fastsiam.jobs import restart
 from fastsiam.jobs.restart import restarting
 from fastsiam.jobs.train import check_shares
-from fastsiam.launched import LAUNCHER
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.processes import Forked, command
@@ -40,6 +39,7 @@ POINTS = [
     ("1", "4"),
     ("0", "save"),
     ("1", "evaluation"),
+    ("1", "compiling"),
     *((str(_random.randrange(2)), str(_random.randrange(1, 12))) for _ in range(4)),
 ]
 
@@ -53,13 +53,9 @@ def config(small: TrainConfig) -> TrainConfig:
 def test_a_rank_is_killed_and_the_run_goes_on(
     rank: str, where: str, config: TrainConfig, tmp_path: Path
 ) -> None:
-    faults = {
-        "PYTHONPATH": os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")]),
-        "FAULT": "SIGKILL",
-        "FAULT_RANK": rank,
-        "FAULT_AT": where,
-        "FAULT_ONCE": str(tmp_path / "fault"),
-    }
+    if where == "compiling":
+        config = with_settings(config, compile="on")
+    faults = once(tmp_path, FAULT="SIGKILL", FAULT_RANK=rank, FAULT_AT=where)
     disturbed = command("train", *flags(config), "--max-restarts", "1", environment=faults)
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
     done = disturbed.wait(300)
@@ -68,6 +64,23 @@ def test_a_rank_is_killed_and_the_run_goes_on(
     assert "restart 1 of 1, from the last checkpoint, on 2 ranks\n" in done.stderr
     assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
     assert history(tmp_path / "run") == history(tmp_path / "whole")
+
+
+def once(folder: Path, **faults: str) -> dict[str, str]:
+    """Return the environment in which the first start of a run fails, and no other."""
+    path = os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, "FAULT_ONCE": str(folder / "fault"), **faults}
+
+
+@pytest.mark.slow
+def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -> None:
+    faults = once(tmp_path, FAULT="hang", FAULT_RANK="1")
+    arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
+    done = command("train", *arguments, environment=faults).wait(300)
+    assert done.returncode == 0, done.stderr
+    assert "for rank 1, which is elsewhere: step 2, in train" in done.stderr
+    assert "restart 1 of 1, from the last checkpoint, on 2 ranks\n" in done.stderr
+    assert [step for step, *_ in history(tmp_path / "run")] == list(range(1, 13))
 
 
 def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: Path) -> None:
@@ -131,8 +144,7 @@ def test_only_lost_ranks_are_started_again(
         return endings[len(begun) - 1]
 
     monkeypatch.setattr(sys.modules[launch.__module__], "_attempt", attempt)
-    monkeypatch.setenv("PYTHONPATH", "")  # launching sets both
-    monkeypatch.setenv(LAUNCHER, "")
+    monkeypatch.setenv("PYTHONPATH", "")  # launching sets it
     assert launch(4, ["train"], restarts=2, again=lambda ranks: (ranks - 1, ["more"])) == code
     assert [processes for processes, _ in begun] == starts
     assert all(arguments == ["train", "more"] for _, arguments in begun[1:])

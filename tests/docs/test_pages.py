@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 SHELL = {
     "apt-get", "cd", "cp", "done", "export", "for", "git", "ln", "make", "mkdir", "pip", "source",
-    "sudo", "tar", "python", "torchrun", "fastsiam", "srun", "[[", "scontrol", "exec",
+    "sudo", "tar", "python", "torchrun", "srun", "[[", "scontrol", "exec", "fastsiam",
     ".venv/bin/python", ".venv/bin/fastsiam",
 }  # fmt: skip
 """Programs that pages may name."""

@@ -63,10 +63,10 @@ def _install(at: str) -> None:
         case number:
             votes, agree = itertools.count(), StopSignals._agree
 
-            def failing(signals: StopSignals, *own: Any) -> tuple[int, bool]:
+            def failing(self: StopSignals, *own: Any) -> tuple[int, bool]:
                 if next(votes) == int(number):
                     _fault()
-                return agree(signals, *own)
+                return agree(self, *own)
 
             StopSignals._agree = failing  # type: ignore[assignment,method-assign]
 
