@@ -152,8 +152,11 @@ def _explained(processes: Sequence[multiprocessing.Process]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, EOFError, MemoryError) as error:
-        if isinstance(error, (OSError, EOFError)):  # its sockets close before it is gone
-            wait([process.sentinel for process in processes], _SECONDS_TO_DIE)
+        if isinstance(error, (OSError, EOFError)):  # sockets and pipes close before it is gone
+            ended = wait([process.sentinel for process in processes], _SECONDS_TO_DIE)
+            for process in processes:
+                if process.sentinel in ended:
+                    process.join()
         _require_alive(processes)
         if processes and lacks_memory(error):
             raise WorkerError(
