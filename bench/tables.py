@@ -125,7 +125,7 @@ _REST: list[Column] = [
     ("MB/s", _fact("megabytes_per_second", ",.0f")),
     ("CPU ms an image", lambda one: number(1000 * one.cpu_seconds_per_image) if one.images else ""),
     ("CPU ms a batch", _fact("cpu_ms_of_a_batch", ",.3f")),
-    ("% of a step", _fact("percent_of_step", ".3f")),
+    ("% of a step", _fact("percent_of_step", ".2g")),
     ("cores busy", lambda one: f"{one.cores_busy:.1f}"),
     ("host MB", lambda one: _megabytes(one.host_bytes)),
     ("GPU MB", lambda one: _megabytes(one.gpu_bytes)),

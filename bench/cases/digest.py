@@ -20,8 +20,11 @@ def measure(session: Session) -> list[Record]:
     records = []
     for (_, name), timing in timings.items():
         facts = {"cpu_ms_of_a_batch": 1e3 * batch * timing.cpu / timing.images}
-        if step and timing is not step:  # the step's seconds are the clock's, not all cores'
-            facts["percent_of_step"] = 100 * timing.cpu / timing.images * step.rate
+        if step and timing is not step:
+            # Of processor time, which other programs on the machine do not stretch; on a GPU, whose
+            # time that is not, of the clock's.
+            seconds = (step.median if session.gpu else step.cpu) / step.images
+            facts["percent_of_step"] = 100 * timing.cpu / timing.images / seconds
         records.append(
             record(
                 "digest",

@@ -32,7 +32,7 @@ class VerifyConfig:
     """Loader processes or threads of that pipeline; -1 is one for each core."""
     replay: bool = False
     (
-        "Train again from a checkpoint, in memory, up to 100 steps or to --step, and compare "
+        "Train again from a checkpoint, in memory, up to 50 steps or to --step, and compare "
         "losses with the log."
     )
     checkpoint: str = ""
