@@ -59,10 +59,12 @@ gpu:                           ## tests and measurements of a GPU, as far as MIN
 soak: $(VENV)/installed        ## runs that are killed and hurt again and again, held to undisturbed ones
 	$(PY) -m fastsiam bench soak --minutes $(MINUTES) --seed $(SEED)
 
-lint: $(VENV)/installed        ## style and types
+lint: $(VENV)/installed        ## style, types, what bandit and pip-audit find
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+	$(PY) -m bandit --quiet --configfile pyproject.toml --recursive fastsiam pipelines bench
+	$(PY) -m tests.audit
 
 lock: $(VENV)/installed        ## newest versions of everything, for pull requests that move them
 	$(PYTHON) -m pip --python $(PY) install --quiet uv

@@ -222,8 +222,6 @@ class Epoch(EpochIterator):  # type: ignore[misc]
         work, params, stream = begun.work, begun.params, begun.stream
         crops, stages = self._layout.crops(begun.memory), work.stages
         refused = begun.making.refused()
-        if self._pages:
-            self._store.check_whole()  # FFCV reads a page that is gone as what lay there before
         made = [stage.views() for stage in stages]
         views = in_views_order(made, self._augment) if stages else None
         for row in refused.tolist():

@@ -26,6 +26,7 @@ class Finisher:
         augment: what becomes of the crops.
         device: where the batches shall lie.
         dtype: floating type of the views.
+        resident: whether all images are read already, so that their files may go away.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Finisher:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        resident: bool = False,
     ) -> None:
-        self._store, self._order = store, order
+        self._store, self._order, self._resident = store, order, resident
         self._augment, self._device, self._dtype = augment, device, dtype
         self._labels = torch.tensor(store.labels, device=device)
 
@@ -86,6 +88,7 @@ class Finisher:
         Raises:
             FileLostError: a file lost bytes since it was mapped, so that images may be zeros.
         """
-        self._store.check()
+        if not self._resident:
+            self._store.check()
         there = to_device(index, self._device)
         return Batch(views, there, self._labels[there], seen)

@@ -45,7 +45,7 @@ class MemoryLoader:
         self._pixels: Pixels | None = Pixels(
             store, order.chosen, workers, device, keeps_on=order.bad is not None
         )
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
+        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype, resident=True)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from multiprocessing.connection import wait
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -118,6 +119,7 @@ class LoaderProcesses:
 
 
 _END = object()
+_SECONDS_TO_DIE = 5.0
 
 
 class _OfStore(Protocol):
@@ -150,6 +152,8 @@ def _explained(processes: Sequence[multiprocessing.Process]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, EOFError, MemoryError) as error:
+        if isinstance(error, (OSError, EOFError)):  # its sockets close before it is gone
+            wait([process.sentinel for process in processes], _SECONDS_TO_DIE)
         _require_alive(processes)
         if processes and lacks_memory(error):
             raise WorkerError(

@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree  # of our own tests  # nosec B405
 
 from fastsiam.bench.gpu.expected import Found, table
 from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of
@@ -96,7 +96,9 @@ def _tests(setup: Setup, stages: Sequence[Stage]) -> Iterator[str]:
     skips: Counter[str] = Counter()
     for stage in stages:
         try:
-            file = ElementTree.parse(pytest_results_of(setup.out, stage.name))
+            file = ElementTree.parse(  # as above  # nosec B314
+                pytest_results_of(setup.out, stage.name)
+            )
         except (OSError, ElementTree.ParseError):  # not there yet, or not whole
             continue
         cases = list(file.iter("testcase"))

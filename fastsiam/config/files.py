@@ -225,7 +225,7 @@ def _yaml(text: str) -> Any:
     word = re.compile("(true|false)$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:bool", word, list("tf"))
     try:
-        return yaml.load(text, Loader) or {}
+        return yaml.load(text, Loader) or {}  # a SafeLoader  # nosec B506
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 

@@ -93,6 +93,7 @@ def _attempt(processes: int, arguments: Sequence[str]) -> Ending:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
+        signals_to_handle=",".join(number.name for number in _STOPS),
     )
     try:
         elastic_launch(config, sys.executable)("-m", "fastsiam", *arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
+import pickle  # written by it, read by torch's restricted unpickler  # nosec B403
 import re
 import warnings
 from collections import OrderedDict

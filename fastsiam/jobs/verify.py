@@ -8,6 +8,7 @@ ranks or the machine that took it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -124,11 +125,11 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
         f"{'1 log line agrees' if len(lines) == 1 else f'{len(lines):,} log lines agree'}: "
         f"images and draws of {_steps(lines)}, {how} from seed {recorded.order.seed}"
     )
-    yield from _missing(lines)
     if config.step:
         yield from _images(recorded, config.step)
-    else:
-        yield from _weights(run)
+        return
+    yield from _missing(lines)
+    yield from _weights(run)
 
 
 def read(run: Path, config: VerifyConfig) -> Recorded:
@@ -138,20 +139,18 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
         FastSiamError: it is no run, it keeps no digests, or its data cannot be read.
     """
     trained = _trained(run)
-    data = trained.data
-    lines = [_line(line) for line in read_metrics(run) if "seen" in line]
+    data = replace(trained.data, data=config.data or trained.data.data)
+    lines = [_line(line, run) for line in read_metrics(run) if "seen" in line]
     if not lines:
         raise FastSiamError(
             f"no line of {run / 'metrics.jsonl'} has a digest: the run took no step, or was made "
             "by a version of fastsiam that kept none, so that nothing can be verified"
         )
-    if config.data:
-        data = replace(data, data=config.data)
     # What the pipeline of the run needs to be installed is not needed here.
     opened = replace(data, pipeline="auto") if data.loads_images else data
     images = run_images(replace(trained, data=opened), run)
-    config_here = replace(trained, data=replace(data, workers=config.workers))
-    return Recorded(folder=run, config=config_here, lines=lines, images=images)
+    here = replace(trained, data=replace(data, workers=config.workers))
+    return Recorded(folder=run, config=here, lines=lines, images=images)
 
 
 def with_pipeline(data: DataConfig, name: str) -> DataConfig:
@@ -195,19 +194,31 @@ def _trained(run: Path) -> TrainConfig:
         raise FastSiamError(f"{file} is no run's settings: {error}") from error
 
 
-def _line(values: dict[str, Any]) -> Line:
-    return Line(values["since"] + 1, values["step"], values["seen"], values["loss"])
+def _line(values: dict[str, Any], run: Path) -> Line:
+    line = Line(
+        values.get("since", -1) + 1,
+        values.get("step", 0),
+        values["seen"],
+        values.get("loss", math.nan),
+    )
+    if not 1 <= line.first <= line.last:
+        raise FastSiamError(
+            f"{run / 'metrics.jsonl'} holds a line that is no log line of a run: since "
+            f"{values.get('since')}, step {values.get('step')}; restore the file"
+        )
+    return line
 
 
 def _steps(lines: Sequence[Line]) -> str:
-    return str(Line(lines[0].first, lines[-1].last, "", 0.0))
+    return str(Line(lines[0].first, lines[-1].last, "", math.nan))
 
 
 def _missing(lines: Sequence[Line]) -> Iterator[str]:
     """Say which steps no line tells of: those of a run's part that an older version trained."""
-    for before, after in pairwise(lines):
+    begin = Line(0, 0, "", math.nan)
+    for before, after in pairwise([begin, *lines]):
         if after.first != before.last + 1:
-            yield f"no line tells of steps {before.last + 1:,} to {after.first - 1:,}"
+            yield f"no line tells of {Line(before.last + 1, after.first - 1, '', math.nan)}"
 
 
 def _compared(lines: Sequence[Line], digests: Iterator[int]) -> Iterator[tuple[Line, int]]:

@@ -6,12 +6,14 @@ as in a clone that was never installed or has just been updated, they are compil
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import logging
 import os
 import platform
 import tempfile
+from collections.abc import Iterator
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fastsiam.caches import require_own
 from fastsiam.errors import BackendError
 from fastsiam.kernels import build
 
@@ -212,19 +215,42 @@ def _folder() -> Path:
     try:
         found = _compiled()
         if found:
+            _require_own(found)
             return found
         own = Path(__file__).parent
         folder = own if os.access(own, os.W_OK) else build.cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        # In a folder of the system's, because a lock does not work on every file system.
-        with open(Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        _require_own(folder)
+        with _building():
             if not _is_ready(folder):  # another process may have compiled them meanwhile
                 log.warning("compiling fastsiam's kernels, once (half a minute)")
                 build.build(folder)
     except (RuntimeError, OSError) as error:  # the first also where nobody has a home
         raise BackendError(f"fastsiam's kernels are not compiled: {error}") from error
     return folder
+
+
+def _require_own(folder: Path) -> None:
+    """Refuse libraries of the user's cache that somebody else could have put there."""
+    if folder != Path(__file__).parent:
+        instead = "name another cache, by XDG_CACHE_HOME"
+        require_own(folder, what="fastsiam's kernels", instead=instead)
+
+
+@contextlib.contextmanager
+def _building() -> Iterator[None]:
+    """Have this user's other processes wait while inside.
+
+    The lock is in a folder of the system's, because not every file system has locks; it is no link,
+    which another user could lead to a file of this one.
+    """
+    path = Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _is_ready(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fastsiam.caches import require_own
 from fastsiam.config import Compile, TrainConfig
 from fastsiam.distributed import Place, from_all
 from fastsiam.kernels.cores import local_ranks, own_cores
@@ -64,10 +65,19 @@ def without_compilation(config: TrainConfig) -> TrainConfig:
 
 @contextlib.contextmanager
 def compiling(config: TrainConfig) -> Iterator[None]:
-    """Keep what is compiled, quietly, and trade memory for computing as the settings say."""
+    """Keep what is compiled, quietly, and trade memory for computing as the settings say.
+
+    Raises:
+        BackendError: another user could put code into the folder where it is kept.
+    """
     from torch._functorch import config as functorch
 
     _choose_cache()
+    require_own(
+        Path(kept_in()),
+        what="what torch.compile makes",
+        instead="name a folder that is, by TORCHINDUCTOR_CACHE_DIR",
+    )
     _divide_compilers()
     noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
     levels = [logger.level for logger in noisy]

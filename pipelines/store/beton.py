@@ -148,14 +148,6 @@ class BetonStore(Store):
             self.classes = numbered_classes(self.labels, path)
         self._check_records(path)
 
-    def check_whole(self) -> None:
-        """Refuse the file if it lost bytes since it was opened.
-
-        Raises:
-            FileLostError: names it.
-        """
-        self._file.check()
-
     def mapped(self) -> Sequence[Mapped]:
         """Return the file."""
         return (self._file,)

@@ -8,8 +8,8 @@ pickle with any other name is refused.
 from __future__ import annotations
 
 import io
-import pickle
-import pickletools
+import pickle  # an unpickler that knows four names  # nosec B403
+import pickletools  # executes nothing  # nosec B403
 import tarfile
 import zlib
 from collections.abc import Iterator

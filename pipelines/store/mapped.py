@@ -47,7 +47,11 @@ class Mapped:
         Raises:
             FileLostError: names it.
         """
-        if mappings.is_lost(self._place) or self._map.size() != len(self):
+        try:
+            whole = not mappings.is_lost(self._place) and self._map.size() == len(self)
+        except OSError:  # its server knows it no more
+            whole = False
+        if not whole:
             raise mappings.lost(self.path, len(self))
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 SHELL = {
     "apt-get", "cd", "cp", "done", "export", "for", "git", "ln", "make", "mkdir", "pip", "source",
-    "sudo", "tar", "python", "torchrun", "fastsiam", ".venv/bin/python", ".venv/bin/fastsiam",
+    "sudo", "tar", "python", "torchrun", "fastsiam", "srun", "[[", "scontrol", "exec",
+    ".venv/bin/python", ".venv/bin/fastsiam",
 }  # fmt: skip
 """Programs that pages may name."""
 
@@ -63,6 +64,8 @@ def lines(block: Block) -> Iterator[list[str]]:
         while words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
             variables[assigned[1]] = assigned[2]
             words = words[1:]
+        if "-c" in words:  # a shell's
+            yield from lines(replace(block, text=words.pop()))
         while "&&" in words:
             cut = words.index("&&")
             yield words[:cut]
@@ -92,6 +95,8 @@ def test_commands_are_commands(
     for words in lines(block):
         assert words[0] in SHELL, f"{block}: {words[0]}"
         if "fastsiam" in words[:-1] and words[0] in {"torchrun", "python", ".venv/bin/python"}:
+            words = words[words.index("fastsiam") :]
+        if words[0] in {"srun", "exec"} and "fastsiam" in words:
             words = words[words.index("fastsiam") :]
         if words[0].endswith("fastsiam"):
             parse([word for word in words[1:] if word != "..."])
@@ -169,3 +174,15 @@ def test_the_table_of_exports_says_what_export_does() -> None:
         why = refusals(ModelConfig(backbone=backbone, **given))
         for format, cell in zip(head[1:], cells, strict=True):
             assert (cell == "yes") == (not why[format]), (name, format)
+
+
+def test_tests_that_pages_name_exist() -> None:
+    named = [
+        (page.name, Path("tests", file), test)
+        for page in PAGES
+        for file, test in re.findall(r"`([\w/]+/test_\w+\.py): (test_\w+)", page.read_text())
+    ]
+    assert len(named) > 20
+    assert not [one for one in named if not (ROOT / one[1]).is_file()]
+    gone = [one for one in named if f"def {one[2]}(" not in (ROOT / one[1]).read_text()]
+    assert not gone

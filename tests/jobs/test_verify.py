@@ -263,7 +263,20 @@ def test_an_old_run_that_went_on_is_verified_from_there(small: TrainConfig, tmp_
     old = Path(__file__).parents[1] / "data" / "run-0.1"
     run = Path(shutil.copytree(old, tmp_path / "old"))
     train_here(with_settings(small, out=str(run), **NOTHING), "imagenet")
-    assert "6 log lines agree: images and draws of steps 7 to 12" in said(run)
+    found = said(run)
+    assert "6 log lines agree: images and draws of steps 7 to 12" in found
+    assert "no line tells of steps 1 to 6" in found
+
+
+def test_a_line_that_was_taken_out_is_missed(trained: Path) -> None:
+    log = trained / "metrics.jsonl"
+    rows = log.read_text().splitlines()
+    log.write_text("\n".join([*rows[:2], *rows[3:]]) + "\n")
+    found = said(trained)
+    assert "5 log lines agree" in found and "no line tells of steps 5 to 6" in found
+    change(log, lambda values: values.update(since=2), line=0)
+    with pytest.raises(FastSiamError, match="no log line of a run: since 2, step 2"):
+        said(trained)
 
 
 @pytest.fixture

@@ -16,14 +16,16 @@ from fastsiam.config import TrainConfig
 from fastsiam.errors import FastSiamError, FileLostError, WorkerError
 from fastsiam.pipelines import build_eval_loader, open_store
 from fastsiam.pipelines.store import Store
+from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch
-from tests.configs import with_settings
+from tests.configs import flags, with_settings
 from tests.pipelines.cases import readable
-from tests.processes import Forked
+from tests.processes import Forked, command
 from tests.sources import folder_members, tar
 from tests.tables import dataset, on_the_hub, saved
 from tests.tiers import rest_slow
 from tests.training.runs import history, run_once
+from tests.training.test_interrupted import until, workers
 
 Before = Callable[[int, Batch], None]
 
@@ -74,20 +76,34 @@ def test_a_loader_process_is_killed_while_it_is_waited_for(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nobody looks at it: the wait itself has to end. It is an evaluation's process here."""
-    for_ever(monkeypatch)
+    dying(monkeypatch)
     config = with_settings(small, pipeline="torchvision", workers=2)
     with pytest.raises(WorkerError, match="was killed by SIGKILL"):
         evaluate(config)
 
 
-def for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the process that reads the sixth image die of it, before an item is handed over."""
+def dying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a process that decodes an image die of it, before an item is handed over."""
     monkeypatch.setattr(Store, "decode", lambda store, index: dies_in_a_worker(index))
 
 
 def dies_in_a_worker(index: int) -> Any:
     assert multiprocessing.parent_process() is not None
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_loader_process_of_a_command_is_killed(small: TrainConfig) -> None:
+    """One line, exit code 1, and a state that is saved."""
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, epochs=10**5)
+    process = command("train", *flags(config))
+    until(process, lambda: read_metrics(Path(config.run.out)) and workers(process))
+    os.kill(int(workers(process)[0]), signal.SIGKILL)
+    done = process.wait(60)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert last.startswith("error: loader process ") and "was killed by SIGKILL" in last
+    assert f"(saved {checkpoints.last(Path(config.run.out))} at step " in last
 
 
 def evaluate(config: TrainConfig, after: Callable[[], object] = bool) -> None:
@@ -108,7 +124,7 @@ def test_an_evaluations_process_is_killed(small: TrainConfig) -> None:
 def test_a_process_that_decodes_into_memory_is_killed(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for_ever(monkeypatch)
+    dying(monkeypatch)
     with pytest.raises(WorkerError, match=r"loader process . of 2 .* was killed by SIGKILL"):
         run_once(with_settings(small, workers=2), tmp_path / "run")
 
@@ -223,6 +239,36 @@ def test_a_file_is_truncated_that_ffcv_reads_itself(
 
     error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
     assert f"{file} was truncated while it was read" in str(error)
+
+
+def test_images_in_memory_need_no_file(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+    place = beton(images)
+    config = with_settings(small, data=str(place), knn_every=0)
+
+    def truncate(step: int, batch: Batch) -> None:
+        os.truncate(data_file(place), 10)
+
+    run_once(config, tmp_path / "run", before=truncate)
+    assert history(tmp_path / "run")[-1][0] == 12
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_has_another_size_and_all_its_pages(
+    change: int, small: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """No signal tells of it."""
+    place = beton(images)
+    file = data_file(place)
+    size = file.stat().st_size
+    config = with_settings(small, data=str(place), pipeline="torchvision", workers=0, knn_every=0)
+
+    def resize(step: int, batch: Batch) -> None:
+        if step == 4:
+            os.truncate(file, size + change)
+
+    error = ends_and_goes_on(config, tmp_path, resize, lambda: os.truncate(file, size))
+    how = "was truncated" if change < 0 else "was overwritten"
+    assert f"{file} {how} while it was read: " in str(error)
 
 
 @pytest.mark.parametrize("pipeline", rest_slow(["torchvision", "ffcv", "dali"]))

@@ -42,7 +42,9 @@ passes of 105 to 143 instructions for a pixel each. Odd sides are loaded and sto
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -50,6 +52,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fastsiam.caches import require_own
 from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Crops, to_device
 from fastsiam.views.draws import CONTRAST, HUE, ViewParams
@@ -57,6 +60,14 @@ from fastsiam.views.draws import CONTRAST, HUE, ViewParams
 from . import cuda_blur, cuda_colours
 from .operations import Operations, side_by_side
 from .reference import box_weights, normalize, solarise
+
+# Before the first kernel is compiled, or read from where an earlier program kept it.
+_TRITON = os.environ.get("TRITON_HOME") or "~"
+require_own(
+    Path(os.environ.get("TRITON_CACHE_DIR") or f"{_TRITON}/.triton/cache"),
+    what="what Triton compiles",
+    instead="name another folder, by TRITON_CACHE_DIR",
+)
 
 _BLOCK = 1024  # values of one program of the general blur
 _COMPILER = {"enable_fp_fusion": False}

@@ -1,0 +1,123 @@
+"""Caches of compiled code that others can write into are refused, by each of their users."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fastsiam.caches import others_can_write, require_own
+from fastsiam.config import TrainConfig
+from fastsiam.errors import BackendError
+from fastsiam.kernels import build, library
+from fastsiam.training.compile import compiling
+
+OTHER = 12345
+"""A user and a group that nobody here is."""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    folder = tmp_path / "parent" / "cache"
+    folder.mkdir(parents=True, mode=0o755)
+    return folder
+
+
+def test_what_is_ones_own_is_fine(cache: Path, tmp_path: Path) -> None:
+    for mode in (0o700, 0o755, 0o750):
+        cache.chmod(mode)
+        assert not others_can_write(cache)
+    assert not others_can_write(cache / "not" / "there" / "yet")
+    assert not others_can_write(Path("~/.cache"))
+    cache.parent.chmod(0o1777)  # as /tmp
+    assert not others_can_write(cache)
+
+
+@pytest.mark.parametrize("level", ["cache", "parent"])
+def test_a_folder_that_everybody_can_write_is_not(cache: Path, level: str) -> None:
+    folder = cache if level == "cache" else cache.parent
+    folder.chmod(0o777)
+    assert others_can_write(cache) == f"everybody can write into {folder} (chmod o-w)"
+    folder.chmod(0o1777)
+    assert bool(others_can_write(cache)) == (level == "cache")  # whose files would be executed
+
+
+@needs_root
+def test_another_users_and_another_groups_are_not(cache: Path) -> None:
+    os.chown(cache.parent, OTHER, -1)
+    assert others_can_write(cache) == f"{cache.parent} belongs to user {OTHER}"
+    os.chown(cache.parent, 0, OTHER)
+    assert not others_can_write(cache)
+    cache.parent.chmod(0o775)
+    said = f"the group {OTHER} can write into {cache.parent} (chmod g-w)"
+    assert others_can_write(cache) == said
+    os.chown(cache.parent, 0, 0)
+    assert not others_can_write(cache)
+
+
+def test_a_link_is_followed(cache: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(cache)
+    assert not others_can_write(link)
+    cache.chmod(0o777)
+    assert others_can_write(link)
+
+
+def test_the_message_is_one_line_with_a_way_out(cache: Path) -> None:
+    cache.chmod(0o777)
+    with pytest.raises(BackendError) as caught:
+        require_own(cache, what="what is compiled", instead="name another by VARIABLE")
+    said = str(caught.value)
+    assert re.fullmatch(
+        r"what is compiled is kept in \S+ and executed from there, but everybody can write into "
+        r"\S+ \(chmod o-w\): take it into your own hands, or name another by VARIABLE",
+        said,
+    )
+
+
+def test_the_compilers_cache_is_looked_at(
+    cache: Path, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    with compiling(small):
+        pass
+    cache.chmod(0o777)
+    with pytest.raises(BackendError, match="TORCHINDUCTOR_CACHE_DIR"), compiling(small):
+        pytest.fail("it was entered")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_kernels_cache_is_looked_at(
+    is_there: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a library of it is loaded, and before one is put there."""
+    monkeypatch.setattr(build, "cache_folder", lambda: cache)
+    monkeypatch.setattr(library, "_compiled", lambda: cache if is_there else None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(build, "build", lambda folder: pytest.fail("it was compiled"))
+    cache.chmod(0o777)
+    library._folder.cache_clear()
+    try:
+        with pytest.raises(BackendError, match=r"fastsiam's kernels is kept.*XDG_CACHE_HOME"):
+            library._folder()
+    finally:
+        library._folder.cache_clear()
+
+
+def test_the_lock_of_the_build_follows_no_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which another user could have put into /tmp, to a file of this one."""
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / f"fastsiam-build-{os.getuid()}").symlink_to(mine)
+    with pytest.raises(OSError), library._building():
+        pytest.fail("the lock was had")
+    assert mine.read_text() == "precious"
+    (tmp_path / f"fastsiam-build-{os.getuid()}").unlink()
+    with library._building():
+        pass
