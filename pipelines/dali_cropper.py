@@ -30,7 +30,7 @@ from .dali_graph import build_graph, cut_arguments, part_arguments
 from .geometric import Cuts
 from .store import Store
 from .store.base import Bytes
-from .store.probe import Flags, ends, header
+from .store.probe import Flags, header, is_all_code
 from .workers import closes_at_exit, count
 
 if TYPE_CHECKING:
@@ -245,9 +245,9 @@ class Cropper:
             except ValueError as error:
                 raise self._store.cannot_decode(index, error) from error
         elif self._store.raw_size(index) is None:
-            # PIL refuses a JPEG without an end; other decoders may make up what is missing.
+            # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
             odd = head.flags & _BY_PIL or width * height > _PIL_REFUSES
-            if not (by_pil or odd) and ends(data, head.scan):
+            if not (by_pil or odd) and is_all_code(data, head):
                 return np.frombuffer(data, np.uint8), height, width
             return _as_ppm(self._store.decode(index))
         return _ppm(data, height, width), height, width

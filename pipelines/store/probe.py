@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from fastsiam.kernels import planes
+from fastsiam.kernels.markers import next_marker
 
 from .base import FORMATS, Bytes, Store
 
@@ -24,6 +25,8 @@ _SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
 """Frame headers that every JPEG decoder reads (baseline, extended, progressive)."""
 _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _SOS, _APP1, _APP14 = 0xDA, 0xE1, 0xEE
+_BETWEEN_SCANS = {_SOS, 0xC4, 0xDB, 0xDD}
+"""What may stand between the scans of a progressive image: their headers, and tables."""
 _ORIENTATION = 0x0112
 _NAMES_ORIENTATION = re.compile(rb"\x01\x12|\x12\x01")
 
@@ -105,6 +108,26 @@ def header(store: Store, index: int, data: Bytes) -> Probe:
 def ends(data: Bytes, scan: int) -> bool:
     """Tell whether a JPEG has its end marker after the beginning of its first scan."""
     return data[-2:] == _EOI or bytes(data).rfind(_EOI, scan) >= 0
+
+
+def is_all_code(data: Bytes, head: Probe) -> bool:
+    """Tell whether a JPEG goes on from its first scan to its end marker, and holds nothing else.
+
+    Where it is cut off, or something else stands in the midst of it, PIL can refuse what another
+    decoder makes up, or does not look at because it lies beside a crop.
+
+    Args:
+        data: the whole image.
+        head: its header.
+    """
+    place = head.scan
+    while (at := next_marker(data, place)) >= 0:
+        if data[at] == _EOI[1]:
+            return True
+        if not (head.flags & _PROGRESSIVE and data[at] in _BETWEEN_SCANS) or at + 3 > len(data):
+            return False
+        place = at + 1 + (data[at + 1] << 8 | data[at + 2])
+    return False
 
 
 def _jpeg(data: Bytes) -> Probe:

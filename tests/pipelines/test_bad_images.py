@@ -18,7 +18,7 @@ from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_
 from fastsiam.pipelines.store import BetonStore, FolderStore, picked
 from fastsiam.views.batch import Batch, CropLoader
 from tests.conftest import write_images
-from tests.pipelines.cases import SMALL, WITH_IMAGES, joined
+from tests.pipelines.cases import SMALL, THREADED, WITH_IMAGES, joined, readable
 
 IMAGES, BATCH = 24, 8
 BAD = (3, 10, 20)
@@ -319,3 +319,42 @@ def test_too_many_to_be_left_out(folder: Path, caplog: pytest.LogCaptureFixture)
     damage(folder, range(9))
     with pytest.raises(DataError, match="9 of 24 images cannot be decoded"):
         list(build_eval_loader(data, "train", SMALL, resize=20))
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
+    """Whatever is damaged: decoders that look at a part of an image, or make things up, too."""
+    folder = write_images(tmp_path / "images", classes=2, each=12, side=160)
+    root = readable(name, folder)
+    generator = np.random.default_rng(0)
+    if root == folder:
+        for path in folder.rglob("*.jpg"):
+            path.write_bytes(_hurt(path.read_bytes(), generator))
+    else:
+        store, whole = open_store(root, "train"), (root / "train.beton").read_bytes()
+        assert isinstance(store, BetonStore)
+        for index in range(IMAGES):
+            start, end = int(store.start[index]), int(store.start[index] + store.bytes[index])
+            whole = whole[:start] + _hurt(whole[start:end], generator) + whole[end:]
+        (root / "train.beton").write_bytes(whole)
+    store = open_store(root, "train")
+    refused = set()
+    for index in range(IMAGES):
+        try:
+            store.decode(index)
+        except ImageError:
+            refused.add(index)
+    assert 5 < len(refused) < IMAGES - 5
+    found, reference = BadImages(10**6), BadImages(10**6)
+    batches = load(name, root, bad=found)
+    assert {own.index for own in found.list()} == refused
+    assert_alike(batches, load("memory", root, bad=reference), within=1e-5)
+    assert found.list() == reference.list()
+
+
+def _hurt(data: bytes, generator: np.random.Generator) -> bytes:
+    """Overwrite some bytes anywhere in an image, by chance or by zeros."""
+    length = int(generator.integers(1, generator.choice([4, 60, 2000])))
+    at = int(generator.integers(0, len(data) - length))
+    hurt = generator.bytes(length) if generator.random() < 0.7 else bytes(length)
+    return data[:at] + hurt + data[at + length :]

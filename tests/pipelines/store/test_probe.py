@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.pipelines.store.probe import Flags, ends, probe
+from fastsiam.kernels import markers
+from fastsiam.pipelines.store.probe import Flags, ends, is_all_code, probe
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
 
 
@@ -97,3 +98,35 @@ def test_no_bytes_make_it_fail_otherwise() -> None:
             assert str(error)
         else:
             assert found.width > 0 and found.height > 0
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_stands_in_the_midst_of_the_code(
+    progressive: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end, restarts, further scans of a progressive image are as they shall be; no other is."""
+    if not compiled:
+        monkeypatch.setattr(markers, "_compiled", lambda: None)
+    data = jpeg(1, progressive=progressive, restart_marker_blocks=1)
+    head = probe(data)
+    assert b"\xff\xd3" in data[head.scan :]
+    for whole in (data, data + b"padding", data[:-2] + b"\xff" + data[-2:]):
+        assert is_all_code(memoryview(whole), head)
+    assert not is_all_code(data[:-2], head) and not is_all_code(data[:-1], head)
+    assert not is_all_code(data[: len(data) // 2], head)
+    middle = data.index(b"\xff\xd3", head.scan)
+    for marker in (0x05, 0xC0, 0xD8, 0xE1, 0xFE):
+        assert not is_all_code(data[:middle] + bytes((0xFF, marker)) + data[middle:], head)
+    table = data[:middle] + b"\xff\xc4\x00\x02" + data[middle:]
+    assert is_all_code(table, head) == progressive
+    assert not is_all_code(data[:middle] + b"\xff\xc4", head)
+    assert not is_all_code(data[:middle] + b"\xff\xc4\xff\xff", head)
+
+
+def test_photographs_are_all_code(real_images: Path) -> None:
+    paths = sorted(real_images.rglob("*.JPEG"))[:50]
+    assert paths
+    for path in paths:
+        data = path.read_bytes()
+        assert is_all_code(data, probe(data)), path
