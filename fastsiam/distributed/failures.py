@@ -24,11 +24,11 @@ _GONE = (
 _LATE = ("timed out waiting", "timed out after", "wait timeout after")
 """How gloo, NCCL and the store by which ranks meet say it."""
 _OURS = {
-    "after_step": "the vote whether to stop",
+    "_agree": "the vote whether to go on",
     "_forward": "BN's statistics",
     "_forward_and_backward": "the gradients",
 }
-"""What our functions wait for that call no collective by its name."""
+"""What our functions wait for that say more than the collective's name, or call none by it."""
 
 
 def peer_is_gone(error: BaseException) -> bool:
@@ -59,7 +59,8 @@ def _where(error: BaseException) -> tuple[str, str]:
     if not own:
         return "", ""
     called = [x.name for x in frames if x.filename.endswith("distributed_c10d.py")]
-    name, what = own[-1].name, called[0] if called else _OURS.get(own[-1].name, "")
+    name = own[-1].name
+    what = _OURS.get(name) or (called[0] if called else "")
     at = f"{own[-1].filename.removeprefix(whereabouts.HOME)}:{own[-1].lineno}"
     return name, f" in {name} ({at}{what and f', {what}'})"
 

@@ -33,7 +33,7 @@ PATIENCE = 240
 
 LATE = (
     r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+, (the \w|\w+_)[\w ]+\) for "
-    r"rank 1, which is elsewhere: step 2, in train \(training/loop\.py:\d+, which is in _fault of "
+    r"rank 1, which is elsewhere: step 2, in \w+ \(\w+/\w+\.py:\d+, which is in _fault of "
     r"sitecustomize\.py\) for \d+ s; .* --rank-timeout"
 )
 ARGUMENTS = ("fault", "code", "said")

@@ -37,6 +37,7 @@ def test_a_checkpoint_goes_on_with_the_stretch() -> None:
         whole.add(part)
     before = Seen(None, world=1)
     before.add(parts[0])
+    before.share()
     after = Seen(replace(start, seen=before.state()), world=1)
     for part in parts[1:]:
         after.add(part)
