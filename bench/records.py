@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastsiam.bench.timing import UNSTEADY, Timing
 from fastsiam.environment import environment
 from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import explained, parsed_json, written_whole
 from fastsiam.pipelines.backends import BASELINE
 
 Thing = TypeVar("Thing")
@@ -158,7 +158,7 @@ def read(path: Path) -> list[Record]:
     """
     known = {f.name for f in fields(Record)}
     try:
-        found = json.loads(path.read_text())
+        found = parsed_json(path.read_text())
         return [Record(**{k: v for k, v in one.items() if k in known}) for one in found]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastsiam.errors import CheckpointError
+from fastsiam.files import parsed_json
 
 FILE = "bad_images.jsonl"
 """An object a line, with the fields of ``BadImage``."""
@@ -60,6 +61,6 @@ def parsed(text: str) -> list[BadImage]:
         ValueError: it is none.
     """
     try:
-        return [BadImage(**json.loads(line)) for line in text.splitlines()]
+        return [BadImage(**parsed_json(line)) for line in text.splitlines()]
     except TypeError as error:
         raise ValueError(f"it has other fields: {error}") from error

@@ -184,6 +184,18 @@ def written_for_user(path: Path) -> Iterator[Path]:
         yield temporary
 
 
+def parsed_json(text: str | bytes) -> Any:
+    """Return what a text in JSON holds.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than the interpreter goes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write plain values into a file that a user asked for.
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.files import explained
+from fastsiam.files import explained, parsed_json
 
 from .store import BetonStore, Store
 
@@ -71,10 +70,10 @@ class Remembered:
         try:
             with np.load(path) as file:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape")
-                files = json.loads(str(file["files"])) if "files" in file else []
+                files = parsed_json(str(file["files"])) if "files" in file else []
                 own = tuple(DataFile(*facts) for facts in files)
                 return cls(tuple(names.split("\0")), str(file["accepted"]), own)
-        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged archive makes numpy and zipfile raise anything
             raise CheckpointError(
                 f"{path}, the list of the run's images, is damaged: delete it, if the data are "
                 "what they were when the run began"

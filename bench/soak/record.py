@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from fastsiam.bench.soak.vitals import Growth
 from fastsiam.config.plain import from_plain
 from fastsiam.errors import DataError
-from fastsiam.files import write_json
+from fastsiam.files import parsed_json, write_json
 from fastsiam.report.markdown import markdown
 
 _UNITS = {"memory": "MB", "descriptors": "", "threads": "", "shared": "MB"}
@@ -69,7 +68,7 @@ def read_record(path: Path) -> SoakRecord:
         DataError: it is missing, or holds something else.
     """
     try:
-        plain = json.loads(path.read_text())
+        plain = parsed_json(path.read_text())
         growth = {name: from_plain(Growth, one) for name, one in plain.pop("growth").items()}
         runs = tuple(
             SoakRun(**(one | {k: tuple(one[k]) for k in ("faults", "left")}))

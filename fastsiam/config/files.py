@@ -6,7 +6,6 @@ their flags' names, and may name a recipe on top. A run's ``config.json`` is rea
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained
+from fastsiam.files import explained, parsed_json
 
 from .checks import or_nearest, require
 from .flags import Flag, section_flags, to_flags, unknown_method
@@ -67,6 +66,8 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
         text = file.read_bytes()
     try:
         content = parse(text.decode())
+    except RecursionError:
+        raise ValueError(f"{file}: settings are nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{file} cannot be read as {file.suffix[1:].upper()}: {error}") from None
     try:
@@ -148,7 +149,7 @@ def _of_a_run(content: dict[str, Any], source: str) -> Settings:
 
 def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     recipe = content.pop("recipe", "")
-    require(not recipe or recipe in RECIPES, _unknown_recipe(recipe))
+    require(not recipe or (isinstance(recipe, str) and recipe in RECIPES), _unknown_recipe(recipe))
     known: dict[str, Flag] = {}
     for section, flags in section_flags().items():
         for flag in flags:  # of a name that several methods have the first, as in train_flags
@@ -234,5 +235,5 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads,
     ".yaml": _yaml,
     ".yml": _yaml,
-    ".json": json.loads,
+    ".json": parsed_json,
 }

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from fastsiam.console import Console
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, write_json
+from fastsiam.files import explained, parsed_json, write_json
 
 Kind = Literal["knn", "linear", "finetune"]
 _RECORD = 1 << 16
@@ -302,7 +302,7 @@ def read_records(run: Path) -> list[Record]:
     found = []
     for path in sorted((run / "eval").glob("*.json")):
         try:
-            found.append(Record.from_dict(json.loads(path.read_text())))
+            found.append(Record.from_dict(parsed_json(path.read_text())))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is no record of an evaluation: move it elsewhere") from error
     return found

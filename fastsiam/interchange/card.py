@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fastsiam.console import rounded
 from fastsiam.environment import commit
 from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
-from fastsiam.files import quoted
+from fastsiam.files import parsed_json, quoted
 from fastsiam.training.log import read_metrics
 
 from .loading import AUTHORS, detectron2_settings, normalisation, snippet
@@ -75,7 +74,7 @@ def _recorded(pretrained: Pretrained) -> dict[str, Any]:
     if path is None or not path.is_file():
         return {}
     try:
-        recorded = json.loads(path.read_text())
+        recorded = parsed_json(path.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: move it elsewhere") from error
     return recorded if isinstance(recorded, dict) else {}

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch.serialization import safe_globals
 
 from fastsiam.errors import CheckpointError
-from fastsiam.files import reason, why, written_whole
+from fastsiam.files import parsed_json, reason, why, written_whole
 
 _HARMLESS_PACKAGES = re.compile(
     r"(addict|argparse|collections|datetime|detectron2|easydict|fvcore|lightly|lightly_train"
@@ -154,7 +154,7 @@ def _safetensors(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get("fastsiam")
     state = load_file(path)
-    return state if about is None else {"state_dict": state, "fastsiam": json.loads(about)}
+    return state if about is None else {"state_dict": state, "fastsiam": parsed_json(about)}
 
 
 def _unpickled(path: Path) -> Any:

@@ -7,7 +7,6 @@ ranks or the machine that took it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -25,7 +24,7 @@ from fastsiam.config import DataConfig, PipelineSetting, TrainConfig
 from fastsiam.config.verify import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
-from fastsiam.files import explained
+from fastsiam.files import explained, parsed_json
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
 from fastsiam.pipelines.backends import BACKENDS, CEILING
@@ -189,7 +188,7 @@ def _trained(run: Path) -> TrainConfig:
     with explained(FastSiamError, f"cannot read {file}"):
         text = file.read_text()
     try:
-        return TrainConfig.from_dict(json.loads(text)["config"])
+        return TrainConfig.from_dict(parsed_json(text)["config"])
     except (KeyError, TypeError, ValueError) as error:
         raise FastSiamError(f"{file} is no run's settings: {error}") from error
 

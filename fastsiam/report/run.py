@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
-from fastsiam.files import written_for_user
+from fastsiam.files import parsed_json, written_for_user
 from fastsiam.report import html as page
 from fastsiam.report.evaluations import evaluations
 from fastsiam.training.log import read_metrics
@@ -62,7 +61,7 @@ class _Settings:
         """
         path = run / "config.json"
         try:
-            found = json.loads(path.read_text())
+            found = parsed_json(path.read_text())
             config = TrainConfig.from_dict(found["config"])
             return cls(found["recipe"], config, found["environment"])
         except (OSError, ValueError, KeyError, TypeError) as error:

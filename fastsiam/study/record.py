@@ -18,7 +18,7 @@ from fastsiam.config.plain import from_plain
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.records import read_records
-from fastsiam.files import explained, written_for_user
+from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
@@ -211,7 +211,7 @@ def read_record(path: Path) -> StudyRecord:
     with explained(DataError, f"cannot read {path}"):
         content = path.read_bytes()
     try:
-        plain = json.loads(content)
+        plain = parsed_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
         record: StudyRecord = from_plain(StudyRecord, plain | {"environments": ()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -242,7 +242,7 @@ def _environment(run: Run) -> dict[str, Any]:
     with explained(FastSiamError, f"cannot read {path}"):
         content = path.read_bytes()
     try:
-        found: dict[str, Any] = json.loads(content)["environment"]
+        found: dict[str, Any] = parsed_json(content)["environment"]
     except (ValueError, KeyError) as error:
         raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
     return found

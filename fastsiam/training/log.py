@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.errors import FastSiamError
-from fastsiam.files import explained, reason, written_whole
+from fastsiam.files import explained, parsed_json, reason, written_whole
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.trackers import Tracked, Trackers
 
@@ -137,8 +137,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     lines = []
     for text in content.decode(errors="replace").splitlines():
         try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
+            line = parsed_json(text)
+        except ValueError:
             break
         if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
             break

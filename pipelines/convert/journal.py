@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import parsed_json
 
 ROW = np.dtype(
     [
@@ -70,7 +71,7 @@ class Block:
         check, _, text = line.rstrip("\n").partition(" ")
         if f"{zlib.crc32(text.encode()):08x}" != check:
             raise ValueError("torn line")
-        number, start, end, rows, how, bad, again = json.loads(text)
+        number, start, end, rows, how, bad, again = parsed_json(text)
         return Block(
             number,
             start,

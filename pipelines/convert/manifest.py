@@ -8,7 +8,7 @@ from typing import Any
 
 import fastsiam
 from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import explained, parsed_json, written_whole
 
 
 def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[str, Any]]) -> None:
@@ -40,7 +40,7 @@ def read_manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     known: dict[str, Any] = {}
     for path in paths:
         try:
-            known |= dict(json.loads(path.read_text())["files"])
+            known |= dict(parsed_json(path.read_text())["files"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} cannot be read ({error}); convert again to renew it"

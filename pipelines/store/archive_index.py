@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained, written_whole
+from fastsiam.files import explained, parsed_json, written_whole
 
 from .mapped import Mapped
 
@@ -81,7 +81,7 @@ def load(home: Path, facts: list[list[str | int]]) -> Index | None:
     """Read a kept index if it is whole and of files with these ``file_facts``; else return None."""
     try:
         head, _, body = home.read_bytes().partition(b"\n")
-        known = json.loads(head)
+        known = parsed_json(head)
         if known["format"] != _FORMAT or known["files"] != facts:
             return None
         if known["crc32"] != zlib.crc32(body):

@@ -7,7 +7,6 @@ that nothing but the mapping is needed, in loader processes too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import parsed_json
 
 from .base import Bytes
 from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
@@ -77,7 +77,7 @@ def is_saved_dataset(folder: Path) -> bool:
 def _data_files(root: Path) -> list[Path]:
     """Return the folder's Arrow files in the order of their rows."""
     try:
-        state = json.loads((root / STATE).read_text())
+        state = parsed_json((root / STATE).read_text())
         return [root / str(file["filename"]) for file in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -139,6 +139,8 @@ def _placed(
     """Return where the bytes of a batch's images begin in the file, and how many there are."""
     import pyarrow
 
+    if not columns.bare and images.type.get_field_index("bytes") < 0:  # none, or two of them
+        raise DataError(f"{path} is damaged: its images have no bytes; save the data set again")
     data = images if columns.bare else images.field("bytes")
     wide = pyarrow.types.is_large_binary(data.type)
     _, offsets, content = data.buffers()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.errors import DataError
-from fastsiam.files import explained
+from fastsiam.files import explained, parsed_json
 
 from .base import Bytes, Store, numbered_classes
 from .mapped import Mapped
@@ -226,12 +225,12 @@ class BetonStore(Store):
             with np.load(io.BytesIO(self._file.view[start:end])) as annex:
                 array: NDArray[Any] = annex[name]
                 return array
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except Exception as error:  # a damaged archive makes numpy raise anything
             raise _damaged(self.root, f"its annex cannot be read ({error})") from error
 
     def _read_annex(self, header: np.void, fields: int) -> None:
         try:
-            text = json.loads(self._annex_array("text").tobytes())
+            text = parsed_json(self._annex_array("text").tobytes())
             self.about, self.classes = dict(text["about"]), tuple(text["classes"])
             tables = int(self.about["tables_crc32"])
         except (ValueError, KeyError, TypeError) as error:

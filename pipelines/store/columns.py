@@ -5,7 +5,6 @@ All that is imported of pyarrow is imported when a table is read: it is an extra
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import parsed_json
 
 from .base import numbered_classes
 
@@ -161,7 +161,7 @@ def _is_bytes(kind: Any) -> bool:
 def _features(schema: Any) -> dict[str, Any]:
     """Return what ``datasets`` leave in the schema about its columns; empty if nothing."""
     try:
-        return dict(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
+        return dict(parsed_json((schema.metadata or {})[b"huggingface"])["info"]["features"])
     except (KeyError, TypeError, ValueError):
         return {}
 

@@ -14,8 +14,8 @@ _WORDS = (
     b"null", b"true", b"NaN", b"Infinity", b"-1", b"0", b"1e999", b"9" * 30, b"9" * 5000, b'""',
     b"[]", b"{}", b"[" * 3000, b'{"a":' * 3000, b"\xff\xfe", b"\x00", b"\xf4\x90\x80\x80",
     b"\\ud800", b"../../x", b"/etc/passwd", b"!!python/object:os.system x", b"&a [*a, *a]",
-    b"- " * 400, b"\n", b"%s", b"=", b"#", b"'''", b'"""', b"1979-05-27T07:32:00Z", b"0x" + b"f" * 50,
-    b"\xe2\x80\xa8",
+    b"- " * 400, b"\n", b"%s", b"=", b"#", b"'''", b'"""', b"1979-05-27T07:32:00Z",
+    b"0x" + b"f" * 50, b"\xe2\x80\xa8",
 )  # fmt: skip
 _MOST = 1 << 20
 """Bytes of a damaged file."""

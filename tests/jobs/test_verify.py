@@ -331,6 +331,7 @@ def test_a_replay_notices_other_weights_and_other_losses(with_copies: Path, tmp_
 
 
 def test_a_replay_of_a_finished_run_says_what_to_do(with_copies: Path, tmp_path: Path) -> None:
+    checkpoints.previous(with_copies).unlink()
     with pytest.raises(FastSiamError, match=r"does not come after step 12.*--checkpoint FILE"):
         said(with_copies, replay=True)
     shutil.copy(tmp_path / "6.pt", with_copies / "checkpoints" / "previous.pt")

@@ -26,7 +26,6 @@ from tests.tiers import slow
         (1, signal.SIGTERM, 143),
         (1, signal.SIGINT, 130),
         (1, signal.SIGUSR1, 138),
-        (1, signal.SIGHUP, 129),
         (2, signal.SIGTERM, 143),
         slow((2, signal.SIGINT, 130)),
     ],

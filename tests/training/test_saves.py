@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
-from fastsiam.distributed import StopSignals
+from fastsiam.distributed import Place, Signalled, StopSignals
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.train import train_here
 from fastsiam.training.log import read_metrics
@@ -136,13 +137,15 @@ def test_a_run_that_saves_in_time_is_not_cut_off(small: TrainConfig) -> None:
     assert "SIGUSR1: stopped after step" in done.stderr
 
 
-def test_a_closed_terminal_is_ignored_under_nohup(small: TrainConfig) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("ignored", [False, True], ids=["a terminal is closed", "under nohup"])
+def test_a_terminal_that_is_closed(ignored: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    taken: list[int] = []
     try:
-        from fastsiam.distributed import Place
-
         with StopSignals(Place(0, 1, torch.device("cpu"))) as stop:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert list(stop.over([1, 2])) == [1, 2]
+            with nullcontext() if ignored else pytest.raises(Signalled, match="SIGHUP"):
+                taken.extend(stop.over([1, 2]))
     finally:
         signal.signal(signal.SIGHUP, before)
+    assert taken == ([1, 2] if ignored else [])

@@ -44,7 +44,7 @@ def expected(run: Path) -> dict[int, dict[str, float]]:
         at |= {
             f"{line['kind']}/{name}": value
             for name, value in line.items()
-            if name not in ("kind", "step", "epoch")
+            if name not in ("kind", "step", "epoch", "since", "seen")
         }
     return found
 
