@@ -48,9 +48,8 @@ def main() -> int:
             print(f"  {finding}", flush=True)
         failed |= bool(found)
         if asked.record:
-            note(
-                asked.record, name, seed=asked.seed, first=asked.first, cases=done, found=len(found)
-            )
+            of = {"seed": asked.seed, "first": asked.first}
+            note(asked.record, name, **of, cases=done, found=len(found))
     return int(failed)
 
 

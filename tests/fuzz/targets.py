@@ -8,6 +8,7 @@ import io
 import json
 import tarfile
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from PIL import Image
 
 from fastsiam import checkpoint as checkpoints
@@ -25,10 +27,9 @@ from fastsiam.bench.records import read as read_bench_records
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.config.files import read_settings
-from fastsiam.config.flags import to_flags
 from fastsiam.config.toml import to_toml
 from fastsiam.evaluate.records import read_records
-from fastsiam.interchange import load_pretrained
+from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
@@ -40,6 +41,7 @@ from fastsiam.study.record import read_record as read_study_record
 from fastsiam.training.log import read_metrics
 from tests import sources, tables
 from tests.conftest import ROOT, write_images
+from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
 
 _PIXELS = 1 << 22
@@ -138,57 +140,42 @@ def _cifar(folder: Path) -> bytes:
     return gzip.compress(sources.tar_bytes([*_cifar_whole().items()]), 1)
 
 
-def _checkpoint_files(folder: Path) -> list[bytes]:
-    path = folder / "last.pt"
+@cache
+def _checkpoint() -> bytes:
     state = Checkpoint(
         config=TrainConfig(), step=3, seconds=1.5, images=100, steps_per_epoch=4,
         model={"weight": torch.ones(3)}, optimizer={"state": {}, "param_groups": []}, scaler={},
     )  # fmt: skip
-    checkpoints.save(path, state)
-    return _bytes_of(path)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints.save(path := Path(folder, "last.pt"), state)
+        return path.read_bytes()
 
 
-def _pickle_of(name: str) -> Callable[[Path], list[bytes]]:
-    def make(folder: Path) -> list[bytes]:
-        (whole,) = _checkpoint_files(folder)
-        with zipfile.ZipFile(io.BytesIO(whole)) as file:
-            inner = next(one for one in file.namelist() if one.endswith(name))
-            return [file.read(inner)]
-
-    return make
+@cache
+def _weights(ending: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        export_weights(untrained(TINY), format="plain", out=(path := Path(folder, f"x{ending}")))
+        return path.read_bytes()
 
 
-def _zip_around(pickled: bytes) -> bytes:
-    """Pack a damaged pickle as torch does, so that it is read at all."""
+def _pickle_in(archive: bytes) -> bytes:
+    """Return what torch pickled into an archive of its own."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        return file.read(_name_of_pickle(file))
+
+
+def _name_of_pickle(file: zipfile.ZipFile) -> str:
+    return next(name for name in file.namelist() if name.endswith("data.pkl"))
+
+
+def _around(archive: bytes, pickled: bytes) -> bytes:
+    """Put another pickle into an archive of torch's, with correct checksums."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as file:
-        for name, content in {
-            "data.pkl": pickled,
-            "byteorder": b"little",
-            "data/0": bytes(12),
-            "version": b"3\n",
-        }.items():
-            file.writestr(f"last/{name}", content)
+    with zipfile.ZipFile(io.BytesIO(archive)) as whole, zipfile.ZipFile(out, "w") as file:
+        mine = _name_of_pickle(whole)
+        for name in whole.namelist():
+            file.writestr(name, pickled if name == mine else whole.read(name))
     return out.getvalue()
-
-
-def _weights(ending: str) -> Callable[[Path], list[bytes]]:
-    def make(folder: Path) -> list[bytes]:
-        state = {
-            "layer1.0.conv1.weight": torch.ones(4, 4, 3, 3),
-            "bn1.running_mean": torch.zeros(4),
-            "conv1.weight": torch.ones(4, 3, 3, 3),
-        }
-        path = folder / f"weights{ending}"
-        if ending == ".safetensors":
-            from safetensors.torch import save_file
-
-            save_file(state, path)
-        else:
-            torch.save({"state_dict": state, "epoch": 3}, path)
-        return _bytes_of(path)
-
-    return make
 
 
 def _toml(folder: Path) -> list[bytes]:
@@ -199,9 +186,8 @@ def _toml(folder: Path) -> list[bytes]:
 
 
 def _yaml(folder: Path) -> list[bytes]:
-    flags = {k: v for k, v in to_flags(TrainConfig()).items() if isinstance(v, int | float | str)}
-    text = "".join(f"{name}: {json.dumps(value)}\n" for name, value in flags.items())
-    return [text.encode(), b"recipe: cifar10\noptim:\n  lr: 0.1\n  epochs: 3\n"]
+    sections = tomllib.loads(to_toml(TrainConfig(), recipe="imagenet"))
+    return [yaml.safe_dump(sections).encode(), b"recipe: cifar10\noptim:\n  lr: 0.1\n  epochs: 3\n"]
 
 
 def _config(folder: Path) -> list[bytes]:
@@ -236,10 +222,6 @@ def _committed(pattern: str) -> Callable[[Path], list[bytes]]:
         return [path.read_bytes() for path in found[:3]]
 
     return make
-
-
-def _evaluations(folder: Path) -> list[bytes]:
-    return [(ROOT / "bench" / "results" / "demo" / "knn.json").read_bytes()]
 
 
 def _tar_index(folder: Path) -> list[bytes]:
@@ -293,6 +275,14 @@ def _run_settings(folder: Path) -> object:
     return read_settings(folder / "config.json")
 
 
+def _load_checkpoint(folder: Path) -> object:
+    return checkpoints.load(folder / "last.pt")
+
+
+def _load_weights(folder: Path) -> object:
+    return load_pretrained(next(folder.glob("x.*")))
+
+
 TARGETS: dict[str, Target] = {
     "beton": Target(
         lambda folder: _bytes_of(_converted(folder) / "train.beton"), "train.beton", _train
@@ -326,34 +316,28 @@ TARGETS: dict[str, Target] = {
     "cifar pickle": Target(_pickles, "cifar-10-python.tar.gz", _train, wrap=_cifar_around),
     "parquet": Target(_parquet, "train.parquet", _train),
     "arrow": Target(_arrow, "train/data-00000-of-00001.arrow", _train, _arrow_beside),
-    "checkpoint": Target(
-        _checkpoint_files, "last.pt", lambda folder: checkpoints.load(folder / "last.pt")
-    ),
+    "checkpoint": Target(lambda _: [_checkpoint()], "last.pt", _load_checkpoint),
     "checkpoint pickle": Target(
-        _pickle_of("data.pkl"),
+        lambda _: [_pickle_in(_checkpoint())],
         "last.pt",
-        lambda folder: checkpoints.load(folder / "last.pt"),
-        wrap=_zip_around,
+        _load_checkpoint,
+        wrap=lambda content: _around(_checkpoint(), content),
     ),
-    "weights": Target(_weights(".pt"), "x.pt", lambda folder: load_pretrained(folder / "x.pt")),
+    "weights": Target(lambda _: [_weights(".pt")], "x.pt", _load_weights),
     "weights pickle": Target(
-        _pickle_of("data.pkl"),
+        lambda _: [_pickle_in(_weights(".pt"))],
         "x.pt",
-        lambda folder: load_pretrained(folder / "x.pt"),
-        wrap=_zip_around,
+        _load_weights,
+        wrap=lambda content: _around(_weights(".pt"), content),
     ),
-    "safetensors": Target(
-        _weights(".safetensors"),
-        "x.safetensors",
-        lambda folder: load_pretrained(folder / "x.safetensors"),
-    ),
+    "safetensors": Target(lambda _: [_weights(".safetensors")], "x.safetensors", _load_weights),
     "settings in TOML": Target(_toml, "x.toml", lambda folder: read_settings(folder / "x.toml")),
     "settings in YAML": Target(_yaml, "x.yaml", lambda folder: read_settings(folder / "x.yaml")),
     "settings of a run": Target(_config, "config.json", _run_settings),
     "metrics": Target(_metrics, "metrics.jsonl", read_metrics),
     "images of a run": Target(_remembered, "images.npz", Remembered.load),
     "bad images of a run": Target(_bad, "bad_images.jsonl", read_bad_images),
-    "evaluations": Target(_evaluations, "eval/x.json", read_records),
+    "evaluations": Target(_committed("*/eval/*.json"), "eval/x.json", read_records),
     "record of a study": Target(
         _committed("study/**/*.json"), "x.json", lambda folder: read_study_record(folder / "x.json")
     ),
