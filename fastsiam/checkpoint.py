@@ -6,6 +6,7 @@ and no loader state: the weights, the optimizer and the number of steps done are
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping
@@ -134,7 +135,10 @@ def save(path: Path, checkpoint: Checkpoint, *, keep: Path | None = None) -> Non
 
 
 def _keep(path: Path, other: Path) -> None:
-    """Give the file that is there a second name; at any moment one of the two is a whole file."""
+    """Give the file that is there a second name; at any moment one of the two is a whole file.
+
+    Where a file system has no hard links, it gets the second name instead of the first.
+    """
     path = path.resolve()
     if not path.is_file():
         return
@@ -142,8 +146,8 @@ def _keep(path: Path, other: Path) -> None:
     spare.unlink(missing_ok=True)
     try:
         os.link(path, spare)
-    except OSError:  # a file system without links
-        os.replace(path, spare)
+    except OSError:
+        spare = path
     os.replace(spare, other)
 
 
@@ -218,6 +222,8 @@ def load(path: Path) -> Checkpoint:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file makes the unpickler raise anything
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise CheckpointError(f"cannot read {path}: {reason(error)}") from error
         raise DamagedError(
             f"cannot read {path}: it is damaged or not a PyTorch file of plain tensors{other}"
         ) from error

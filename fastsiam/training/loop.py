@@ -259,9 +259,12 @@ class _Training:
             self._check_finite()
             self._points.settle()
             saved = self._saver.save(self._done)
+        except FastSiamError as failure:  # the error is what ends the run
+            error.add_note(f"and step {self._done:,} is not saved: {failure}")
+        else:
+            error.add_note(f"saved {saved} at step {self._done:,}{_way_on(error)}")
         finally:
             self._stop.meet()  # the launcher ends the others when the first one leaves
-        error.add_note(f"saved {saved} at step {self._done:,}{_way_on(error)}")
 
 
 def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:

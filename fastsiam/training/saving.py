@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from fastsiam import checkpoint as checkpoints
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.errors import FastSiamError
+from fastsiam.distributed import sum_across_ranks
+from fastsiam.errors import FastSiamError, OtherRankError
 from fastsiam.training.clock import Clock
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.seen import Seen
@@ -52,27 +55,38 @@ class Saver:
 
         Raises:
             CheckpointError: the file cannot be written; the one before stays.
+            OtherRankError: on the ranks that do not write, the same.
         """
         # On every rank or on none, whatever this one knows of what is saved.
         self._before()
         self._seen.share()
         if self._saved == done:
             return self.path
+        failure: Exception | None = None
         if self._step.place.leads:
-            state = Checkpoint(
-                config=self._step.config,
-                step=done,
-                seconds=self._clock.seconds,
-                images=self._images,
-                steps_per_epoch=self._step.steps_per_epoch,
-                seen=self._seen.state(),
-                weights="",  # as they are saved
-                **self._step.state(),
-            )
-            self._folder.restore()
-            checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder.path))
+            try:
+                self._write(done)
+            except (OSError, FastSiamError) as error:
+                failure = error
+        # Nobody goes on or leaves before the file is there: a launcher ends the others then.
+        if sum_across_ranks(torch.tensor(int(failure is not None))).item():
+            raise failure or OtherRankError("rank 0 cannot save, and says why")
         self._saved = done
         return self.path
+
+    def _write(self, done: int) -> None:
+        state = Checkpoint(
+            config=self._step.config,
+            step=done,
+            seconds=self._clock.seconds,
+            images=self._images,
+            steps_per_epoch=self._step.steps_per_epoch,
+            seen=self._seen.state(),
+            weights="",  # as they are saved
+            **self._step.state(),
+        )
+        self._folder.restore()
+        checkpoints.save(self.path, state, keep=checkpoints.previous(self._folder.path))
 
     def try_to(self, done: int) -> None:
         """Save in the middle of a run; if it cannot be done, warn: the next time it may.

@@ -33,8 +33,8 @@ PATIENCE = 240
 
 LATE = (
     r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+, (the \w|\w+_)[\w ]+\) for "
-    r"rank 1, which is elsewhere: (?:before .*|step \d), in \w+ \(\w+/\w+\.py:\d+, which is in _fault of "
-    r"sitecustomize\.py\) for \d+ s; .* --rank-timeout"
+    r"rank 1, which is elsewhere: (?:before .*|step \d), in \w+ \(\w+/\w+\.py:\d+, which is in "
+    r"_fault of sitecustomize\.py\) for \d+ s; .* --rank-timeout"
 )
 ARGUMENTS = ("fault", "code", "said")
 KINDS: list[tuple[str, int, str]] = [

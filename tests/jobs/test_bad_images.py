@@ -18,7 +18,7 @@ from fastsiam.bad_images import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
 from fastsiam.distributed import Place
-from fastsiam.errors import DataError, ImageError
+from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.jobs import train as job
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.features import write_features
@@ -149,6 +149,22 @@ def test_stopped_by_one_it_goes_on_with_another_in_its_place(
     assert error.value.name in BAD and error.value.name in str(error.value)
     assert not (Path(config.run.out) / FILE).exists()
     assert_same(outcome(config), whole)
+
+
+def test_where_nothing_can_be_saved_the_image_is_still_named(
+    config: TrainConfig, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_settings(config, bad_images="stop")
+    damage(images)
+
+    def full(*_: object, **__: object) -> None:
+        raise CheckpointError("cannot save last.pt: the disk is full")
+
+    monkeypatch.setattr(checkpoints, "save", full)
+    with pytest.raises(ImageError) as error:
+        train_here(config, "imagenet")
+    (note,) = error.value.__notes__
+    assert re.fullmatch(r"and step \d+ is not saved: cannot save last\.pt: the disk is full", note)
 
 
 def test_what_is_in_the_list_stays_replaced_when_others_stop_the_run(

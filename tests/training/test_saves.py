@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -61,8 +62,32 @@ def test_two_damaged_checkpoints_are_an_error(small: TrainConfig) -> None:
         train_here(config, "imagenet")
 
 
-def killed_in_a_save(config: TrainConfig, at: int) -> None:
+def test_one_that_cannot_be_read_now_is_not_put_aside(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a file server does not answer: nothing of it is lost."""
+    config = with_settings(small, save_every=2, knn_every=0)
+    run = train_here(with_settings(config, max_steps=4), "imagenet")
+
+    def lost(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lost)
+        with pytest.raises(CheckpointError, match=r"cannot read .*last\.pt: Stale file handle"):
+            train_here(config, "imagenet")
+    train_here(config, "imagenet")
+    assert [step for step, *_ in history(run)] == [*range(1, 13)]
+
+
+def killed_in_a_save(config: TrainConfig, at: int, has_links: bool) -> None:
     """Train, and be killed when half of a checkpoint is written, or before it gets its name."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        os.link = refuse  # type: ignore[assignment]
     write, replace_file, saves = torch.save, os.replace, iter(range(100))
 
     def save(state: object, path: Path) -> None:
@@ -80,13 +105,16 @@ def killed_in_a_save(config: TrainConfig, at: int) -> None:
     train_here(config, "imagenet")
 
 
-@pytest.mark.parametrize("at", rest_slow([0, 1, 2]))
+@pytest.mark.parametrize(
+    ("at", "has_links"),
+    rest_slow([(0, True), (2, False), (1, True), (1, False), (2, True)], fast=2),
+)
 def test_killed_inside_a_save_it_goes_on_bit_for_bit(
-    at: int, small: TrainConfig, tmp_path: Path
+    at: int, has_links: bool, small: TrainConfig, tmp_path: Path
 ) -> None:
     config = with_settings(small, save_every=2, knn_every=0)
     whole = train_here(with_settings(config, out=str(tmp_path / "whole")), "imagenet")
-    killed = Forked(killed_in_a_save, config, at)
+    killed = Forked(killed_in_a_save, config, at, has_links)
     assert killed.wait(120).returncode == -signal.SIGKILL
     run = Path(config.run.out)
     assert len(read_metrics(run)) < 12
