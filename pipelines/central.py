@@ -105,7 +105,7 @@ class CentralCrops:
             yield index, crops
         self._kept = kept
 
-    def _made(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    def _made(self) -> Generator[tuple[NDArray[np.int64], Tensor]]:
         """Yield the images and the crops of each batch as they are made, and leave out bad ones."""
         done = before = 0
         while done < len(self._batches):
