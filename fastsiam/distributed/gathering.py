@@ -212,10 +212,17 @@ class Gathering:
         if late:  # the others' ranks notice by themselves, unless they hang
             return "ranks of another machine failed"
         came = [m for m in self._ready() if m.word.id not in start.machines]
-        if came and len(start.machines) < self._nodes:
+        if came and self._would_be_more(start):
             start.for_another = True
             return f"{came[0].word.host} came: all save and start together"
         return ""
+
+    def _would_be_more(self, start: _Start) -> bool:
+        """Tell whether more ranks could be at work with the machines that are there by now."""
+        there = [m for x, m in self._machines.items() if m.word.is_ready or x in start.machines]
+        gpus = min(m.word.gpus for m in there)
+        nodes, gpus = self._largest(min(len(there), self._nodes), gpus)
+        return nodes * gpus > len(start.machines) * start.gpus
 
     def _conclude(self, start: _Start, now: float) -> None:
         """Decide what follows a start that ended on all its machines."""
@@ -237,17 +244,14 @@ class Gathering:
 
     def _gather(self, now: float) -> None:
         """Start if all are there, or if it is time to do without the others."""
-        there, waited = self._ready(), now - self._since
+        there, waited = self._ready()[: self._nodes], now - self._since
         gpus = min((m.word.gpus for m in there), default=0)
-        if len(there) >= self._nodes:
-            there = there[: self._nodes]
-            self._begin(there, self._largest(len(there), gpus))
-        elif self._used and there and waited > self._silence and self._can_share(len(there), gpus):
-            self._begin(there, gpus)  # the others may join later
+        all_share = self._used and waited > self._silence and self._can_share(len(there), gpus)
+        if len(there) == self._nodes or all_share:  # others may join later
+            self._begin(there, gpus)
         elif waited > self._timeout:
-            fewer = self._largest(len(there), gpus) if self._used and there else 0
-            if fewer:
-                self._begin(there, fewer)
+            if self._used and any(self._largest(len(there), gpus)):
+                self._begin(there, gpus)
             else:
                 self._give_up(there)
 
@@ -260,10 +264,11 @@ class Gathering:
         )
 
     def _begin(self, there: Sequence[_Machine], gpus: int) -> None:
+        nodes, gpus = self._largest(len(there), gpus)
         if not gpus:
             self._leave = _leave(RANK_LOST, "no number of the GPUs that answer shares the batch")
             return
-        machines = tuple(m.word.id for m in sorted(there, key=self._place))
+        machines = tuple(m.word.id for m in sorted(there[:nodes], key=self._place))
         self._start = _Start(uuid.uuid4().hex, machines, gpus, self._port())
 
     def _place(self, machine: _Machine) -> tuple[bool, int, str, float]:
@@ -281,11 +286,18 @@ class Gathering:
             self._shares(nodes * gpus)
         except ValueError:
             return False
-        return gpus > 0
+        return nodes * gpus > 0
 
-    def _largest(self, nodes: int, gpus: int) -> int:
-        """Return how many ranks of each machine can share the batch, up to so many, or 0."""
-        return next((x for x in range(gpus, 0, -1) if self._can_share(nodes, x)), 0)
+    def _largest(self, nodes: int, gpus: int) -> tuple[int, int]:
+        """Return of how many machines how many ranks each can share the batch; the most, or none.
+
+        Args:
+            nodes: machines, at most.
+            gpus: ranks of each, at most.
+        """
+        ways = [(n, g) for n in range(1, nodes + 1) for g in range(1, gpus + 1)]
+        sharing = [way for way in ways if self._can_share(*way)]
+        return max(sharing, key=lambda way: (way[0] * way[1], way[0]), default=(0, 0))
 
     def _order(self, word: Word) -> Order:
         start = self._start
@@ -309,7 +321,7 @@ class Gathering:
         if self._used:
             lines.append(
                 f"restart {self._used} of {self._restarts}, from the last checkpoint, on "
-                f"{len(start.machines)} machines with {start.gpus} ranks each"
+                f"{start.gpus * len(start.machines)} ranks of {len(start.machines)} machines"
             )
         return Order(
             do="start",

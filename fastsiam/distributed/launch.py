@@ -100,6 +100,8 @@ def launch(
 @contextlib.contextmanager
 def launching() -> Iterator[None]:
     """Have this process be a launcher, whose ranks find the package and know whom they end with."""
+    import torch.distributed.launcher.api  # it sets the levels of its loggers
+
     for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
     home = str(Path(__file__).parents[2])  # so that the ranks find the package from any folder

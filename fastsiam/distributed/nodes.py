@@ -159,7 +159,6 @@ class _Launcher:
     def __init__(self, own: Word, work: Work, config: NodesConfig, say: Ask) -> None:
         self._work, self._config = work, config
         self._said = _Saying(own, say, config)
-        self._printed: set[str] = set()
 
     def run(self) -> int:
         """Start ranks as often as it is ordered; return the exit code."""
@@ -168,7 +167,7 @@ class _Launcher:
             more: tuple[str, ...] = ()
             while True:
                 order = self._next_order(ending)
-                self._print(*order.lines)
+                said.tell(*order.lines)
                 if order.do == "leave":
                     return order.code
                 said.is_now(start=order.start, is_ready=False, code=None, lost=False)
@@ -205,13 +204,6 @@ class _Launcher:
             "open to this one?"
         )
 
-    def _print(self, *lines: str) -> None:
-        """Say each line once."""
-        for line in lines:
-            if line not in self._printed:
-                print(line, file=sys.stderr)
-            self._printed.add(line)
-
     def _start(self, order: Order, more: Sequence[str]) -> Ending:
         """Run the ranks of a start, until they end or are to stop."""
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -229,19 +221,23 @@ class _Launcher:
         )
         self._said.begin_watch()
         try:
-            ending = attempt(how)
-        except SignalException as stop:
-            ending = Ending(SIGNALLED + int(stop.sigval))
-        except DistError as error:
-            self._print(f"error: the machines did not meet: {error}")
-            ending = Ending(RANK_LOST, lost=True)
-        finally:
-            with contextlib.suppress(SignalException):  # which may be on its way
-                stopped = self._said.end_watch()
-                time.sleep(_BEAT / 4)
+            ending = _met(how)
             stopped = self._said.end_watch()
-        self._print(*stopped)
+        except SignalException as stop:
+            ending, stopped = Ending(SIGNALLED + int(stop.sigval)), self._said.end_watch()
+        if stopped:
+            with contextlib.suppress(SignalException):  # which may be on its way
+                time.sleep(_BEAT / 4)
         return Ending(RANK_LOST, lost=True) if stopped and ending.code else ending
+
+
+def _met(how: Attempt) -> Ending:
+    """Start ranks once; machines of which one did not come to the others lost it."""
+    try:
+        return attempt(how)
+    except DistError as error:
+        print(f"error: the machines did not meet: {error}", file=sys.stderr)
+        return Ending(RANK_LOST, lost=True)
 
 
 class _Saying(threading.Thread):
@@ -258,8 +254,8 @@ class _Saying(threading.Thread):
         self._changed, self._order = threading.Condition(), Order(do="wait")
         self._version, self._answered = 0, -1
         self._over = threading.Event()
-        self._watches = False
-        self._stopped: tuple[str, ...] = ()
+        self._watches, self._stopped = False, False
+        self._told: set[str] = set()
         self.heard_at = time.monotonic()
         """When the rendezvous answered last."""
         self.trouble = ""
@@ -289,13 +285,20 @@ class _Saying(threading.Thread):
             self._changed.wait_for(is_there, self._beat)
             return self._order if self._answered == self._version else Order(do="wait")
 
+    def tell(self, *lines: str) -> None:
+        """Print lines for people; each once."""
+        for line in lines:
+            if line not in self._told:
+                print(line, file=sys.stderr, flush=True)
+            self._told.add(line)
+
     def begin_watch(self) -> None:
         """Ranks are at work from now on."""
         with self._changed:
-            self._watches, self._stopped = True, ()
+            self._watches, self._stopped = True, False
 
-    def end_watch(self) -> tuple[str, ...]:
-        """They are no more; return what is to be said of why they were stopped, if they were."""
+    def end_watch(self) -> bool:
+        """They are no more; tell whether they were stopped."""
         with self._changed:
             self._watches = False
             return self._stopped
@@ -335,7 +338,8 @@ class _Saying(threading.Thread):
     def _stop(self, *lines: str) -> None:
         """End the ranks of this machine, once."""
         if self._watches and not self._stopped:
-            self._stopped = lines or ("error: stopped by the machine of --rendezvous",)
+            self._stopped = True
+            self.tell(*lines)
             os.kill(os.getpid(), signal.SIGTERM)
 
 

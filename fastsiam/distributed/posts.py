@@ -72,7 +72,8 @@ def answering(port: int, answer: Callable[[Word, str], Order]) -> Iterator[None]
 
     Args:
         port: which.
-        answer: is given a word and the address of this machine to which it came.
+        answer: is given a word, with the address that it came from beside the machine's name, and
+            the address of this machine to which it came.
 
     Raises:
         OSError: the port is taken.
@@ -85,8 +86,11 @@ def answering(port: int, answer: Callable[[Word, str], Order]) -> Iterator[None]
                 line.settimeout(_PATIENCE)
                 with line.makefile("rb") as words:
                     said = json.loads(words.readline(_LONGEST))
-                word = Word(**{**said, "command": tuple(said["command"])})
-                order = answer(word, line.getsockname()[0].removeprefix("::ffff:"))
+                here, there = (
+                    str(x[0]).removeprefix("::ffff:") for x in (line.getsockname(), line.getpeername())
+                )
+                whole = {"command": tuple(said["command"]), "host": f"{said['host']} ({there})"}
+                order = answer(Word(**{**said, **whole}), here)
                 line.sendall(json.dumps(dataclasses.asdict(order)).encode() + b"\n")
 
         def listen() -> None:
