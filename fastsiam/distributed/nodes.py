@@ -30,7 +30,7 @@ _GLOO = "GLOO_SOCKET_IFNAME"
 _GLOO_WAITS = 60
 """Seconds that torch's launchers wait for each other, who all have been told to begin."""
 _LONGEST_BEAT = 0.25
-"""Share of ``--node-timeout`` that lies between two words at most."""
+"""Share of the shorter timeout that lies between two words at most."""
 
 Ask = Callable[[Word], Order]
 
@@ -192,15 +192,14 @@ class _Launcher:
             if order.do in ("start", "leave"):
                 return order
             silent = time.monotonic() - max(since, self._said.heard_at)
-            if silent > patience:
+            if self._said.trouble and silent > patience:
                 code = ending.code if ending else RANK_LOST
                 return Order(do="leave", code=code or RANK_LOST, lines=(self._nobody(silent),))
 
     def _nobody(self, silent: float) -> str:
-        why = self._said.trouble
         return (
             f"error: --rendezvous {self._config.rendezvous} did not answer for {silent:.0f} s"
-            f"{why and f' ({why})'}: is the same command running on that machine, and is its port "
+            f" ({self._said.trouble}): is the same command running on that machine, and is its port "
             "open to this one?"
         )
 
@@ -250,7 +249,7 @@ class _Saying(threading.Thread):
     def __init__(self, own: Word, say: Ask, config: NodesConfig) -> None:
         super().__init__(name="fastsiam-node", daemon=True)
         self._word, self._say, self._config = own, say, config
-        self._beat = min(_BEAT, _LONGEST_BEAT * config.node_timeout)
+        self._beat = min(_BEAT, _LONGEST_BEAT * min(config.node_timeout, config.rendezvous_timeout))
         self._changed, self._order = threading.Condition(), Order(do="wait")
         self._version, self._answered = 0, -1
         self._over = threading.Event()
