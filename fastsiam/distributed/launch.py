@@ -100,7 +100,8 @@ def launch(
 @contextlib.contextmanager
 def launching() -> Iterator[None]:
     """Have this process be a launcher, whose ranks find the package and know whom they end with."""
-    import torch.distributed.launcher.api  # it sets the levels of its loggers
+
+    import torch.distributed.launcher.api  # noqa: F401  # sets the levels of its loggers itself
 
     for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)

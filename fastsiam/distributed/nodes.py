@@ -199,7 +199,7 @@ class _Launcher:
     def _nobody(self, silent: float) -> str:
         return (
             f"error: --rendezvous {self._config.rendezvous} did not answer for {silent:.0f} s"
-            f" ({self._said.trouble}): is the same command running on that machine, and is its port "
+            f" ({self._said.trouble}): is the same command running on that machine, and its port "
             "open to this one?"
         )
 

@@ -86,9 +86,8 @@ def answering(port: int, answer: Callable[[Word, str], Order]) -> Iterator[None]
                 line.settimeout(_PATIENCE)
                 with line.makefile("rb") as words:
                     said = json.loads(words.readline(_LONGEST))
-                here, there = (
-                    str(x[0]).removeprefix("::ffff:") for x in (line.getsockname(), line.getpeername())
-                )
+                ends = line.getsockname(), line.getpeername()
+                here, there = (str(end[0]).removeprefix("::ffff:") for end in ends)
                 whole = {"command": tuple(said["command"]), "host": f"{said['host']} ({there})"}
                 order = answer(Word(**{**said, **whole}), here)
                 line.sendall(json.dumps(dataclasses.asdict(order)).encode() + b"\n")

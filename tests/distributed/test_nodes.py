@@ -28,6 +28,8 @@ from tests.processes import Forked, command, fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.training.runs import history
 
+FAULTS = str(Path(__file__).parents[1] / "faults")
+
 
 @pytest.fixture
 def config(small: TrainConfig) -> TrainConfig:
@@ -69,7 +71,8 @@ def test_an_evaluation_on_two_machines(measure: str, config: TrainConfig, tmp_pa
     done = on_two("eval", measure, str(run), *options, *where)
     assert [one.returncode for one in done] == [0, 0], done
     one, other = (json.loads(path.read_text()) for path in (alone, together))
-    assert one["top1"] == pytest.approx(other["top1"]) and one["top1"] > 0
+    assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
+    assert one["results"]
 
 
 def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
@@ -110,11 +113,11 @@ def test_a_machine_is_killed_and_the_same_command_goes_on(
     config: TrainConfig, tmp_path: Path
 ) -> None:
     """Without restarts the other says so, leaves, and the run is resumable: bit for bit."""
-    config = with_settings(config, epochs=40, node_timeout=3.0)
+    config = with_settings(config, node_timeout=3.0)
     stays = command("train", *flags(config))
-    goes = command("train", *flags(config), "--node-rank", "1", session=True)
-    wait_for_lines(tmp_path / "run", 5, stays)
-    os.killpg(goes.pid, signal.SIGKILL)
+    path = os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")])
+    lost = {"PYTHONPATH": path, "FAULT": "machine", "FAULT_RANK": "1", "FAULT_AT": "5"}
+    command("train", *flags(config), "--node-rank", "1", environment=lost).wait(300)
     done = stays.wait(300)
     assert done.returncode == RANK_LOST, done.stderr
     assert "is lost: nothing was heard of it for 3 s; the same command goes on" in done.stderr
@@ -143,7 +146,7 @@ def test_a_cable_is_pulled_out_and_put_in_again(
     here, there = machines
     run = tmp_path / "run"
     config = with_settings(
-        config, epochs=700, node_timeout=3.0, rendezvous=f"{here.address}:29500", max_restarts=1
+        config, epochs=150, node_timeout=3.0, rendezvous=f"{here.address}:29500", max_restarts=1
     )
     begun, logs = [], []
     for machine in machines:
@@ -165,7 +168,7 @@ def test_a_cable_is_pulled_out_and_put_in_again(
     said = logs[0].read_text()
     assert "restart 1 of 1, from the last checkpoint, on 2 ranks of 2 machines" in said
     whole = undisturbed(config, tmp_path / "whole")
-    assert len(whole) == len(history(run)) == 2100
+    assert len(whole) == len(history(run)) == 450
     for one, other in zip(history(run), whole, strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
         assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
