@@ -141,6 +141,7 @@ def submit(script: str, *, folder: Path) -> str:
             return script
 
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         job = Executor(folder)._submit_command("")
     except submitit.core.utils.FailedJobError as error:
         raise FastSiamError(f"sbatch refuses the job: {_reason(str(error))}") from error
