@@ -1,4 +1,4 @@
-"""A cluster of SLURM's on this machine: its real programs, two nodes, and a partition that preempts."""
+"""A cluster of SLURM's on this machine: its real programs, two nodes, a partition that preempts."""
 
 from __future__ import annotations
 
@@ -59,10 +59,23 @@ class Cluster:
     def call(self, *words: str, folder: Path | None = None) -> str:
         """Run a program of SLURM's; return what it says."""
         done = subprocess.run(
-            words, env={**os.environ, **self.environment}, cwd=folder, capture_output=True, text=True
+            words,
+            env={**os.environ, **self.environment},
+            cwd=folder,
+            capture_output=True,
+            text=True,
         )
         assert not done.returncode, done.stderr
         return done.stdout
+
+    @property
+    def idle(self) -> int:
+        """How many nodes wait for a job; 0 as long as nobody answers."""
+        line = ["sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D"]
+        done = subprocess.run(
+            line, env={**os.environ, **self.environment}, capture_output=True, text=True
+        )
+        return int(done.stdout.strip() or 0)
 
     def shows(self, job: str) -> str:
         """Return all that is known of a job."""
@@ -99,7 +112,11 @@ def cluster() -> Iterator[Cluster]:
         config.write_text(text)
         found = Cluster({"SLURM_CONF": str(config)})
         files = [f"--{x}={folder}/munge{y}" for x, y in (("socket", ""), ("pid-file", ".pid"))]
-        files += [f"--seed-file={folder}/seed", f"--key-file={folder}/key", f"--log-file={folder}/l"]
+        files += [
+            f"--seed-file={folder}/seed",
+            f"--key-file={folder}/key",
+            f"--log-file={folder}/l",
+        ]
         for line in (
             ["munged", "--foreground", "--force", *files],
             ["slurmctld", "-D", "-i", "-c", "-f", str(config)],
@@ -107,7 +124,7 @@ def cluster() -> Iterator[Cluster]:
         ):
             stack.callback(_end, _begun(line, folder, found))
         end = time.monotonic() + 60
-        while _idle(found) < len(_NODES):
+        while found.idle < len(_NODES):
             if time.monotonic() > end:
                 pytest.skip(f"SLURM does not start here: {_last_words(folder)}")
             time.sleep(0.2)
@@ -116,7 +133,7 @@ def cluster() -> Iterator[Cluster]:
 
 def _begun(line: list[str], folder: Path, found: Cluster) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **found.environment}
-    with (folder / "log").open("ab") as log:
+    with (folder / "said").open("ab") as log:
         return subprocess.Popen(line, env=environment, stdout=log, stderr=log)
 
 
@@ -129,15 +146,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _idle(found: Cluster) -> int:
-    """Return how many nodes wait for a job."""
-    line = ["sinfo", "--noheader", "--partition=low", "--states=idle", "--format=%D"]
-    done = subprocess.run(
-        line, env={**os.environ, **found.environment}, capture_output=True, text=True
-    )
-    return int(done.stdout.strip() or 0)
-
-
 def _last_words(folder: Path) -> str:
-    said = (folder / "log").read_text(errors="replace").splitlines()
+    said = (folder / "said").read_text(errors="replace").splitlines()
     return next((x for x in reversed(said) if "fatal" in x or "error" in x), "no reason given")

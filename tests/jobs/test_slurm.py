@@ -163,9 +163,7 @@ def test_the_command_prints_it(small: TrainConfig) -> None:
     assert "time is as of sbatch, not 'soon'" in done.stderr
 
 
-def test_submitting_without_what_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
         slurm.submit("", folder=tmp_path)
@@ -244,12 +242,13 @@ def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
     here.wait(lambda: "Restarts=1" in here.shows(number))
     before = len(history(run))
     assert before < 600, "it was over before it was stopped"
-    here.wait(lambda: "JobState=PENDING" in here.shows(number))
-    here.call("scontrol", "update", f"jobid={number}", "starttime=now")  # SLURM waits two minutes
+    # SLURM waits two minutes for what is left of the first try; it is gone when the nodes are idle.
+    here.wait(lambda: "JobState=PENDING" in here.shows(number) and here.idle == 2)
+    here.call("scontrol", "update", f"jobid={number}", "starttime=now")
     ended = ("COMPLETED", "FAILED", "CANCELLED")
     here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in ended))
     log = next(tmp_path.glob("fastsiam-*.log")).read_text()
-    assert "JobState=COMPLETED" in here.shows(number), log
+    assert "JobState=COMPLETED" in here.shows(number), here.shows(number) + log
     assert f"going on after step {before}" in log and "SIG" in log
     alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2))
     fastsiam_on_ranks(2, "train", *alone, "--out", str(tmp_path / "whole"))
