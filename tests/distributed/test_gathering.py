@@ -56,7 +56,7 @@ class Table:
         """Let so many seconds go by, in which all speak; return what each is to do."""
         until = self.now + seconds
         while True:
-            did = [self.says(name).do for name in self.words]
+            did: list[str] = [self.says(name).do for name in self.words]
             if self.now >= until:
                 return did
             self.now += 1
