@@ -41,6 +41,7 @@ from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.jobs import pipeline
 from fastsiam.methods import Method, build_method
+from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
@@ -475,6 +476,26 @@ def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
     seen.add(rank)
     seen.share()
     return {"first": first, "state": seen.state(), "second": seen.line(9)}
+
+
+def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
+    """Return BN's gathers of a step, their bytes from other ranks, and those of the gradients."""
+    gathered: list[int] = []
+    gather = batch_norm.gather_with_gradient
+
+    def noted(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+        gathered.append(tensor.numel() * tensor.element_size() * (world - 1))
+        return gather(tensor, group)
+
+    place = here(rank, world)
+    step = TrainingStep(CONFIG, make_method(), place, steps_per_epoch=10)
+    step.prepare()
+    share = global_batch().chunks(world)[rank]
+    batch_norm.gather_with_gradient = noted
+    step(share, at=0)
+    together: Any = step._model
+    data = together._get_ddp_logging_data()
+    return len(gathered), sum(gathered), data["total_parameter_size_bytes"]
 
 
 def main(job: str, world: int, folder: Path, rank: int) -> None:

@@ -19,6 +19,7 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
+from fastsiam.config.nodes import NodesConfig
 
 if TYPE_CHECKING:
     from fastsiam.evaluate.records import Record
@@ -70,10 +71,11 @@ def _evaluated(
     from fastsiam.jobs.evaluate import preflight
 
     where = RunConfig(gpus=config.gpus, device=config.device)
-    if config.gpus > 1 and not distributed.is_worker():
+    if config.gpus * config.nodes > 1 and not distributed.is_worker():
         distributed.check_devices(where)
         preflight(run, config)
-        sys.exit(distributed.launch(config.gpus, sys.argv[1:]))
+        work = distributed.Work(arguments=sys.argv[1:], gpus=config.gpus)
+        sys.exit(distributed.launch_ranks(work, config))
     place = distributed.start(where)
     evaluate(run, config, place, show=show)
     distributed.finish()
@@ -107,7 +109,8 @@ def neighbours(run: Path, config: NeighboursConfig) -> None:
 
 def _alone(config: type[EvalConfig]) -> set[str]:
     """Return the options of a command that is one process and leaves no record."""
-    return {f.name for f in fields(config)} - {"gpus", "json"}
+    of_several = {f.name for f in fields(NodesConfig)}
+    return {f.name for f in fields(config)} - {"gpus", "json"} - of_several
 
 
 app.command()(

@@ -40,6 +40,7 @@ def settings_command(
     *,
     options: Collection[str] | None = None,
     build: Callable[[Mapping[str, Any]], Any] = from_flags,
+    beside: type | None = None,
 ) -> Callable[..., None]:
     """Turn ``run(recipe, config)`` into a Typer command with options for a training run's settings.
 
@@ -51,6 +52,7 @@ def settings_command(
         run: the command; parameters of its own beside the two become options as in any command.
         options: names of the flags that there are options for; by default all.
         build: makes the config out of every flag's value.
+        beside: a dataclass of settings beside these; then it is ``run(recipe, config, beside)``.
     """
     recipe = typer.Option(
         next(iter(RECIPES)),
@@ -65,7 +67,8 @@ def settings_command(
         help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat the "
         "recipe's; flags beat them. fastsiam config writes such a file.",
     )
-    own = _own_parameters(run)
+    own = _own_parameters(run, 2 if beside is None else 3)
+    fields_beside = [] if beside is None else _options_of(beside)
     flags = [flag for flag in train_flags() if options is None or flag.name in options]
     defaults = layered().flags
     parameters = [
@@ -75,6 +78,7 @@ def settings_command(
         _parameter("recipe", str, recipe),
         _parameter("config", Path | None, file),
         *own,
+        *fields_beside,
         *(_option_of(flag, defaults) for flag in flags),
     ]
 
@@ -82,11 +86,13 @@ def settings_command(
         changed = {f.name: given[f.name] for f in flags if _given(context, f.name)}
         settings = _of_a_branch(context, changed.get("out", "")) or _defaults(context)
         try:
-            built = build({**settings.flags, **changed})
+            built = [build({**settings.flags, **changed})]
+            if beside is not None:
+                built.append(beside(**{x.name: given[x.name] for x in fields_beside}))
         except ValueError as error:
             where = f" (with the settings of {settings.source})" if settings.source else ""
             raise typer.BadParameter(f"{error}{where}") from error
-        run(settings.recipe, built, **{x.name: given[x.name] for x in own})
+        run(settings.recipe, *built, **{x.name: given[x.name] for x in own})
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -121,10 +127,20 @@ def command_of(
         run(*own, config)
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
+    parameters = [x for x in _options_of(cls) if options is None or x.name in options]
+    if argument:
+        name, text = argument
+        parameters.insert(0, _parameter(name, kind, typer.Argument(help=text)))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _options_of(cls: type) -> list[inspect.Parameter]:
+    """Return an option for each field of a dataclass, in sections if it inherits some."""
     hints, docs = get_type_hints(cls), field_docs(cls)
     owners = {f.name: owner_of(cls, f.name) for f in fields(cls)}
     several = len(set(owners.values())) > 1
-    parameters = [
+    return [
         _parameter(
             f.name,
             hints[f.name],
@@ -135,13 +151,7 @@ def command_of(
             ),
         )
         for f in fields(cls)
-        if options is None or f.name in options
     ]
-    if argument:
-        name, text = argument
-        parameters.insert(0, _parameter(name, kind, typer.Argument(help=text)))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
 
 
 def picture_path(path: Path) -> Path:
@@ -253,10 +263,10 @@ def _given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _own_parameters(run: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return what a command takes beside recipe and config."""
+def _own_parameters(run: Callable[..., None], given: int) -> list[inspect.Parameter]:
+    """Return what a command takes beside the first ``given``, recipe and config."""
     hints = get_type_hints(run, include_extras=True)
-    _, _, *own = inspect.signature(run).parameters.values()
+    own = list(inspect.signature(run).parameters.values())[given:]
     return [x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name]) for x in own]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,22 +30,17 @@ def train(recipe: str, config: TrainConfig) -> None:
 def _train(recipe: str, config: TrainConfig) -> None:
     from fastsiam import distributed
     from fastsiam.jobs import train as jobs
-    from fastsiam.jobs.restart import restarting
-    from fastsiam.training.folder import RunFolder
+    from fastsiam.jobs.restart import ranks_of
 
-    world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else config.run.gpus
+    asked = config.run.gpus * config.run.nodes
+    world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else asked
     try:
         jobs.preflight(config, world=world)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if world > 1 and not distributed.is_worker():
-        folder = jobs.run_folder(config, recipe)
-        with RunFolder(folder).taken():
-            pass  # refused here, or rank 0 would be when all have begun
-        arguments = [*sys.argv[1:], "--out", str(folder)]
-        again = restarting(config, folder, shares=partial(jobs.check_shares, config))
-        restarts = config.run.max_restarts
-        sys.exit(distributed.launch(world, arguments, restarts=restarts, again=again))
+        work = ranks_of(config, recipe, sys.argv[1:])
+        sys.exit(distributed.launch_ranks(work, config.run))
     jobs.train_here(config, recipe)
 
 

@@ -9,6 +9,7 @@ from typing import Literal, Self, get_args
 from .checks import require, require_at_least_one, share
 from .data import ImagePipeline
 from .model import Stem
+from .nodes import NodesConfig
 from .train import Precision
 
 Storage = Literal["fp32", "fp16", "bf16"]
@@ -22,7 +23,7 @@ _RATES_FOR_LITTLE = "0.1,0.3,1,3,10,30"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(NodesConfig):
     """Images and network: what is evaluated, and where."""
 
     data: str = ""
@@ -97,6 +98,7 @@ class EvalConfig:
         )
         require(self.std is None or min(self.std) > 0, f"std must be above 0, not {self.std}")
         require_at_least_one(self, "feature_batch", "gpus")
+        self.check_nodes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

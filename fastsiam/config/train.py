@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from .checks import require, require_at_least_one
 from .data import DataConfig
 from .model import ModelConfig
+from .nodes import NodesConfig
 from .older import upgraded
 from .plain import from_plain, to_plain
 from .views import AugmentConfig, usual_resize
@@ -245,7 +246,7 @@ class MonitorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
+class RunConfig(NodesConfig):
     """Run: where it runs, what it leaves and when."""
 
     gpus: int = 1
@@ -312,6 +313,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require_at_least_one(self, "gpus", "log_every", "save_every")
+        self.check_nodes()
         require(
             self.data_changed in ("refuse", "accept"),
             f"data-changed must be refuse or accept, not {self.data_changed!r}",

@@ -22,6 +22,7 @@ from .collectives import (
 )
 from .failures import peer_is_gone, peer_is_late
 from .launch import launch
+from .nodes import Work, launch_ranks
 from .parallel import bn_group, data_parallel
 from .place import Place, check_devices, finish, meet, start
 from .signals import STOPPING, Signalled, StopSignals
@@ -32,6 +33,7 @@ __all__ = [
     "Place",
     "Signalled",
     "StopSignals",
+    "Work",
     "bn_group",
     "check_devices",
     "complete",
@@ -45,6 +47,7 @@ __all__ = [
     "in_step",
     "is_worker",
     "launch",
+    "launch_ranks",
     "mean_across_ranks",
     "meet",
     "minimum_across_ranks",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.launched import LAUNCHER
@@ -22,7 +23,7 @@ _WHY = {
     signal.SIGKILL: ": was its memory too small?",
     signal.SIGABRT: ": by NCCL, perhaps, after --rank-timeout; see what is written above",
 }
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals by which somebody wants a rank to end: it is not lost."""
 
 
@@ -34,6 +35,26 @@ class Ending:
     """Exit code: 0, the first failed rank's, or 128 + the signal that ended it or the launcher."""
     lost: bool = False
     """Whether a rank was lost, so that starting again may help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of ranks, as torch's launcher is told of it; of this machine alone by default."""
+
+    processes: int
+    """Of this machine."""
+    arguments: Sequence[str]
+    """Of the command line."""
+    nodes: int = 1
+    """Machines."""
+    backend: str = "c10d"
+    """How torch's launchers of several machines meet."""
+    endpoint: str = "localhost:0"
+    """Where they do."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of that backend."""
+    name: str = ""
+    """The same for all of them, and for no other start; empty makes one up."""
 
 
 def launch(
@@ -58,47 +79,59 @@ def launch(
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
+    try:
+        with launching():
+            ending = attempt(Attempt(processes=processes, arguments=arguments))
+            for restart in range(1, restarts + 1):
+                if not ending.lost:
+                    break
+                more: Sequence[str]
+                processes, more = again(processes) if again else (processes, ())
+                if not processes:
+                    return ending.code
+                said = f"restart {restart} of {restarts}, from the last checkpoint, on {processes}"
+                print(f"{said} rank{'' if processes == 1 else 's'}", file=sys.stderr)
+                ending = attempt(Attempt(processes=processes, arguments=[*arguments, *more]))
+    except SignalException as error:
+        return SIGNALLED + int(error.sigval)
+    return ending.code
+
+
+@contextlib.contextmanager
+def launching() -> Iterator[None]:
+    """Have this process be a launcher, whose ranks find the package and know whom they end with."""
+
+    import torch.distributed.launcher.api  # noqa: F401  # sets the levels of its loggers itself
+
     for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
     home = str(Path(__file__).parents[2])  # so that the ranks find the package from any folder
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     os.environ[LAUNCHER] = str(os.getpid())
     try:
-        ending = _attempt(processes, arguments)
-        for restart in range(1, restarts + 1):
-            if not ending.lost:
-                break
-            more: Sequence[str]
-            processes, more = again(processes) if again else (processes, ())
-            if not processes:
-                return ending.code
-            said = f"restart {restart} of {restarts}, from the last checkpoint, on {processes} rank"
-            print(f"{said}{'' if processes == 1 else 's'}", file=sys.stderr)
-            ending = _attempt(processes, [*arguments, *more])
-    except SignalException as error:
-        return SIGNALLED + int(error.sigval)
+        yield
     finally:
         del os.environ[LAUNCHER]
-    return ending.code
 
 
-def _attempt(processes: int, arguments: Sequence[str]) -> Ending:
+def attempt(how: Attempt) -> Ending:
     """Start the ranks once, and wait for the end."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        min_nodes=how.nodes,
+        max_nodes=how.nodes,
+        nproc_per_node=how.processes,
+        run_id=how.name or uuid.uuid4().hex,
+        rdzv_backend=how.backend,
+        rdzv_endpoint=how.endpoint,
+        rdzv_configs=dict(how.settings),
         max_restarts=0,
-        signals_to_handle=",".join(number.name for number in _STOPS),
+        signals_to_handle=",".join(number.name for number in STOPS),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "fastsiam", *arguments)
+        elastic_launch(config, sys.executable)("-m", "fastsiam", *how.arguments)
     except ChildFailedError as error:
         return _ending(*_first_failure(error.failures))
     return Ending(0)
@@ -115,7 +148,7 @@ def _ending(rank: int, code: int) -> Ending:
         return Ending(code, lost=code == RANK_LOST)
     number = signal.Signals(-code)
     print(f"error: rank {rank} was ended by {number.name}{_WHY.get(number, '')}", file=sys.stderr)
-    return Ending(SIGNALLED + number, lost=number not in _STOPS)
+    return Ending(SIGNALLED + number, lost=number not in STOPS)
 
 
 def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:

@@ -66,12 +66,13 @@ def preflight(path: Path, config: EvalConfig) -> None:
     Raises:
         FastSiamError: says what is wrong.
     """
-    place = Place(0, config.gpus, torch.device("cpu"))
+    ranks = config.gpus * config.nodes
+    place = Place(0, ranks, torch.device("cpu"))
     open_subject(path, config, place).loaders()
     if config.json:
         check_targets(Path(config.json))
     if isinstance(config, LabelConfig):
-        check_shared(config.global_batch, config.gpus)
+        check_shared(config.global_batch, ranks)
 
 
 def evaluate_knn(path: Path, config: KnnConfig, place: Place, *, show: Show = unseen) -> Record:

@@ -79,7 +79,10 @@ def kept_beside(model: ModelConfig, images: int) -> str:
 def idle_gpus(config: TrainConfig, place: Place) -> str:
     """Say it if this machine has more GPUs than ``--gpus`` takes, and no other launcher chose."""
     there = torch.cuda.device_count() if place.device.type == "cuda" else 0
-    ours = place.world == config.run.gpus and (place.world > 1 or not distributed.is_worker())
+    asked = config.run.gpus * config.run.nodes
+    ours = place.world == asked == config.run.gpus and (
+        place.world > 1 or not distributed.is_worker()
+    )
     if not ours or place.world >= there:
         return ""
     return f"{there} GPUs here, training on {place.world}: --gpus {there} uses all"

@@ -142,7 +142,8 @@ def _here(trained: TrainConfig, place: Place) -> TrainConfig:
     Raises:
         DeviceError: it cannot.
     """
-    optim, numerics, step, ranks = trained.optim, trained.numerics, trained.step, trained.run.gpus
+    optim, numerics, step = trained.optim, trained.numerics, trained.step
+    ranks = trained.run.gpus * trained.run.nodes
     if place.device.type == "cpu":
         if numerics.precision == "fp16":
             raise DeviceError("the run was trained in fp16, which needs a GPU to be replayed")

@@ -1,4 +1,4 @@
-"""Starting a run's ranks again after one was lost: how many there can be now, and when."""
+"""What launchers start for a run; and again after a loss: how many ranks there can be, and when."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.training.folder import wait_until_free
+from fastsiam.distributed import Work
+from fastsiam.jobs.train import check_shares, run_folder
+from fastsiam.training.folder import RunFolder, wait_until_free
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _PROBE = "import torch; assert torch.ones(8, device='cuda').sum().item() == 8"
@@ -20,14 +23,41 @@ _ANSWERS_IN = 120.0
 """Seconds in which a GPU has to have computed something: it starts CUDA, on a busy machine."""
 
 
+def ranks_of(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> Work:
+    """Return what the launchers of a run start, with ``arguments`` of the command line."""
+    folders: list[Path] = []
+
+    def take_folder() -> Sequence[str]:
+        folders.append(run_folder(config, recipe))
+        with RunFolder(folders[0]).taken():
+            pass  # refused here, or rank 0 would be when all have begun
+        return "--out", str(folders[0])
+
+    shares = partial(check_shares, config)
+
+    def again(ranks: int) -> tuple[int, Sequence[str]]:
+        run = folders[0] if folders else None  # of several machines, one has it
+        own = shares if config.run.nodes == 1 else lambda ranks: None
+        return restarting(config, run, shares=own)(ranks)
+
+    return Work(
+        arguments=arguments,
+        gpus=config.run.gpus,
+        shares=shares,
+        restarts=config.run.max_restarts,
+        more=take_folder,
+        again=again,
+    )
+
+
 def restarting(
-    config: TrainConfig, run: Path, *, shares: Callable[[int], None]
+    config: TrainConfig, run: Path | None, *, shares: Callable[[int], None]
 ) -> Callable[[int], tuple[int, Sequence[str]]]:
     """Return what the launcher asks before it starts ranks again.
 
     Args:
         config: the run's.
-        run: its folder, which those that are left may still have.
+        run: its folder, which those that are left may still have; None if it is not looked at.
         shares: raises ``ValueError`` for a number of ranks that the batch cannot be shared among.
 
     Returns:
@@ -43,7 +73,7 @@ def restarting(
             ]
             os.environ[_DEVICES] = ",".join(answering)
             there = len(answering)
-        if who := wait_until_free(run):
+        if run and (who := wait_until_free(run)):
             print(f"error: {run} is still in use by {who}", file=sys.stderr)
             return 0, ()
         now = largest(min(ranks, there), shares)

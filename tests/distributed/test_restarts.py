@@ -20,7 +20,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam import launched
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import launch
-from fastsiam.distributed.launch import Ending
+from fastsiam.distributed.launch import Attempt, Ending
 from fastsiam.errors import RANK_LOST
 from fastsiam.jobs import restart
 from fastsiam.jobs.restart import restarting
@@ -139,11 +139,11 @@ def test_only_lost_ranks_are_started_again(
 ) -> None:
     begun: list[tuple[int, list[str]]] = []
 
-    def attempt(processes: int, arguments: list[str]) -> Ending:
-        begun.append((processes, arguments))
+    def attempt(how: Attempt) -> Ending:
+        begun.append((how.processes, list(how.arguments)))
         return endings[len(begun) - 1]
 
-    monkeypatch.setattr(sys.modules[launch.__module__], "_attempt", attempt)
+    monkeypatch.setattr(sys.modules[launch.__module__], "attempt", attempt)
     monkeypatch.setenv("PYTHONPATH", "")  # launching sets it
     assert launch(4, ["train"], restarts=2, again=lambda ranks: (ranks - 1, ["more"])) == code
     assert [processes for processes, _ in begun] == starts

@@ -28,10 +28,11 @@ def _fault(*_: object, **__: object) -> int:
         case "machine":
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        case "wait":  # until the launcher stops this one
-            before: Any = signal.getsignal(signal.SIGTERM)
+        case "wait":  # until the launcher or a scheduler stops this one
             came: list[object] = []
-            signal.signal(signal.SIGTERM, lambda *given: came.append(before(*given)))
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                before: Any = signal.getsignal(number)
+                signal.signal(number, lambda *x, obey=before: came.append(obey(*x)))
             while not came:
                 time.sleep(0.02)
             return 0

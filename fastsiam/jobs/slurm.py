@@ -1,0 +1,156 @@
+"""A training run as a job of SLURM: the script for ``sbatch``, and its submission."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fastsiam
+from fastsiam.config import TrainConfig
+from fastsiam.config.files import layered
+from fastsiam.config.flags import to_flags
+from fastsiam.config.slurm import SlurmConfig
+from fastsiam.errors import FastSiamError
+
+_BY_THE_JOB = "nodes", "rendezvous", "node_rank", "out"
+"""Settings whose values stand in the script itself."""
+_PORT = "$((20000 + SLURM_JOB_ID % 40000))"
+"""Where machines meet: two jobs of one machine seldom have the same."""
+
+_SCRIPT = """\
+#!/bin/bash
+{options}
+
+# Written by fastsiam {version}. On each machine a launcher starts one process for each GPU.
+# {warning} s before the time limit, and when the job is preempted, the run saves and ends with one
+# of the exit codes below; the job goes into the queue again, and the run on where it was.
+trap : TERM USR1 CONT  # for the run: this shell waits for it
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # from sbatch, which srun does not ask by itself
+out={out}
+{head}srun --kill-on-bad-exit=0 {command}
+code=$?
+state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z]*')
+if [[ $code =~ ^(75|137|138|143)$ && $state != JobState=CANCELLED ]] &&
+    ((${{SLURM_RESTART_COUNT:-0}} < {requeues})); then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code
+"""
+_HEAD = """\
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+"""
+
+
+def slurm_script(recipe: str, config: TrainConfig, job: SlurmConfig) -> str:
+    """Return the script by which ``sbatch`` runs ``fastsiam train``.
+
+    Args:
+        recipe: the recipe that the settings are changes of.
+        config: the run's settings.
+        job: what SLURM is asked for.
+    """
+    several = config.run.nodes > 1
+    words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job)]
+    command = shlex.join(words) + ' --out "$out"'
+    if job.seeds:
+        command += ' --seed "$SLURM_ARRAY_TASK_ID"'
+    if several:
+        command += f' --nodes {config.run.nodes} --rendezvous "$head:{_PORT}"'
+    return _SCRIPT.format(
+        options="\n".join(f"#SBATCH {line}" for line in _options(config, job)),
+        version=fastsiam.__version__,
+        warning=job.warning,
+        out=_out(config.run.out, job),
+        head=_HEAD if several else "",
+        command=command,
+        requeues=job.requeues,
+    )
+
+
+def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
+    """Return the options of ``sbatch``."""
+    run = config.run
+    asked = {
+        "job-name": job.name,
+        "partition": job.partition,
+        "account": job.account,
+        "array": job.seeds,
+        "nodes": run.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": 0 if run.device == "cpu" else run.gpus,
+        "cpus-per-task": job.cpus * run.gpus,
+        "mem": job.mem,
+        "time": job.time,
+        # Without B: SLURM signals the ranks themselves. This shell would learn of it too late.
+        "signal": f"USR1@{job.warning}",
+        "open-mode": "append",
+        "output": f"{job.name}-{'%A_%a' if job.seeds else '%j'}.log",
+    }
+    return [*(f"--{name}={x}" for name, x in asked.items() if x), "--requeue", *job.sbatch.split()]
+
+
+def _out(given: str, job: SlurmConfig) -> str:
+    """Return the run's folder as the shell is to have it: the same when the job comes back."""
+    number = "$SLURM_ARRAY_JOB_ID" if job.seeds else "$SLURM_JOB_ID"
+    folder = shlex.quote(given) if given else f'runs/{job.name}-"{number}"'
+    return folder + ('/seed-"$SLURM_ARRAY_TASK_ID"' if job.seeds else "")
+
+
+def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
+    """Return the shortest command line of the settings, but for what the job decides."""
+    settings: Mapping[str, Any] = to_flags(config)
+    usual = layered(recipe=recipe, method=config.model.method.name).flags
+    decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
+    words = ["--recipe", recipe]
+    for name, value in settings.items():
+        if name in decided or (value == usual.get(name) and name != "method"):
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{flag}", *map(str, values)]
+    return words
+
+
+def submit(script: str, *, folder: Path) -> str:
+    """Give a script to SLURM through submitit; return the job's number.
+
+    submitit would have a job of its own making requeue at the first signal, before the ranks have
+    saved; the script is ours, and submitit keeps it in ``folder`` under the job's number.
+
+    Raises:
+        FastSiamError: submitit or SLURM is not there, or ``sbatch`` refuses the job.
+    """
+    try:
+        import submitit
+    except ImportError as error:
+        raise FastSiamError("--submit needs submitit: pip install 'fastsiam[slurm]'") from error
+    if shutil.which("sbatch") is None:
+        raise FastSiamError("--submit: there is no sbatch here; run it on a machine of SLURM's")
+
+    class Executor(submitit.SlurmExecutor):
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return script
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        job = Executor(folder)._submit_command("")
+    except submitit.core.utils.FailedJobError as error:
+        raise FastSiamError(f"sbatch refuses the job: {_reason(str(error))}") from error
+    except (subprocess.SubprocessError, OSError) as error:
+        raise FastSiamError(f"cannot submit the job: {error}") from error
+    return str(job.job_id)
+
+
+def _reason(text: str) -> str:
+    """Return what sbatch said, out of what submitit says of it."""
+    said = re.findall(r"sbatch: error: (.+)", text)
+    return "; ".join(said) or text.strip().splitlines()[-1]

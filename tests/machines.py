@@ -1,0 +1,64 @@
+"""Two machines on this one: network namespaces with addresses of their own, joined by a cable."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A namespace with one end of the cable."""
+
+    name: str
+    address: str
+
+    @property
+    def inside(self) -> list[str]:
+        """What a command line begins with that runs there."""
+        return ["ip", "netns", "exec", self.name]
+
+    def plug(self, state: str) -> None:
+        """Pull the cable out ("down") or put it in ("up")."""
+        _ip("-n", self.name, "link", "set", _cable(self.name), state)
+
+
+@contextmanager
+def two_machines() -> Iterator[tuple[Machine, Machine]]:
+    """Make them, as root on Linux alone; the test is skipped where that is not permitted."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs the program ip: apt-get install iproute2")
+    one, other = (Machine(f"fs{os.getpid()}{x}", f"10.177.0.{x}") for x in (1, 2))
+    with ExitStack() as stack:
+        for machine in (one, other):
+            try:
+                _ip("netns", "add", machine.name)
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"network namespaces are not permitted here: {error.stderr.strip()}")
+            stack.callback(_ip, "netns", "del", machine.name)
+        ends = [word for x in (one, other) for word in ("name", _cable(x.name), "netns", x.name)]
+        first, second = ends[:4], ends[4:]
+        try:
+            _ip("link", "add", *first, "type", "veth", "peer", *second)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no cable between network namespaces here: {error.stderr.strip()}")
+        for machine in (one, other):
+            _ip("-n", machine.name, "link", "set", "lo", "up")
+            device = ("dev", _cable(machine.name))
+            _ip("-n", machine.name, "addr", "add", f"{machine.address}/24", *device)
+            machine.plug("up")
+        yield one, other
+
+
+def _cable(machine: str) -> str:
+    return f"{machine}c"
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
