@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +56,9 @@ class Remembered:
     """``fingerprint`` of the changed data that the user agreed to; empty: there are none."""
     files: tuple[DataFile, ...] = ()
     """Containers of the images when the run was last at work."""
+    blocks: NDArray[np.int32] | None = field(default=None, compare=False)
+    """(names,) which images lay side by side when the run began (``Store.blocks``), of a run that
+    is shuffled by it: its order is a function of them. None: there is no need."""
 
     @classmethod
     def load(cls, run: Path) -> Remembered | None:
@@ -72,7 +75,11 @@ class Remembered:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape")
                 files = parsed_json(str(file["files"])) if "files" in file else []
                 own = tuple(DataFile(*facts) for facts in files)
-                return cls(tuple(names.split("\0")), str(file["accepted"]), own)
+                blocks = file["blocks"] if "blocks" in file else None
+                found = cls(tuple(names.split("\0")), str(file["accepted"]), own, blocks)
+                if blocks is not None and blocks.shape != (len(found.names),):
+                    raise ValueError("it has not one block for each image")
+                return found
         except Exception as error:  # a damaged archive makes numpy and zipfile raise anything
             raise CheckpointError(
                 f"{path}, the list of the run's images, is damaged: delete it, if the data are "
@@ -88,6 +95,7 @@ class Remembered:
             names=np.frombuffer(names, np.uint8),
             accepted=np.array(self.accepted),
             files=np.array(json.dumps(self.files)),
+            **({} if self.blocks is None else {"blocks": self.blocks}),
         )
         return buffer.getvalue()
 

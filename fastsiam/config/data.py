@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -30,6 +31,13 @@ class DataConfig:
     (
         "Share of each class of the training images to leave out and validate on, such as 10%, "
         "where there are no validation images: the same images in every command."
+    )
+    shuffle: str = "full"
+    (
+        "full: any image may come at any time. window:N: blocks of neighbouring images in a random "
+        "order, and images moved within N places, so that reading from object storage or a disk "
+        "that turns fetches what lies together; N is best many times the batch, such as "
+        "window:16384."
     )
     bad_images: Literal["stop", "replace"] = "stop"
     (
@@ -68,6 +76,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         share(self.holdout, "holdout")
         require(
+            re.fullmatch(r"full|window:[1-9][0-9]*", self.shuffle) is not None,
+            f"shuffle must be full, or window:N with N images, such as window:16384, not "
+            f"{self.shuffle!r}",
+        )
+        require(
             self.bad_images in ("stop", "replace"),
             f"bad-images must be stop or replace, not {self.bad_images!r}",
         )
@@ -87,6 +100,11 @@ class DataConfig:
     def loads_images(self) -> bool:
         """Whether the pipeline loads images; ready tensors come from none."""
         return self.pipeline in ("auto", *get_args(ImagePipeline))
+
+    @property
+    def window(self) -> int:
+        """Images of the window that the order is shuffled within; 0 is all."""
+        return int(self.shuffle.partition(":")[2] or 0)
 
     @property
     def held_percent(self) -> float:

@@ -22,6 +22,7 @@ from fastsiam.errors import DataError, NoSplitError
 from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
 from .base import Bytes, Split, Store
+from .blocks import blocks
 from .mapped import Mapped
 from .probe import Flags
 from .tar import gunzip
@@ -101,6 +102,10 @@ class ArchiveStore(Store):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image as stored: (images,)."""
         return self.rows["size"].astype(np.int64)
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in: parts of the tars."""
+        return blocks(self.rows["file"], self.rows["offset"])
 
     def stamp(self) -> str:
         """Return a text that changes with the tars and with what was found in them."""

@@ -18,6 +18,7 @@ from fastsiam.files import quoted
 from fastsiam.kernels import mappings, planes
 from fastsiam.trace import span
 
+from .blocks import in_order
 from .mapped import Mapped
 
 Split = Literal["train", "val"]
@@ -107,6 +108,13 @@ class Store(ABC):
     @abstractmethod
     def stamp(self) -> str:
         """Return a text that changes when the files do (names, sizes, modification times)."""
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return which images lie side by side: (images,) numbers of blocks, ascending as they lie.
+
+        See ``blocks.blocks``; by default images lie in the order of their positions.
+        """
+        return in_order(len(self))
 
     def mapped(self) -> Sequence[Mapped]:
         """Return the files that images are read from by mappings."""

@@ -30,6 +30,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from .base import Bytes, Store, numbered_classes
+from .blocks import blocks
 from .mapped import Mapped
 
 VERSION = 2
@@ -206,6 +207,10 @@ class BetonStore(Store):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each record: (images,)."""
         return self.bytes
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in, by where their records begin."""
+        return blocks(np.zeros(len(self), np.int64), self.start)
 
     def stamp(self) -> str:
         """Return a text that changes with the file."""

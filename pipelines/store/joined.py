@@ -73,6 +73,12 @@ class JoinedStore(Store):
         """Return the bytes of each image: (images,)."""
         return np.concatenate([store.sizes() for store in self.stores])
 
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in, one store's after the other's."""
+        parts = [store.blocks() for store in self.stores]
+        before = np.cumsum([0, *(part.max(initial=-1) + 1 for part in parts)])
+        return np.concatenate([first + part for first, part in zip(before, parts, strict=False)])
+
     def stamp(self) -> str:
         """Return a text that changes with any of the stores."""
         return " ".join(store.stamp() for store in self.stores)

@@ -82,6 +82,10 @@ class PickedStore(Store):
         """Return the bytes of each image: (images,)."""
         return self._store.sizes()[self._positions]
 
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in."""
+        return self._store.blocks()[self._positions]
+
     def stamp(self) -> str:
         """Return a text that changes with the files, and with what is picked of them."""
         return _stamp(self._store, self._positions)

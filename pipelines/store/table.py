@@ -15,6 +15,7 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from .base import Bytes, Store
+from .blocks import blocks
 from .mapped import Mapped
 
 
@@ -93,6 +94,11 @@ class TableStore(Store):
         number = int(np.searchsorted(self._first_rows, index, side="right")) - 1
         row = index - int(self._first_rows[number])
         return f"row {row} of {self._paths[number]} ({self.name(index)})"
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in: rows of one file each."""
+        rows = np.arange(len(self))
+        return blocks(np.searchsorted(self._first_rows, rows, side="right"), rows)
 
     def stamp(self) -> str:
         """Return a text that changes with the files' names, sizes and modification times."""
