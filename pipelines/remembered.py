@@ -75,7 +75,7 @@ class Remembered:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape")
                 files = parsed_json(str(file["files"])) if "files" in file else []
                 own = tuple(DataFile(*facts) for facts in files)
-                blocks = file["blocks"] if "blocks" in file else None
+                blocks = file.get("blocks")
                 found = cls(tuple(names.split("\0")), str(file["accepted"]), own, blocks)
                 if blocks is not None and blocks.shape != (len(found.names),):
                     raise ValueError("it has not one block for each image")

@@ -1,9 +1,9 @@
-"""The shuffles of an epoch: of all images alike, or within a window that reads what lies together.
+"""How an epoch is shuffled: all images alike, or within a window, to read what lies together.
 
-Within a window, the blocks of a data set (``store.blocks``) follow each other in a random order, another one in
-every epoch. From that order each image is put off by a random number of places below the window's
-size, so that at any time images of a window's length of blocks are shown, all mixed. The last
-window of an epoch goes round to its start: batches are as well mixed there as anywhere.
+Within a window, the blocks of a data set (``store.blocks``) follow each other in a random order,
+another one in every epoch. From that order each image is put off by a random number of places below
+the window's size, so that at any time images of a window's length of blocks are shown, all mixed.
+The last window of an epoch goes round to its start: batches are as well mixed there as anywhere.
 
 What is shown when is a function of (seed, epoch) and of the blocks, which a run remembers.
 """

@@ -24,7 +24,8 @@ FLOORS = (
 WITH_PIPELINES = {"cli", "bench", "jobs", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
 OF_PIPELINES = {
-    "pipelines", "views", "config", "kernels", "console", "bad_images", "errors", "files", "trace",
+    "pipelines", "views", "config", "kernels", "console", "bad_images", "caches", "errors", "files",
+    "trace",
     "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""

@@ -60,6 +60,13 @@ class DataConfig:
 
     prefetch: int = 2
     """ffcv, dali: batches that are made ahead of the training step."""
+    cache: str = ""
+    (
+        "Folder in which what is read of remote data is kept, for the next epoch and for other "
+        "runs: on a disk of this machine, and this user's own. Default: nothing is kept."
+    )
+    cache_gb: float = 100.0
+    """GB (10^9 bytes) that the cache holds at most; what was not used for longest makes room."""
     os_cache: bool = True
     (
         "ffcv: map the file and leave caching to the system; "
@@ -93,6 +100,7 @@ class DataConfig:
             0 <= self.dali_hw_decoder_load <= 1,
             f"dali-hw-decoder-load is a share, 0 to 1, not {self.dali_hw_decoder_load}",
         )
+        require(self.cache_gb > 0, f"cache-gb must be above 0, not {self.cache_gb:g}")
         require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
         require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
 
