@@ -20,7 +20,7 @@ import io
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,12 +90,13 @@ class Remembered:
         """Return the content of ``FILE``, which holds the list in a run's folder."""
         names = "\0".join(self.names).encode("utf-8", "surrogateescape")
         buffer = io.BytesIO()
+        blocks: dict[str, Any] = {} if self.blocks is None else {"blocks": self.blocks}
         np.savez_compressed(
             buffer,
             names=np.frombuffer(names, np.uint8),
             accepted=np.array(self.accepted),
             files=np.array(json.dumps(self.files)),
-            **({} if self.blocks is None else {"blocks": self.blocks}),
+            **blocks,
         )
         return buffer.getvalue()
 

@@ -75,6 +75,8 @@ class Cache:
         DataError: another user can write into the folder; or it cannot be made.
     """
 
+    _open: Pages | None
+
     def __init__(self, folder: Path, gigabytes: float) -> None:
         self.folder = folder.expanduser().absolute() / _FORMAT
         if reason := others_can_write(self.folder):
@@ -145,7 +147,7 @@ class Cache:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
-        self._open: Pages | None = None
+        self._open = None
         _caches.add(self)
 
     def _kept(self, name: bytes, wanted: Sequence[int]) -> dict[int, bytes]:

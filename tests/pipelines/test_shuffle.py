@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ def epoch_of(order: Order, epoch: int) -> np.ndarray:
 
 
 def order_of(images: int, window: int, **how: int) -> Order:
-    settings = {"batch": 12, "seed": 1} | how
-    return Order(images=images, window=Window(window, in_order(images)), **settings)
+    return replace(
+        Order(images=images, batch=12, seed=1, window=Window(window, in_order(images))), **how
+    )
 
 
 @pytest.mark.parametrize("images", [24, 257, 5000])
@@ -90,10 +92,10 @@ def test_quality_is_that_of_a_full_shuffle_for_a_window_of_all() -> None:
 
 def test_quality_grows_with_the_window() -> None:
     one, small, large = (measured(window) for window in (1, 1024, 4096))
-    assert one.usual > 0.9  # a block has one class, and a batch has images of one block or two
+    assert one.usual > 0.4  # a block has one class, and a batch has images of two blocks or three
     assert one.usual > small.usual > large.usual > large.usual_full
     assert one.parted < small.parted < large.parted < 0.5
-    assert small.parted == pytest.approx(4 / 3 * 1024 / 16_384, rel=0.1)
+    assert small.parted == pytest.approx(4 / 3 * 1024 / 16_384 + 1 / IMAGES, rel=0.1)
     assert all(found.moved == pytest.approx(1, abs=0.2) for found in (one, small, large))
 
 
@@ -102,7 +104,7 @@ def test_quality_of_images_without_classes() -> None:
     found = quality(window, np.full(600, -1), batch=20, seed=0)
     assert np.isnan(found.largest) and found.moved > 0
     line = described(window, np.full(600, -1), batch=20, seed=0)
-    assert "3 blocks" in line and "class" not in line
+    assert "10 blocks" in line and "class" not in line
     assert "largest class" in described(window, np.arange(600) % 5, batch=20, seed=0)
 
 
@@ -138,11 +140,11 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
 
 
 def test_blocks_are_neighbours_in_one_file() -> None:
-    file = np.repeat([1, 0], [300, 10])
-    offset = np.concatenate([np.arange(300)[::-1], np.arange(10)])
+    file = np.repeat([1, 0], [100, 10])
+    offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
     found = blocks(file, offset)
-    assert found[300:].tolist() == [0] * 10  # file 0 comes first
-    assert (found[300 - IMAGES : 300] == 1).all() and (found[: 300 - IMAGES] == 2).all()
+    assert found[100:].tolist() == [0] * 10  # file 0 comes first
+    assert (found[100 - IMAGES : 100] == 1).all() and (found[: 100 - IMAGES] == 2).all()
     assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
 
 
