@@ -42,6 +42,8 @@ _FORMAT = "fastsiam-1"
 """The folder within the user's; what is written otherwise has another name."""
 _LEAST_PAGES = 4
 _SAID = "said-"
+_PAUSE = 60.0
+"""Seconds without writing after another process kept this one waiting, as one that is stopped."""
 _NOTED = 4096
 """Pages that are read before the index learns that they were."""
 
@@ -147,60 +149,71 @@ class Cache:
 
     def _begin(self) -> None:
         self._lock = threading.RLock()
-        self._open = None
+        self._open, self._again = None, 0.0
         _caches.add(self)
 
     def _kept(self, name: bytes, wanted: Sequence[int]) -> dict[int, bytes]:
         """Return those of an object's pages that are kept and whole."""
         found: dict[int, bytes] = {}
+        damaged: list[int] = []
+        many = min(_NOTED, self._most // 8)
         with self._using() as pages:
-            for page in wanted if pages is not None else ():
-                data, damaged = pages.get(name, page)
+            if pages is None:
+                return {}
+            for page in wanted:
+                data, is_damaged = pages.get(name, page)
                 if data is not None:
                     found[page] = data
-                if damaged:
-                    pages.forget(name, page)
-                    self._say("damaged", "holds damaged pages: they are fetched again")
-            if pages is not None:
-                pages.note_reading(at_least=min(_NOTED, self._most // 8))
+                if is_damaged:
+                    damaged.append(page)
+            many -= pages.unnoted
+        if damaged:
+            self._say("damaged", "holds damaged pages: they are fetched again")
+        if damaged or many <= 0:
+            with self._using(writing=True) as pages:
+                if pages is not None:
+                    pages.note(name, damaged)
         return found
 
     def _keep(self, name: bytes, new: dict[int, bytes]) -> None:
         """Keep pages of an object, if that is possible."""
-        if self._keeps:
-            with self._using(writing=True) as pages:
-                if pages is not None:
-                    pages.put(name, new)
+        with self._using(writing=True) as pages:
+            if pages is not None:
+                pages.put(name, new)
 
     @contextlib.contextmanager
     def _using(self, *, writing: bool = False) -> Iterator[Pages | None]:
         """Give the pages, None if they cannot be used; what fails ends in a line, not an error."""
         with self._lock:
-            pages = self._opened()
+            wanted = not writing or (self._keeps and time.monotonic() >= self._again)
+            pages = self._opened() if wanted else None
             try:
                 yield pages
             except (OSError, sqlite3.Error) as error:
                 self._give_up(error, writing)
 
     def _opened(self) -> Pages | None:
+        if self._open is not None or not self._reads or time.monotonic() < self._again:
+            return self._open
         try:
-            if self._open is None and self._reads:
-                self._open = Pages(self.folder, self._most, suspect=self._suspect)
-                if self._open.renewed:
-                    self._say("index", "had a damaged index: what it held is fetched again")
-                self._suspect = False
+            self._open = Pages(self.folder, self._most, suspect=self._suspect)
         except (OSError, sqlite3.Error) as error:
             self._give_up(error, writing=False)
+            return None
+        self._suspect = False
+        if self._open.renewed:
+            self._say("index", "had a damaged index: what it held is fetched again")
         return self._open
 
     def _give_up(self, error: OSError | sqlite3.Error, writing: bool) -> None:
         """Do without the cache, or without keeping more in it, and say why; or try again later."""
         if isinstance(error, sqlite3.Error):
             if is_busy(error):
+                self._again = time.monotonic() + _PAUSE
                 return
             if is_damage(error) and not self._suspect:
                 self.close()
-                self._suspect = True
+                self._suspect = True  # what is opened next is looked through
                 return
         self._keeps, self._reads = False, self._reads and writing
         full = isinstance(error, sqlite3.Error) and is_full(error)
@@ -245,20 +258,21 @@ def _cut(pages: dict[int, bytes], own: Range) -> bytes:
 
 
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
+_forking = threading.local()
 
 
 def _before_fork() -> None:
     """Close what SQLite must not take into another process; both open it again."""
-    for cache in (held := list(_caches)):
+    _forking.held = list(_caches)
+    for cache in _forking.held:
         cache._lock.acquire()
         cache.close()
-    _held.extend(held)
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop()._lock.release()
+    for cache in _forking.held:
+        cache._lock.release()
+    _forking.held = []
 
 
-_held: list[Cache] = []
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

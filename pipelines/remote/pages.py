@@ -29,7 +29,7 @@ SLACK = 16 << 20
 """Bytes by which the folder may exceed its bound: the index's log, and the pages of its tables."""
 
 _PATIENCE = 5.0
-"""Seconds to wait for another process that writes; then this one goes on without writing."""
+"""Seconds to wait for another process that writes."""
 _LOOK = 5e-4
 """Seconds between two looks whether it has ended."""
 _TABLES = """
@@ -81,8 +81,7 @@ class Pages:
                 self._connect(suspect=False)
                 self.renewed = True
         self._end = weakref.finalize(self, _close, self._index, self._file)
-        with contextlib.suppress(_Busy):
-            self._make_room(0)
+        self._make_room(0)
 
     def close(self) -> None:
         """Close the files."""
@@ -113,8 +112,6 @@ class Pages:
     def put(self, name: bytes, pages: Mapping[int, bytes]) -> None:
         """Keep pages of an object; what was read longest ago makes room for them.
 
-        Where another process writes for seconds, they are not kept, and that is no error.
-
         Args:
             name: of the object, 16 bytes.
             pages: by number; those that are kept already are written again.
@@ -123,20 +120,26 @@ class Pages:
             OSError: the disk is full, or fails.
             sqlite3.Error: so it is for the index.
         """
-        with contextlib.suppress(_Busy):
-            self._make_room(len(pages))
-            self._write(name, pages)
+        self._make_room(len(pages))
+        self._write(name, pages)
 
-    def note_reading(self, *, at_least: int = 1) -> None:
-        """Have the index know what was read, if that is so many pages."""
-        if len(self._read) >= at_least:
-            with contextlib.suppress(_Busy), self._transaction():
-                self._touch()
+    @property
+    def unnoted(self) -> int:
+        """Pages that were read, of which the index does not know it yet."""
+        return len(self._read)
 
-    def forget(self, name: bytes, page: int) -> None:
-        """Free the slot of a page."""
-        with contextlib.suppress(_Busy), self._transaction():
-            self._index.execute(f"{_FREED} WHERE object = ? AND page = ?", (name, page))
+    def note(self, name: bytes, damaged: Iterable[int]) -> None:
+        """Have the index know what was read, and free the slots of an object's damaged pages.
+
+        Raises:
+            OSError: the disk is full, or fails.
+            sqlite3.Error: so it is for the index.
+        """
+        with self._transaction():
+            self._touch()
+            self._index.executemany(
+                f"{_FREED} WHERE object = ? AND page = ?", ((name, page) for page in damaged)
+            )
 
     def _connect(self, suspect: bool) -> None:
         self._index = sqlite3.connect(
@@ -243,7 +246,7 @@ _FREED = f"UPDATE slots SET object = NULL, page = NULL, used = {_FREE}"
 
 
 class _Busy(sqlite3.OperationalError):
-    """Another process writes."""
+    """Another process has been writing for seconds."""
 
     sqlite_errorcode = sqlite3.SQLITE_BUSY
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def epoch_of(order: Order, epoch: int) -> np.ndarray:
     return np.concatenate([order.indices(epoch, step) for step in range(order.steps)])
 
 
-def order_of(images: int, window: int, **how: int) -> Order:
+def order_of(images: int, window: int, **how: Any) -> Order:
     return replace(
         Order(images=images, batch=12, seed=1, window=Window(window, in_order(images))), **how
     )

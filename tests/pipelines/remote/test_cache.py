@@ -17,6 +17,7 @@ import pytest
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
+from fastsiam.pipelines.remote import cache as caching
 from fastsiam.pipelines.remote import pages
 from fastsiam.pipelines.remote.cache import Cache, Range, object_key
 from fastsiam.pipelines.remote.pages import PAGE, SLACK, runs
@@ -358,6 +359,7 @@ def work(folder: Path, most: int, seed: int, rounds: int) -> None:
     cache, server, drawn = cache_of(folder, most), Server(), np.random.default_rng(seed)
     for _ in range(rounds):
         read(cache, server, *sorted(set(drawn.integers(0, 21, 4).tolist())), key="ab"[seed % 2])
+        folder.with_name(f"begun-{seed}").touch()
         server.asked.clear()
 
 
@@ -398,16 +400,16 @@ def test_a_fork_takes_nothing_over(tmp_path: Path, server: Server) -> None:
 def test_a_process_that_is_killed_leaves_it_whole(
     waits: float, tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    read(cache_of(tmp_path, 10), server, 0)
-    begun = [Forked(work, tmp_path, 10, seed, 10**6) for seed in range(2)]
-    file = tmp_path / "fastsiam-1" / next_pages(tmp_path)
-    while file.stat().st_size < 10 * PAGE:
+    folder = tmp_path / "cache"
+    begun = [Forked(work, folder, 10, seed, 10**6) for seed in range(2)]
+    while not all((tmp_path / f"begun-{seed}").exists() for seed in range(2)):
+        assert all(one.poll() is None for one in begun)
         time.sleep(0.01)
     time.sleep(waits)
     for one in begun:
         one.send(signal.SIGKILL)
-        one.wait(60)
-    cache = cache_of(tmp_path, 10)
+        assert one.wait(60).returncode == -signal.SIGKILL
+    cache = cache_of(folder, 10)
     for key in "ab":
         read(cache, server, *range(21), key=key)
     assert not caplog.records  # nor is anything damaged
@@ -450,6 +452,11 @@ def test_another_one_that_writes_for_long_is_not_waited_for(
     monkeypatch.setattr(pages, "_PATIENCE", 0.05)
     cache = cache_of(tmp_path, 10)
     read(cache, server, 0)
+    with pages._locked(tmp_path / "fastsiam-1"):
+        assert read(cache, server, 1, 2) == [1, 2]
+    assert read(cache, server, 0, 1, 2) == [1, 2]  # for a while it does not even try
+    monkeypatch.setattr(caching, "_PAUSE", 0.0)
+    cache = cache_of(tmp_path, 10)
     with pages._locked(tmp_path / "fastsiam-1"):
         assert read(cache, server, 0, 1) == [1] == read(cache, server, 0, 1)
         new = cache_of(tmp_path, 10)  # which cannot be opened now, and is later
