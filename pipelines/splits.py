@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, NoSplitError
+from fastsiam.urls import Url
 
 from .store import Split, Store, open_store, picked
 from .subsets import hold_out
@@ -64,7 +65,7 @@ def others(store: Store, held: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.setdiff1d(np.arange(len(store)), held, assume_unique=True)
 
 
-def has_validation(root: Path) -> bool:
+def has_validation(root: Path | Url) -> bool:
     """Tell whether there are validation images at a place.
 
     Raises:
