@@ -19,6 +19,7 @@ from fastsiam.config import (
     require,
 )
 from fastsiam.config.recipes import RECIPES
+from fastsiam.urls import Url
 
 Stored = Literal["original", "short256", "pixels256", "planes256", "planes"]
 """How the images are stored: as they are; with a shorter side of 256; as pixels, or planes, of that
@@ -175,7 +176,7 @@ class BenchConfig:
         return self.train.augment
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Path | Url:
         """The data's place, with the default filled in; it may not be there."""
         return DataConfig(data=self.data).root
 

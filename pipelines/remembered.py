@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, parsed_json
+from fastsiam.urls import Url
 
 from .store import BetonStore, Store
 
@@ -108,8 +109,10 @@ class Remembered:
         """Return the list with the user's consent to the names that there are now."""
         return replace(self, accepted=fingerprint(now))
 
-    def missing_files(self, root: Path) -> list[str]:
+    def missing_files(self, root: Path | Url) -> list[str]:
         """Return the files at a path, or below it, that are not there any more."""
+        if isinstance(root, Url):
+            return []  # whoever opens it names what is not there
         within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
         return [file.path for file in within if not Path(file.path).exists()]
 

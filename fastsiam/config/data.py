@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from fastsiam.urls import Url, place
+
 from .checks import require, share
 
 ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
@@ -25,7 +27,8 @@ class DataConfig:
     (
         "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
         "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
-        "without. Default: $FASTSIAM_DATA, else ./data."
+        "without; tars, .beton and .parquet also by an address: s3://, gs://, az:// or https://. "
+        "Default: $FASTSIAM_DATA, else ./data."
     )
     holdout: str = ""
     (
@@ -81,6 +84,7 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
+        place(self.data)
         share(self.holdout, "holdout")
         require(
             re.fullmatch(r"full|window:[1-9][0-9]*", self.shuffle) is not None,
@@ -120,6 +124,6 @@ class DataConfig:
         return share(self.holdout, "holdout")
 
     @property
-    def root(self) -> Path:
-        """The data folder, with the default filled in."""
-        return Path(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")
+    def root(self) -> Path | Url:
+        """Where the data are, with the default filled in."""
+        return place(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")

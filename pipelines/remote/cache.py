@@ -97,15 +97,6 @@ class Cache:
         with self._using():  # what cannot be opened is said here, and not by each worker
             pass
 
-    @classmethod
-    def of(cls, data: DataConfig) -> Cache | None:
-        """Return the cache of a run's settings, None without.
-
-        Raises:
-            DataError: see the class.
-        """
-        return cls(Path(data.cache), data.cache_gb) if data.cache else None
-
     def get_many(self, key: str, size: int, ranges: Sequence[Range], fetch: Fetch) -> list[bytes]:
         """Return ranges of an object.
 
@@ -257,6 +248,31 @@ def _cut(pages: dict[int, bytes], own: Range) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+@contextlib.contextmanager
+def cached(data: DataConfig) -> Iterator[Cache | None]:
+    """Have remote files that are opened inside keep what they read by a run's settings.
+
+    Raises:
+        DataError: the cache cannot be had; see ``Cache``.
+    """
+    global _current
+    before, known = _current, (data.cache, data.cache_gb)
+    if data.cache and known not in _made:
+        _made[known] = Cache(Path(data.cache), data.cache_gb)
+    _current = _made.get(known)
+    try:
+        yield _current
+    finally:
+        _current = before
+
+
+def current_cache() -> Cache | None:
+    """Return the cache of the files that are opened just now, if there is one."""
+    return _current
+
+
+_current: Cache | None = None
+_made: dict[tuple[str, float], Cache] = {}
 _caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 _forking = threading.local()
 

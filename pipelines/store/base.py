@@ -6,7 +6,6 @@ import io
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,8 +17,10 @@ from fastsiam.files import quoted
 from fastsiam.kernels import mappings, planes
 from fastsiam.trace import span
 
+from ..remote import RemoteFile
+from ..remote.path import Place
 from .blocks import in_order
-from .mapped import Mapped
+from .files import File
 
 Split = Literal["train", "val"]
 
@@ -49,9 +50,9 @@ class Store(ABC):
     """What sort of source it is, for people."""
     repair: ClassVar[str] = "repair the image"
     """What can be done about a bad image of it, in place."""
-    root: Path
+    root: Place
     """Where the images lie, for messages."""
-    origin: Path | None = None
+    origin: Place | None = None
     """What the user calls the data, in which this was found; None: ``root`` itself."""
     classes: tuple[str, ...]
     """Class names, in the order of their labels; empty if the images have none."""
@@ -116,8 +117,21 @@ class Store(ABC):
         """
         return in_order(len(self))
 
-    def mapped(self) -> Sequence[Mapped]:
-        """Return the files that images are read from by mappings."""
+    def read_many(self, indices: Sequence[int]) -> list[Bytes]:
+        """Return the bytes of several images, as ``read`` does, waiting once for all of them."""
+        self.ahead(indices)
+        return [self.read(index) for index in indices]
+
+    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
+        """Begin to fetch images that will be read soon, where that takes a while."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether images lie on another machine."""
+        return any(isinstance(file, RemoteFile) for file in self.mapped())
+
+    def mapped(self) -> Sequence[File]:
+        """Return the files that images are read from by ranges: mappings, as a rule."""
         return ()
 
     def check(self) -> None:

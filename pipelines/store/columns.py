@@ -78,7 +78,7 @@ def columns_of(path: Path, schema: Any) -> Columns:
 
 
 def numbered(
-    parts: list[Any], classes: tuple[str, ...], source: Path
+    parts: list[Any], classes: tuple[str, ...], source: object
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Turn label columns into numbers of classes.
 

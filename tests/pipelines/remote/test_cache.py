@@ -19,7 +19,7 @@ from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.remote import cache as caching
 from fastsiam.pipelines.remote import pages
-from fastsiam.pipelines.remote.cache import Cache, Range, object_key
+from fastsiam.pipelines.remote.cache import Cache, Range, cached, current_cache, object_key
 from fastsiam.pipelines.remote.pages import PAGE, SLACK, runs
 from tests.disks import fill, read_only, small_disk
 from tests.processes import Forked
@@ -346,9 +346,13 @@ def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings(tmp_path: Path) -> None:
-    assert Cache.of(DataConfig()) is None
-    cache = Cache.of(DataConfig(cache=str(tmp_path), cache_gb=2))
-    assert cache is not None and cache.folder.parent == tmp_path
+    settings = DataConfig(cache=str(tmp_path), cache_gb=2)
+    with cached(settings) as cache, cached(DataConfig()) as none:
+        assert cache is not None and cache.folder.parent == tmp_path
+        assert none is None is current_cache()
+    assert current_cache() is None
+    with cached(settings) as again:
+        assert again is cache is current_cache()
     with pytest.raises(ValueError, match="cache-gb must be above 0"):
         DataConfig(cache_gb=0)
 
