@@ -13,15 +13,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import sqlite3
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fastsiam.caches import others_can_write
@@ -29,7 +31,7 @@ from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, why
 
-from .pages import INDEX_BYTES, PAGE, Pages, is_busy, is_damage, is_full, runs
+from .pages import INDEX_BYTES, PAGE, Page, Pages, is_busy, is_damage, is_full, runs
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ _FORMAT = "fastsiam-1"
 """The folder within the user's; what is written otherwise has another name."""
 _LEAST_PAGES = 4
 _SAID = "said-"
+_MOST_WAITING = 256
+"""Pages that wait to be written, in each process; more are not kept."""
 _PAUSE = 60.0
 """Seconds without writing after another process kept this one waiting, as one that is stopped."""
 _NOTED = 4096
@@ -77,8 +81,6 @@ class Cache:
         DataError: another user can write into the folder; or it cannot be made.
     """
 
-    _open: Pages | None
-
     def __init__(self, folder: Path, gigabytes: float) -> None:
         self.folder = folder.expanduser().absolute() / _FORMAT
         if reason := others_can_write(self.folder):
@@ -94,8 +96,8 @@ class Cache:
         self._suspect = False
         self._make_marks()
         self._begin()
-        with self._using():  # what cannot be opened is said here, and not by each worker
-            pass
+        with self._reading.lock:
+            self._opened(self._reading)  # what is wrong is said here, and not by each worker
 
     def get_many(self, key: str, size: int, ranges: Sequence[Range], fetch: Fetch) -> list[bytes]:
         """Return ranges of an object.
@@ -108,25 +110,22 @@ class Cache:
                 raises is raised.
         """
         name = hashlib.blake2b(key.encode(), digest_size=16).digest()
-        wanted = sorted({page for own in ranges for page in _pages_of(own)})
-        found = self._kept(name, wanted)
-        missing = list(runs(page for page in wanted if page not in found))
-        if missing:
-            asked = [(first * PAGE, min(after * PAGE, size)) for first, after in missing]
-            new: dict[int, bytes] = {}
-            for (first, after), data in zip(missing, fetch(asked), strict=True):
-                for page in range(first, after):
-                    new[page] = bytes(data[(page - first) * PAGE : (page - first + 1) * PAGE])
+        wanted = [_pieces(own) for own in ranges]
+        found = self._kept(name, sorted({piece for pieces in wanted for piece in pieces}))
+        lacking = {piece.page for pieces in wanted for piece in pieces if piece not in found}
+        if lacking:
+            new = _fetched(sorted(lacking), size, fetch)
             self._keep(name, new)
-            found |= new
-        return [_cut(found, own) for own in ranges]
+            for piece in (p for pieces in wanted for p in pieces if p not in found):
+                found[piece] = new[piece.page][piece.start : piece.stop]
+        parts = [[found[piece] for piece in pieces] for pieces in wanted]
+        return [own[0] if len(own) == 1 else b"".join(own) for own in parts]
 
     def close(self) -> None:
         """Close the files; they are opened again when they are needed."""
-        with self._lock:
-            if self._open is not None:
-                self._open.close()
-                self._open = None
+        for way in (self._writing, self._reading):
+            with way.lock:
+                way.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs."""
@@ -139,80 +138,105 @@ class Cache:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = threading.RLock()
-        self._open, self._again = None, 0.0
+        self._reading, self._writing = _Way(), _Way()
+        self._waiting: deque[Page] = deque()
+        self._again = 0.0
         _caches.add(self)
 
-    def _kept(self, name: bytes, wanted: Sequence[int]) -> dict[int, bytes]:
-        """Return those of an object's pages that are kept and whole."""
-        found: dict[int, bytes] = {}
+    def _kept(self, name: bytes, wanted: Sequence[_Piece]) -> dict[_Piece, bytes]:
+        """Return those of an object's pieces that are kept and whole."""
+        found: dict[_Piece, bytes] = {}
         damaged: list[int] = []
         many = min(_NOTED, self._most // 8)
-        with self._using() as pages:
+        with self._using(self._reading) as pages:
             if pages is None:
                 return {}
-            for page in wanted:
-                data, is_damaged = pages.get(name, page)
+            for piece in wanted:
+                data, is_damaged = pages.get(name, *piece)
                 if data is not None:
-                    found[page] = data
+                    found[piece] = data
                 if is_damaged:
-                    damaged.append(page)
-            many -= pages.unnoted
+                    damaged.append(piece.page)
+            many -= len(pages.read)
         if damaged:
             self._say("damaged", "holds damaged pages: they are fetched again")
         if damaged or many <= 0:
-            with self._using(writing=True) as pages:
+            with self._using(self._writing) as pages:
                 if pages is not None:
-                    pages.note(name, damaged)
+                    pages.note(self._read(), name, damaged)
         return found
 
     def _keep(self, name: bytes, new: dict[int, bytes]) -> None:
-        """Keep pages of an object, if that is possible."""
-        with self._using(writing=True) as pages:
-            if pages is not None:
-                pages.put(name, new)
+        """Keep pages of an object, if that is possible.
+
+        One thread writes at a time, what others leave to it too: many requests are under way at
+        once, and none waits for a disk.
+        """
+        room = _MOST_WAITING - len(self._waiting)
+        self._waiting.extend(Page(name, *page) for page in itertools.islice(new.items(), room))
+        while self._waiting and self._writing.lock.acquire(blocking=False):
+            try:
+                with self._using(self._writing) as pages:
+                    waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                    if pages is not None:
+                        if read := self._read():
+                            pages.note(read)
+                        pages.put(waiting)
+            finally:
+                self._writing.lock.release()
+
+    def _read(self) -> set[int]:
+        """Take the slots that were read since this was last asked."""
+        with self._reading.lock:
+            pages = self._reading.pages
+            if pages is None:
+                return set()
+            read, pages.read = pages.read, set()
+            return read
 
     @contextlib.contextmanager
-    def _using(self, *, writing: bool = False) -> Iterator[Pages | None]:
+    def _using(self, way: _Way) -> Iterator[Pages | None]:
         """Give the pages, None if they cannot be used; what fails ends in a line, not an error."""
-        with self._lock:
-            wanted = not writing or (self._keeps and time.monotonic() >= self._again)
-            pages = self._opened() if wanted else None
+        writes = way is self._writing
+        with way.lock:
+            wanted = not writes or (self._keeps and time.monotonic() >= self._again)
+            pages = self._opened(way) if wanted else None
             try:
                 yield pages
             except (OSError, sqlite3.Error) as error:
-                self._give_up(error, writing)
+                self._give_up(error, way)
 
-    def _opened(self) -> Pages | None:
-        if self._open is not None or not self._reads or time.monotonic() < self._again:
-            return self._open
+    def _opened(self, way: _Way) -> Pages | None:
+        if way.pages is not None or not self._reads or time.monotonic() < self._again:
+            return way.pages
         try:
-            self._open = Pages(self.folder, self._most, suspect=self._suspect)
+            way.pages = Pages(self.folder, self._most, suspect=self._suspect)
         except (OSError, sqlite3.Error) as error:
-            self._give_up(error, writing=False)
+            self._give_up(error, way, opening=True)
             return None
         self._suspect = False
-        if self._open.renewed:
+        if way.pages.renewed:
             self._say("index", "had a damaged index: what it held is fetched again")
-        return self._open
+        return way.pages
 
-    def _give_up(self, error: OSError | sqlite3.Error, writing: bool) -> None:
+    def _give_up(self, error: OSError | sqlite3.Error, way: _Way, *, opening: bool = False) -> None:
         """Do without the cache, or without keeping more in it, and say why; or try again later."""
         if isinstance(error, sqlite3.Error):
             if is_busy(error):
                 self._again = time.monotonic() + _PAUSE
                 return
             if is_damage(error) and not self._suspect:
-                self.close()
+                way.close()
                 self._suspect = True  # what is opened next is looked through
                 return
-        self._keeps, self._reads = False, self._reads and writing
+        reads = way is self._writing and not opening
+        self._keeps, self._reads = False, self._reads and reads
         full = isinstance(error, sqlite3.Error) and is_full(error)
         reason = "No space left on device" if full else why(error)
-        goes_on = "it keeps no more" if writing else "it is not used"
-        self._say("failed", f"cannot be {'written' if writing else 'opened'} ({reason}): {goes_on}")
-        if not self._reads:
-            self.close()
+        goes_on = "it keeps no more" if reads else "it is not used"
+        self._say("failed", f"cannot be {'written' if reads else 'opened'} ({reason}): {goes_on}")
+        if not reads:
+            way.close()
 
     def _say(self, what: str, message: str) -> None:
         """Say something, if no process has said it since this run began."""
@@ -236,16 +260,49 @@ class Cache:
                 os.close(mark)
 
 
-def _pages_of(own: Range) -> range:
-    return range(own[0] // PAGE, -(-own[1] // PAGE)) if own[1] > own[0] else range(0)
+class _Way:
+    """The pages as they are opened for one purpose, by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.lock, self.pages = threading.RLock(), None
+
+    pages: Pages | None
+
+    def close(self) -> None:
+        """Close them."""
+        if self.pages is not None:
+            self.pages.close()
+            self.pages = None
 
 
-def _cut(pages: dict[int, bytes], own: Range) -> bytes:
-    """Put a range together from its pages."""
-    parts = [
-        pages[page][max(0, own[0] - page * PAGE) : own[1] - page * PAGE] for page in _pages_of(own)
+class _Piece(NamedTuple):
+    """Bytes of one page of an object."""
+
+    page: int
+    start: int
+    """Where in the page they begin."""
+    stop: int
+
+
+def _pieces(own: Range) -> list[_Piece]:
+    """Cut a range at the edges of pages."""
+    pages = range(own[0] // PAGE, -(-own[1] // PAGE)) if own[1] > own[0] else ()
+    return [
+        _Piece(page, max(0, own[0] - page * PAGE), min(PAGE, own[1] - page * PAGE))
+        for page in pages
     ]
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _fetched(pages: Sequence[int], size: int, fetch: Fetch) -> dict[int, bytes]:
+    """Fetch whole pages of an object of a size, neighbours as one range."""
+    found: dict[int, bytes] = {}
+    together = list(runs(pages))
+    asked = [(first * PAGE, min(after * PAGE, size)) for first, after in together]
+    for (first, after), data in zip(together, fetch(asked), strict=True):
+        view = memoryview(data)
+        for page in range(first, after):
+            found[page] = bytes(view[(page - first) * PAGE : (page - first + 1) * PAGE])
+    return found
 
 
 @contextlib.contextmanager
@@ -279,15 +336,15 @@ _forking = threading.local()
 
 def _before_fork() -> None:
     """Close what SQLite must not take into another process; both open it again."""
-    _forking.held = list(_caches)
-    for cache in _forking.held:
-        cache._lock.acquire()
-        cache.close()
+    _forking.held = [way for cache in _caches for way in (cache._writing, cache._reading)]
+    for way in _forking.held:
+        way.lock.acquire()
+        way.close()
 
 
 def _after_fork() -> None:
-    for cache in _forking.held:
-        cache._lock.release()
+    for way in _forking.held:
+        way.lock.release()
     _forking.held = []
 
 

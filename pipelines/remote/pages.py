@@ -3,7 +3,7 @@
 The pages lie in the slots of one file. Which page lies where is in an SQLite database beside it,
 whose transactions are what keeps several processes apart, and what a process that is killed in the
 midst of one leaves undone. A slot is written only while the index, as it was committed, has nothing
-in it; and each page has a checksum, into which its name goes: so a reader never takes one page for
+in it; and each page has checksums, into which its name goes: so a reader never takes one page for
 another, whatever was written since it looked.
 """
 
@@ -14,15 +14,18 @@ import fcntl
 import os
 import secrets
 import sqlite3
+import struct
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 PAGE = 1 << 18
 """Bytes of a page, 256 KiB. An image of 100 KB lies in 1.4 of them; a shard is fetched in runs."""
+PART = 1 << 15
+"""Bytes of a page that have a checksum of their own: of a page, only what is wanted is read."""
 INDEX_BYTES = 256
 """What is reckoned for a page's rows of the index."""
 SLACK = 16 << 20
@@ -34,7 +37,7 @@ _LOOK = 5e-4
 """Seconds between two looks whether it has ended."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS slots (
-    slot INTEGER PRIMARY KEY, object BLOB, page INTEGER, bytes INTEGER, crc INTEGER,
+    slot INTEGER PRIMARY KEY, object BLOB, page INTEGER, bytes INTEGER, sums BLOB,
     used INTEGER NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS by_page ON slots (object, page);
@@ -45,10 +48,19 @@ _FREE = 0
 """``used`` of a slot in which nothing is; of others it is when they were read, in ns."""
 
 
+class Page(NamedTuple):
+    """A page of an object."""
+
+    name: bytes
+    """Of the object, 16 bytes."""
+    number: int
+    data: bytes
+
+
 class _Slot(NamedTuple):
     number: int
     bytes: int
-    crc: int
+    sums: bytes
 
 
 class Pages:
@@ -70,7 +82,8 @@ class Pages:
         self.renewed = False
         """Whether the index was damaged, so that all pages are gone."""
         self._folder, self._most = folder, most
-        self._read: set[int] = set()
+        self.read: set[int] = set()
+        """Slots that were read from; whoever notes them takes them out."""
         with _locked(folder):
             try:
                 self._connect(suspect)
@@ -87,12 +100,14 @@ class Pages:
         """Close the files."""
         self._end()
 
-    def get(self, name: bytes, page: int) -> tuple[bytes | None, bool]:
-        """Return a page, None if it is not there; and whether it is there, but damaged.
+    def get(self, name: bytes, page: int, start: int, stop: int) -> tuple[bytes | None, bool]:
+        """Return bytes of a page, None if it is not there; and whether it is there, but damaged.
 
         Args:
             name: of the object, 16 bytes.
             page: number of its page.
+            start: where in the page they begin.
+            stop: where they end.
 
         Raises:
             sqlite3.Error: the index cannot be read.
@@ -100,43 +115,46 @@ class Pages:
         """
         slot = self._find(name, page)
         while slot is not None:
-            data = os.pread(self._file, slot.bytes, slot.number * PAGE)
-            if _checksum(name, page, data) == slot.crc and len(data) == slot.bytes:
-                self._read.add(slot.number)
-                return data, False
+            first, after = start // PART, -(-stop // PART)
+            begin, end = first * PART, min(after * PART, slot.bytes)
+            data = os.pread(self._file, max(0, end - begin), slot.number * PAGE + begin)
+            if (
+                len(data) >= stop - begin
+                and _sums(name, page, data, first) == slot.sums[4 * first : 4 * after]
+            ):
+                self.read.add(slot.number)
+                return data[start - begin : stop - begin], False
             before, slot = slot, self._find(name, page)
             if slot == before:  # nobody took the slot meanwhile
                 return None, True
         return None, False
 
-    def put(self, name: bytes, pages: Mapping[int, bytes]) -> None:
-        """Keep pages of an object; what was read longest ago makes room for them.
+    def put(self, pages: Sequence[Page]) -> None:
+        """Keep pages; what was read longest ago makes room for them.
 
         Args:
-            name: of the object, 16 bytes.
-            pages: by number; those that are kept already are written again.
+            pages: as many as fit are kept, and none that is kept already.
 
         Raises:
             OSError: the disk is full, or fails.
             sqlite3.Error: so it is for the index.
         """
         self._make_room(len(pages))
-        self._write(name, pages)
+        self._write(pages)
 
-    @property
-    def unnoted(self) -> int:
-        """Pages that were read, of which the index does not know it yet."""
-        return len(self._read)
-
-    def note(self, name: bytes, damaged: Iterable[int]) -> None:
-        """Have the index know what was read, and free the slots of an object's damaged pages.
+    def note(self, read: Iterable[int], name: bytes = b"", damaged: Iterable[int] = ()) -> None:
+        """Have the index know which slots were read, and free those of an object's damaged pages.
 
         Raises:
             OSError: the disk is full, or fails.
             sqlite3.Error: so it is for the index.
         """
         with self._transaction():
-            self._touch()
+            now = time.time_ns()
+            self._index.executemany(
+                f"UPDATE slots SET used = ? WHERE slot = ? AND used != {_FREE}",
+                ((now, slot) for slot in read),
+            )
             self._index.executemany(
                 f"{_FREED} WHERE object = ? AND page = ?", ((name, page) for page in damaged)
             )
@@ -178,14 +196,13 @@ class Pages:
 
     def _find(self, name: bytes, page: int) -> _Slot | None:
         row = self._index.execute(
-            "SELECT slot, bytes, crc FROM slots WHERE object = ? AND page = ?", (name, page)
+            "SELECT slot, bytes, sums FROM slots WHERE object = ? AND page = ?", (name, page)
         ).fetchone()
         return None if row is None else _Slot(*row)
 
     def _make_room(self, wanted: int) -> None:
         """Have so many slots free, or as many as there are, and no more than are to be."""
         with self._transaction():
-            self._touch()
             count = self._count()
             if too_many := count > self._most:
                 self._index.execute("DELETE FROM slots WHERE slot >= ?", (self._most,))
@@ -206,28 +223,16 @@ class Pages:
         (last,) = self._index.execute("SELECT max(slot) FROM slots").fetchone()
         return 0 if last is None else int(last) + 1
 
-    def _write(self, name: bytes, pages: Mapping[int, bytes]) -> None:
+    def _write(self, pages: Sequence[Page]) -> None:
         with self._transaction():
             free = self._index.execute(
                 "SELECT slot FROM slots WHERE used = ? LIMIT ?", (_FREE, len(pages))
             ).fetchall()
             now = time.time_ns()
-            for (slot,), (page, data) in zip(free, pages.items(), strict=False):
+            for (slot,), (name, page, data) in zip(free, pages, strict=False):
                 _write_at(self._file, data, slot * PAGE)
-                crc = _checksum(name, page, data)
-                self._index.execute(
-                    "UPDATE OR IGNORE slots SET object = ?, page = ?, bytes = ?, crc = ?, used = ? "
-                    "WHERE slot = ?",  # ignored where another process put the page meanwhile
-                    (name, page, len(data), crc, now, slot),
-                )
-
-    def _touch(self) -> None:
-        now = time.time_ns()
-        self._index.executemany(
-            f"UPDATE slots SET used = ? WHERE slot = ? AND used != {_FREE}",
-            [(now, slot) for slot in self._read],
-        )
-        self._read.clear()
+                sums = _sums(name, page, data)
+                self._index.execute(_TAKEN, (name, page, len(data), sums, now, slot))
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -242,6 +247,10 @@ class Pages:
                 raise
 
 
+_TAKEN = """
+UPDATE OR IGNORE slots SET object = ?, page = ?, bytes = ?, sums = ?, used = ? WHERE slot = ?
+"""
+"""Ignored where another process put the page meanwhile."""
 _FREED = f"UPDATE slots SET object = NULL, page = NULL, used = {_FREE}"
 
 
@@ -304,8 +313,12 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _checksum(name: bytes, page: int, data: bytes) -> int:
-    return zlib.crc32(data, zlib.crc32(name + page.to_bytes(8, "little")))
+def _sums(name: bytes, page: int, data: bytes, first: int = 0) -> bytes:
+    """Return the checksums of parts of a page, the first of which has a number: 4 bytes each."""
+    own, view = zlib.crc32(name + page.to_bytes(8, "little")), memoryview(data)
+    parts = enumerate(range(0, len(data), PART), first)
+    sums = [zlib.crc32(view[at : at + PART], own ^ number) for number, at in parts]
+    return struct.pack(f"<{len(sums)}I", *sums)
 
 
 def _write_at(file: int, data: bytes, offset: int) -> None:

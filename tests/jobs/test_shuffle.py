@@ -69,7 +69,7 @@ def test_in_any_container_a_run_goes_on_in_the_order_that_it_began_with(
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_every_pipeline_shows_that_order(name: str, shuffled: TrainConfig) -> None:
-    data = str(readable(name, shuffled.data.root))
+    data = str(readable(name, Path(shuffled.data.data)))
     config = with_settings(shuffled, pipeline=name, data=data, max_steps=4)
     assert "4 log lines agree" in verified(train_here(config, "imagenet"))
 

@@ -266,9 +266,9 @@ def test_an_index_that_is_damaged_in_its_midst(
     """Of which the first pages, that tell the tables, are whole."""
     cache = cache_of(tmp_path, 3000)
     small = content("a")[:PAGE]
-    with cache._using() as opened:
+    with cache._using(cache._writing) as opened:
         assert opened is not None
-        opened.put(bytes(16), dict.fromkeys(range(2000), small[:10]))
+        opened.put([pages.Page(bytes(16), number, small[:10]) for number in range(2000)])
     cache.close()
     index = tmp_path / "fastsiam-1" / "index"
     data = bytearray(index.read_bytes())
