@@ -88,6 +88,8 @@ class BenchConfig:
     """Its values, as 1,2,4. Default: some that make sense here."""
     workers: int = -1
     """Processes or threads that load; -1 is one for each core."""
+    latencies: str = "0,20,100"
+    """Milliseconds that are added to each request of object storage, as a,b."""
     repeats: int = 5
     """How often each thing is timed, in turns, after a first time that does not count."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -121,6 +123,8 @@ class BenchConfig:
                     name in known or not getattr(self, field),
                     f"{field} are some of {', '.join(known)}, not {name!r}",
                 )
+        for value in self.latencies.split(","):
+            require(value.isdigit(), f"latencies are ms such as 0,20,100, not {self.latencies!r}")
         for value in self.values.split(",") if self.values else ():
             require(
                 value.isdigit() and (int(value) > 0 or self.over == "jpeg-engine"),

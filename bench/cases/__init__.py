@@ -121,6 +121,12 @@ _ROWS = (
         options=("data", "values", "batch", *_COMMON),
     ),
     Case(
+        name="storage",
+        help="Epochs from the local disk and from object storage, near and far, kept and not.",
+        title="Reading from object storage",
+        options=(*_IMAGES, "latencies", "pipelines", *_COMMON),
+    ),
+    Case(
         name="sweep",
         help="Scaling: workers, batch, side of a view, JPEG quality or ranks.",
         options=("over", "values", *_IMAGES, "pipelines", *_COMMON),

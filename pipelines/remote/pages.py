@@ -94,7 +94,8 @@ class Pages:
                 self._connect(suspect=False)
                 self.renewed = True
         self._end = weakref.finalize(self, _close, self._index, self._file)
-        self._make_room(0)
+        with contextlib.suppress(_Busy):
+            self._make_room(0)
 
     def close(self) -> None:
         """Close the files."""
@@ -217,7 +218,8 @@ class Pages:
             with self._transaction():  # of its own: until now others read these slots
                 if self._count() <= self._most:
                     os.truncate(self._file, self._most * PAGE)
-            self._index.execute("VACUUM")
+            with contextlib.suppress(sqlite3.OperationalError):  # others are at work: later, then
+                self._index.execute("VACUUM")
 
     def _count(self) -> int:
         (last,) = self._index.execute("SELECT max(slot) FROM slots").fetchone()
