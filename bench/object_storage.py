@@ -25,6 +25,8 @@ BUCKET = "bench"
 _PATIENCE = 120.0
 """Seconds that a server has to answer."""
 _CHUNK = 1 << 18
+_WITHOUT = ("-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=0")
+"""Services at fixed ports that nobody wants here; and no bound for the volumes' number."""
 _GRPC = 10_000
 """What SeaweedFS adds to a port for another one."""
 
@@ -52,7 +54,7 @@ def served(folder: Path) -> Iterator[int]:
         ("s3.", port), ("master.", master), ("volume.", volume), ("filer.", filer))]  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, *ports, "-volume.max=0", "-master.volumeSizeLimitMB=1024"],
+            [*command, *ports, *_WITHOUT],
             cwd=folder,
             stdout=log,
             stderr=log,
@@ -61,12 +63,8 @@ def served(folder: Path) -> Iterator[int]:
         _begin_bucket(port, process)
         yield port
     finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # asked kindly, it waits for what nobody will do
+        process.wait()
 
 
 def upload(port: int, folder: Path, prefix: str) -> None:
