@@ -101,6 +101,7 @@ def environment(port: int) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_SKIP_SIGNATURE": "true",
+        "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
         "NO_PROXY": "127.0.0.1",
     }

@@ -33,7 +33,9 @@ def convert(files: list[Path], out: Path) -> None:
 def epoch(job: Job) -> Iterator[Views]:
     """Yield the batches of an epoch, shuffled by itself."""
     from litdata import StreamingDataLoader, StreamingDataset
+    from litdata.streaming import downloader
 
+    downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # as it is, it would have https alone
     views = views_of(job.augment)
 
     class Images(StreamingDataset):  # type: ignore[misc]
