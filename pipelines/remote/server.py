@@ -190,8 +190,11 @@ def _made(scheme: str, host: str) -> Any:
 def aws_profile() -> dict[str, Any]:
     """Return what the profile of the user's AWS files says that the environment does not.
 
-    The files are those of AWS's own programs. A profile that has no keys of its own (single
-    sign-on, roles) is left to boto3, if that is installed.
+    The files are those of AWS's own programs. A profile that has no keys of its own, but says how
+    to get some (single sign-on, roles), is left to boto3.
+
+    Raises:
+        Failure: there is no such profile, or boto3 is missing or gets no keys.
     """
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
@@ -219,13 +222,22 @@ def aws_profile() -> dict[str, Any]:
     if "aws_access_key_id" in found:
         names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
         return given | {name: found[name] for name in names if name in found}
-    if found:
+    if _KEPT_ELSEWHERE & set(found):
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider
-        except ImportError:
-            return given
-        return given | {"credential_provider": Boto3CredentialProvider()}
+
+            return given | {"credential_provider": Boto3CredentialProvider()}
+        except Exception:  # it is not installed, or finds nothing
+            raise Failure(
+                "refused",
+                f"the profile {profile} holds no keys, but says how to get some: pip install boto3, "
+                "and log in",
+            ) from None
     return given
+
+
+_KEPT_ELSEWHERE = {"role_arn", "sso_session", "sso_start_url", "credential_process"}
+"""What a profile says whose keys are to be had from somebody else."""
 
 
 def _explained(error: Exception) -> Failure:
