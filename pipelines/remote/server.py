@@ -85,8 +85,10 @@ def main() -> None:
         os._exit(0)  # nobody waits for what is under way
 
 
-def patiently(request: Callable[..., Any], *arguments: Any) -> Any:
+def patiently(request: Callable[..., Any], where: Where, *arguments: Any) -> Any:
     """Make a request, again and again with longer and longer pauses while that can help.
+
+    That no credentials are found can pass if there were some: a machine's own are renewed.
 
     Raises:
         Failure: it cannot help, or patience ends.
@@ -94,13 +96,18 @@ def patiently(request: Callable[..., Any], *arguments: Any) -> Any:
     end, pause = time.monotonic() + _seconds(PATIENCE_SECONDS, 120), _FIRST_PAUSE
     while True:
         try:
-            return request(*arguments)
+            made = request(where, *arguments)
+            _answered.add(where[:2])
+            return made
         except Failure:
             raise
         except Exception as error:
             found = _explained(error)
             wait = pause * random.uniform(0.5, 1.5)  # or all that failed at once come back at once
-            if found.kind != "failed" or time.monotonic() + wait > end:
+            helps = found.kind == "failed" or (
+                found.reason == _NO_CREDENTIALS and where[:2] in _answered
+            )
+            if not helps or time.monotonic() + wait > end:
                 raise found from error
         time.sleep(wait)
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -146,6 +153,8 @@ def get(where: Where, facts: Facts, start: int, stop: int) -> memoryview:
 
 
 _REQUESTS: dict[str, Callable[..., Any]] = {"head": head, "level": level, "get": get}
+_answered: set[tuple[str, str]] = set()
+"""Buckets and servers that have given something."""
 _stores: dict[tuple[str, str], Any] = {}
 _making = threading.Lock()
 
@@ -230,8 +239,8 @@ def aws_profile() -> dict[str, Any]:
         except Exception:  # it is not installed, or finds nothing
             raise Failure(
                 "refused",
-                f"the profile {profile} holds no keys, but says how to get some: pip install boto3, "
-                "and log in",
+                f"the profile {profile} holds no keys, but tells how to get some: pip install "
+                "boto3, and log in",
             ) from None
     return given
 
@@ -254,6 +263,8 @@ def _explained(error: Exception) -> Failure:
         return Failure("failed", "the answer was cut short")
     if name == "NotSupportedError" or "non-partial response" in text or "non partial" in text:
         return Failure("no-ranges", "")
+    if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|TokenRequest", text):
+        return Failure("refused", _NO_CREDENTIALS)
     if code := _status(error):
         if code in (401, 403):
             return Failure("refused", "")
@@ -275,12 +286,13 @@ def _status(error: Exception) -> int:
     return int(found[1]) if found else 0
 
 
+_NO_CREDENTIALS = "no credentials were found"
 _REASONS = (
+    ("IncompleteBody|UnexpectedEof", "the answer was cut short"),
     ("certificate", "the server's certificate is not trusted"),
     ("dns|resolve", "the server's name is not known"),
     ("refused", "the server refuses connections"),
     ("timed ?out|timeout", "the server does not answer in time"),
-    ("credential|metadata|token", "no credentials were found"),
 )
 
 
