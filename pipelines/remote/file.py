@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from fastsiam.errors import DataError
@@ -54,13 +56,13 @@ class RemoteFile:
         stop = min(stop, len(self))
         if stop <= start:
             return memoryview(b"")
-        block = client.taken(self.path, (start, stop))
-        if block is None or block.future.cancelled():
-            cuts = [*range(start, stop, _BLOCK), stop]
-            parts = self.fetch(list(itertools.pairwise(cuts)))
-            return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
-        data = memoryview(block.future.result())
-        return data[start - block.start : stop - block.start]
+        if (block := client.taken(self.path, (start, stop))) is not None:
+            with contextlib.suppress(CancelledError):  # another range of it was let go of
+                data = memoryview(block.future.result())
+                return data[start - block.start : stop - block.start]
+        cuts = [*range(start, stop, _BLOCK), stop]
+        parts = self.fetch(list(itertools.pairwise(cuts)))
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def ahead(self, ranges: Sequence[Range]) -> None:
         """Begin to fetch ranges that will be read, those near to each other together."""

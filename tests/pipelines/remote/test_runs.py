@@ -9,10 +9,14 @@ import pytest
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.jobs.train import train_here
 from fastsiam.pipelines.remote import client
 from tests.clouds import KEY, SECRET, broken_proxy, environment, upload
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
+from tests.sources import folder_members, tar
+from tests.tiers import rest_slow
 from tests.training.runs import history, history_of, run_once, run_until
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
@@ -45,7 +49,7 @@ def met(log: Path) -> set[str]:
     return set(log.read_text().split())
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", rest_slow([2, 0]))
 def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     workers: int,
     s3: str,
@@ -65,6 +69,36 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     )
     assert len(expected) == 9 and history(tmp_path / "there") == expected
     assert {"error", "cut"} <= met(tmp_path / "log")
+
+
+def test_an_object_that_changed_since_the_run_began(
+    cloud: str,
+    images: Path,
+    small: TrainConfig,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As of files: of one that names the same images, as many bytes are taken for the same."""
+    members = folder_members(images / "train")
+    tar(tmp_path / "up" / "photos.tar", members)
+    config = with_settings(small, data=upload(cloud, tmp_path / "up", "changes"), save_every=1)
+    config = with_settings(config, max_steps=1, knn_every=0)
+    train_here(config, "imagenet")
+    (name, first), *others = members
+    tar(tmp_path / "up" / "photos.tar", [(name, first + b"."), *others])
+    upload(cloud, tmp_path / "up", "changes")
+    train_here(with_settings(config, max_steps=2), "imagenet")
+    assert "photos.tar was written since the run was last at work" in capfd.readouterr().err
+    tar(tmp_path / "up" / "photos.tar", [(name, first + bytes(40960)), *others])
+    upload(cloud, tmp_path / "up", "changes")
+    with pytest.raises(CheckpointError, match=r"photos\.tar is another file than the run was last"):
+        train_here(with_settings(config, max_steps=3), "imagenet")
+    tar(tmp_path / "up" / "photos.tar", members[1:])
+    upload(cloud, tmp_path / "up", "changes")
+    with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+        train_here(with_settings(config, max_steps=3), "imagenet")
+    train_here(with_settings(config, max_steps=3, data_changed="accept"), "imagenet")
+    assert [line[0] for line in history(tmp_path / "run")] == [1, 2, 3]
 
 
 @pytest.mark.slow
