@@ -123,6 +123,7 @@ class _Files(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def broken_proxy(
     server: str,
+    log: Path,
     *,
     delay: tuple[float, float] = (0, 0),
     errors: float = 0,
@@ -133,13 +134,16 @@ def broken_proxy(
 
     Args:
         server: its address.
+        log: gets a line for each answer: "error", "cut", "stall" or "whole".
         delay: seconds before each answer, from and to.
         errors: share of the answers that are 503 in place of the server's.
         cuts: share of the answers of which only the half is sent before the connection ends.
         stalls: share of the answers that stop in the midst, while the connection stays.
     """
     port = free_port()
-    process = Forked(_break, int(server.rpartition(":")[2]), port, delay, errors, cuts, stalls)
+    process = Forked(
+        _break, int(server.rpartition(":")[2]), port, str(log), delay, errors, cuts, stalls
+    )
     try:
         wait_for(port)
         yield f"http://127.0.0.1:{port}"
@@ -149,10 +153,17 @@ def broken_proxy(
 
 
 def _break(
-    to: int, port: int, delay: tuple[float, float], errors: float, cuts: float, stalls: float
+    to: int,
+    port: int,
+    log: str,
+    delay: tuple[float, float],
+    errors: float,
+    cuts: float,
+    stalls: float,
 ) -> None:
     """Be the proxy: requests without a body, one answer for each connection."""
     chance, lock = random.Random(0), threading.Lock()
+    shares = errors, cuts, stalls, 1 - errors - cuts - stalls
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
@@ -162,9 +173,12 @@ def _break(
                     return
                 request += data
             with lock:
-                wait, luck = chance.uniform(*delay), chance.random()
+                wait = chance.uniform(*delay)
+                (fate,) = chance.choices(["error", "cut", "stall", "whole"], shares)
+                with open(log, "a") as file:
+                    file.write(f"{fate}\n")
             time.sleep(wait)
-            if luck < errors:
+            if fate == "error":
                 self.request.sendall(
                     b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
                 )
@@ -175,9 +189,8 @@ def _break(
                 server.sendall(request)
                 while data := server.recv(65536):
                     answer += data
-            broken = luck < errors + cuts + stalls
-            self.request.sendall(answer[: len(answer) // 2] if broken else answer)
-            if broken and luck >= errors + cuts:
+            self.request.sendall(answer if fate == "whole" else answer[: len(answer) // 2])
+            if fate == "stall":
                 time.sleep(3600)
 
     class Server(socketserver.ThreadingTCPServer):

@@ -14,7 +14,6 @@ from fastsiam.urls import Url
 
 from ..remote.path import Place, opened
 from ..store import Split, Store, open_parquet, open_store
-from ..store.files import on_disk
 
 Kind = Literal["imagenet", "cifar10", "folder", "parquet"]
 
@@ -61,7 +60,7 @@ def _found(kind: Kind, root: Place, say: Say) -> tuple[Place, dict[Split, Store]
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
     if kind == "parquet":
-        return root, _splits(partial(open_parquet, on_disk(root), in_order=True), say)
+        return root, _splits(partial(open_parquet, root, in_order=True), say)
     if kind == "folder" or root.is_file():
         return root, _splits(partial(open_store, root, sources=True), say)
     find, places, text = (
@@ -95,7 +94,7 @@ def _imagenet(folder: Place) -> Callable[[Split], Store] | None:
         return partial(open_store, folder, sources=True)
     for place in (folder, folder / "data"):
         if any(place.glob("train*.parquet")):
-            return partial(open_parquet, on_disk(place), in_order=True)
+            return partial(open_parquet, place, in_order=True)
     return None
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import os
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from functools import partial
+from typing import Any
 
 from fastsiam.errors import DataError
 
@@ -60,11 +66,13 @@ class RemoteFile:
         stop = min(stop, len(self))
         if stop <= start:
             return memoryview(b"")
-        block = client.taken(self.path, (start, stop))
-        if block is None or block.future.cancelled():
-            return memoryview(self.fetch([(start, stop)])[0])
-        data = memoryview(block.future.result())
-        return data[start - block.start : stop - block.start]
+        if (block := client.taken(self.path, (start, stop))) is not None:
+            with contextlib.suppress(CancelledError):  # another range of it was let go of
+                data = memoryview(block.future.result())
+                return data[start - block.start : stop - block.start]
+        cuts = [*range(start, stop, _BLOCK), stop]
+        parts = self.fetch(list(itertools.pairwise(cuts)))
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
     def ahead(self, ranges: Sequence[Range]) -> None:
         """Begin to fetch ranges that will be read, those near to each other together."""
@@ -89,6 +97,38 @@ class RemoteFile:
 
     def _fetched(self, start: int, stop: int) -> bytes:
         return self.fetch([(start, stop)])[0]
+
+
+class AsFile(io.RawIOBase):
+    """A file on another machine as Python's files are, for libraries that read these."""
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Say that any place can be read."""
+        return True
+
+    def readinto(self, into: Any) -> int:
+        """Read as many bytes as there is room for, up to the end."""
+        data = self._file.read(self._at, self._at + len(into))
+        into[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._file)}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._at
 
 
 class Onward:

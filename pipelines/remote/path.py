@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Self
 
 from fastsiam.errors import DataError
@@ -118,6 +118,19 @@ class RemotePath(Url):
     def glob(self, pattern: str) -> Iterator[Self]:
         """Yield what lies directly below it and whose name matches a pattern."""
         return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def rglob(self, pattern: str) -> Iterator[Self]:
+        """Yield what lies below it, however deep, and whose name matches a pattern."""
+        for path in self.iterdir():
+            if path.name in self._level().files:
+                if fnmatch.fnmatchcase(path.name, pattern):
+                    yield path
+            else:
+                yield from path.rglob(pattern)
+
+    def relative_to(self, other: Self) -> PurePosixPath:
+        """Return where it lies below another."""
+        return PurePosixPath(self.key).relative_to(other.key)
 
     def read_bytes(self) -> bytes:
         """Return the bytes of a small object."""

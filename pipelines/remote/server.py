@@ -85,8 +85,10 @@ def main() -> None:
         os._exit(0)  # nobody waits for what is under way
 
 
-def patiently(request: Callable[..., Any], *arguments: Any) -> Any:
+def patiently(request: Callable[..., Any], where: Where, *arguments: Any) -> Any:
     """Make a request, again and again with longer and longer pauses while that can help.
+
+    That no credentials are found can pass if there were some: a machine's own are renewed.
 
     Raises:
         Failure: it cannot help, or patience ends.
@@ -94,13 +96,18 @@ def patiently(request: Callable[..., Any], *arguments: Any) -> Any:
     end, pause = time.monotonic() + _seconds(PATIENCE_SECONDS, 120), _FIRST_PAUSE
     while True:
         try:
-            return request(*arguments)
+            made = request(where, *arguments)
+            _answered.add(where[:2])
+            return made
         except Failure:
             raise
         except Exception as error:
             found = _explained(error)
             wait = pause * random.uniform(0.5, 1.5)  # or all that failed at once come back at once
-            if found.kind != "failed" or time.monotonic() + wait > end:
+            helps = found.kind == "failed" or (
+                found.reason == _NO_CREDENTIALS and where[:2] in _answered
+            )
+            if not helps or time.monotonic() + wait > end:
                 raise found from error
         time.sleep(wait)
         pause = min(2 * pause, _LONGEST_PAUSE)
@@ -137,7 +144,7 @@ def get(where: Where, facts: Facts, start: int, stop: int) -> memoryview:
     import obstore
 
     found = obstore.get(_store(where), where[2], options={"range": (start, min(stop, facts[0]))})
-    if _facts(found.meta) != tuple(facts):
+    if not _are_of_one(_facts(found.meta), facts):
         raise Failure("changed", "")
     data = memoryview(found.bytes())
     if len(data) != stop - start:
@@ -146,8 +153,16 @@ def get(where: Where, facts: Facts, start: int, stop: int) -> memoryview:
 
 
 _REQUESTS: dict[str, Callable[..., Any]] = {"head": head, "level": level, "get": get}
+_answered: set[tuple[str, str]] = set()
+"""Buckets and servers that have given something."""
 _stores: dict[tuple[str, str], Any] = {}
 _making = threading.Lock()
+
+
+def _are_of_one(one: Facts, other: Facts) -> bool:
+    """Tell whether facts are of the same version: by etag, or by time where one has no etag."""
+    by = 2 if one[2] and other[2] else 1
+    return one[0] == other[0] and one[by] == other[by]
 
 
 def _facts(meta: Any) -> Facts:
@@ -190,8 +205,11 @@ def _made(scheme: str, host: str) -> Any:
 def aws_profile() -> dict[str, Any]:
     """Return what the profile of the user's AWS files says that the environment does not.
 
-    The files are those of AWS's own programs. A profile that has no keys of its own (single
-    sign-on, roles) is left to boto3, if that is installed.
+    The files are those of AWS's own programs. A profile that has no keys of its own, but says how
+    to get some (single sign-on, roles), is left to boto3.
+
+    Raises:
+        Failure: there is no such profile, or boto3 is missing or gets no keys.
     """
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}
@@ -219,13 +237,22 @@ def aws_profile() -> dict[str, Any]:
     if "aws_access_key_id" in found:
         names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
         return given | {name: found[name] for name in names if name in found}
-    if found:
+    if _KEPT_ELSEWHERE & set(found):
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider
-        except ImportError:
-            return given
-        return given | {"credential_provider": Boto3CredentialProvider()}
+
+            return given | {"credential_provider": Boto3CredentialProvider()}
+        except Exception:  # it is not installed, or finds nothing
+            raise Failure(
+                "refused",
+                f"the profile {profile} holds no keys, but tells how to get some: pip install "
+                "boto3, and log in",
+            ) from None
     return given
+
+
+_KEPT_ELSEWHERE = {"role_arn", "sso_session", "sso_start_url", "credential_process"}
+"""What a profile says whose keys are to be had from somebody else."""
 
 
 def _explained(error: Exception) -> Failure:
@@ -242,6 +269,8 @@ def _explained(error: Exception) -> Failure:
         return Failure("failed", "the answer was cut short")
     if name == "NotSupportedError" or "non-partial response" in text or "non partial" in text:
         return Failure("no-ranges", "")
+    if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|TokenRequest", text):
+        return Failure("refused", _NO_CREDENTIALS)
     if code := _status(error):
         if code in (401, 403):
             return Failure("refused", "")
@@ -259,16 +288,17 @@ def _explained(error: Exception) -> Failure:
 
 def _status(error: Exception) -> int:
     """Return the status of an answer that obstore takes for an error, 0 if there was none."""
-    found = re.search(r"[Ss]tatus(?:\(|: |Code\()?\s*(\d{3})", str(error))
+    found = re.search(r"[Ss]tatus(?: ?[Cc]ode)?[:( ]+(\d{3})\b", str(error))
     return int(found[1]) if found else 0
 
 
+_NO_CREDENTIALS = "no credentials were found"
 _REASONS = (
+    ("IncompleteBody|UnexpectedEof", "the answer was cut short"),
     ("certificate", "the server's certificate is not trusted"),
     ("dns|resolve", "the server's name is not known"),
     ("refused", "the server refuses connections"),
     ("timed ?out|timeout", "the server does not answer in time"),
-    ("credential|metadata|token", "no credentials were found"),
 )
 
 

@@ -17,8 +17,7 @@ from fastsiam.files import quoted
 from fastsiam.kernels import mappings, planes
 from fastsiam.trace import span
 
-from ..remote import RemoteFile
-from ..remote.path import Place
+from ..remote.path import Place, RemotePath
 from .blocks import in_order
 from .files import File
 
@@ -128,7 +127,7 @@ class Store(ABC):
     @property
     def is_remote(self) -> bool:
         """Whether images lie on another machine."""
-        return any(isinstance(file, RemoteFile) for file in self.mapped())
+        return isinstance(self.root, RemotePath)
 
     def mapped(self) -> Sequence[File]:
         """Return the files that images are read from by ranges: mappings, as a rule."""

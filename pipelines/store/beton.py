@@ -377,6 +377,9 @@ def _choose(fields: NDArray[np.void], kind: int, name: bytes) -> int | None:
 def _read_table(path: Place, file: File, header: np.void) -> NDArray[np.void]:
     at = int(header["alloc_table_ptr"])
     size = len(file) - at
+    most = RECORD.itemsize * int(header["num_samples"]) * int(header["num_fields"])
+    if size > most:  # of a file on another machine, it would all be fetched
+        raise _damaged(path, "its allocation table is not where it should be")
     if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
         raise _damaged(path, "its allocation table is not whole")
     return np.frombuffer(file.read(at, at + size), RECORD)

@@ -28,6 +28,6 @@ def on_disk(path: Place) -> Path:
     if isinstance(path, Path):
         return path
     raise DataError(
-        f"{path} holds no tars and no .beton, which alone are read in place on another machine: "
+        f"{path} holds neither tars nor .beton, which alone are read in place on another machine: "
         "copy it to a disk and name that, or upload what fastsiam convert makes of it"
     )

@@ -130,7 +130,7 @@ def _open_file(path: Place, split: Split, in_order: bool) -> Store:
             return _open_tars(path.parent, split)
         return ArchiveStore([path], split, of_split=split == "train")
     if path.suffix == PARQUET:
-        return open_parquet(on_disk(path), split, in_order=in_order)
+        return open_parquet(path, split, in_order=in_order)
     if path.name.endswith(_COMPRESSED):
         raise DataError(f"{path} is compressed as a whole: unpack it, or gunzip it to a plain .tar")
     raise DataError(f"{path} is neither a folder of images nor a .beton, .tar or .parquet file")
@@ -215,7 +215,7 @@ def _open_unconverted(root: Place, split: Split, in_order: bool) -> Store:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
     if _has_parquet(root) or any(map(_has_parquet, folders.values())):
-        return open_parquet(on_disk(root), split, in_order=in_order)
+        return open_parquet(root, split, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     sets = [path.name for path in folders.values() if _is_data_set(path)]
@@ -237,7 +237,7 @@ def _open_images(folder: Place, split: Split, in_order: bool) -> Store:
         )
     if _has_parquet(folder):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
-        return ParquetStore(on_disk(folder), [on_disk(path) for path in files], in_order=in_order)
+        return ParquetStore(folder, files, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
