@@ -19,6 +19,7 @@ from fastsiam.config import (
     require,
 )
 from fastsiam.config.recipes import RECIPES
+from fastsiam.urls import Url
 
 Stored = Literal["original", "short256", "pixels256", "planes256", "planes"]
 """How the images are stored: as they are; with a shorter side of 256; as pixels, or planes, of that
@@ -87,6 +88,8 @@ class BenchConfig:
     """Its values, as 1,2,4. Default: some that make sense here."""
     workers: int = -1
     """Processes or threads that load; -1 is one for each core."""
+    latencies: str = "0,20,100"
+    """Milliseconds that are added to each request of object storage, as a,b."""
     repeats: int = 5
     """How often each thing is timed, in turns, after a first time that does not count."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -120,6 +123,8 @@ class BenchConfig:
                     name in known or not getattr(self, field),
                     f"{field} are some of {', '.join(known)}, not {name!r}",
                 )
+        for value in self.latencies.split(","):
+            require(value.isdigit(), f"latencies are ms such as 0,20,100, not {self.latencies!r}")
         for value in self.values.split(",") if self.values else ():
             require(
                 value.isdigit() and (int(value) > 0 or self.over == "jpeg-engine"),
@@ -175,7 +180,7 @@ class BenchConfig:
         return self.train.augment
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Path | Url:
         """The data's place, with the default filled in; it may not be there."""
         return DataConfig(data=self.data).root
 

@@ -80,7 +80,7 @@ class Images:
 
 def users_own(config: BenchConfig) -> bool:
     """Tell whether the images are the user's, not made for it."""
-    return bool(config.data or os.environ.get("FASTSIAM_DATA")) or config.root.exists()
+    return bool(config.data or os.environ.get("FASTSIAM_DATA")) or Path(str(config.root)).exists()
 
 
 def take_images(

@@ -27,6 +27,7 @@ from .automatic import choose_pipeline, settled
 from .backends import BACKENDS, BASELINE, CentralOpening, Opening, backend_of
 from .bad_images import BadImages
 from .order import Order
+from .shuffle import Window, window_of
 from .splits import has_validation, open_split
 from .store import Split, Store, open_store
 from .subsets import choose, read_list
@@ -68,6 +69,7 @@ def build_loader(
     chosen: NDArray[np.int64] | None = None,
     store: Store | None = None,
     bad: BadImages | None = None,
+    window: Window | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of batches of views.
 
@@ -85,6 +87,7 @@ def build_loader(
         store: the training images, if they are open already; opened by default.
         bad: the images that are known to be bad, in whose place others are shown; by default those
             that this loader finds, if ``data.bad_images`` says so.
+        window: what shuffles the images; by default ``data.shuffle``, by how the images lie now.
 
     With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
 
@@ -120,6 +123,7 @@ def build_loader(
         world=world,
         chosen=chosen,
         bad=bad,
+        window=window or window_of(data, store, images=images, chosen=chosen),
     )
     opening = Opening(
         data=data, order=order, augment=augment, device=device, dtype=dtype, store=store

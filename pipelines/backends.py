@@ -140,7 +140,7 @@ class Backend:
 
     def reads(self, store: Store) -> bool:
         """Tell whether it can read a store."""
-        return not self.needs_beton or isinstance(store, BetonStore)
+        return not self.needs_beton or (isinstance(store, BetonStore) and not store.is_remote)
 
     def require_package(self) -> None:
         """Raise a ``BackendError`` if its package is not installed."""
@@ -149,6 +149,12 @@ class Backend:
 
     def require_readable(self, store: Store, data: DataConfig) -> None:
         """Raise a ``DataError`` that says what to do if it cannot read a store."""
+        if self.needs_beton and store.is_remote:
+            raise DataError(
+                f"--pipeline {self.name} reads a .beton file from a disk, and {store.root} is on "
+                "another machine: copy it to a disk and name that, or choose --pipeline dali or "
+                "torchvision"
+            )
         if not self.reads(store):
             raise DataError(
                 f"--pipeline {self.name} reads one .beton file, and {store} is none: make it with "

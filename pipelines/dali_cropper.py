@@ -226,6 +226,7 @@ class Cropper:
             with span("read"):
                 return [self._encoded(i, by_pil) for i in images]
 
+        self._store.ahead(index.tolist())
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
         return [self._readers.submit(read, part) for part in parts]
 

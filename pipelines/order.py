@@ -1,6 +1,6 @@
 """Which images make up which batch: a pure function of (seed, epoch, step, rank, world).
 
-The only place that shuffles. A global batch is the same set of images whatever the number of ranks;
+A global batch is the same set of images whatever the number of ranks;
 each rank takes its slice of it. So is what is shown in the place of an image that is bad.
 """
 
@@ -12,9 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.views import rng
-
 from .bad_images import BadImages
+from .shuffle import Window, full_shuffle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +35,12 @@ class Order:
     bad: BadImages | None = field(default=None, compare=False)
     """The images in whose place others are shown; None: there is none, and a bad one is an
     error."""
+    window: Window | None = None
+    """What shuffles an epoch; None: all images are shuffled alike."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
+        assert self.window is None or len(self.window.blocks) == self.images
         if self.batch % self.world:
             raise ValueError(
                 f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "
@@ -83,7 +85,7 @@ class Order:
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images at some places of the order of an epoch."""
-        images = _permutation(self.images, self.seed, epoch)[places]
+        images = _permutation(self.images, self.seed, epoch, self.window)[places]
         return images if self.chosen is None else self.chosen[images]
 
     def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
@@ -95,9 +97,11 @@ class Order:
 
 
 @lru_cache(maxsize=2)
-def _permutation(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Sort the images by a random key of each: one permutation for each (seed, epoch)."""
-    key = rng.keys(seed, epoch, rng.Stream.ORDER, np.arange(images))
-    permutation = np.argsort(key, kind="stable")
+def _permutation(images: int, seed: int, epoch: int, window: Window | None) -> NDArray[np.int64]:
+    """Shuffle the images: one permutation for each (seed, epoch)."""
+    if window is None:
+        permutation = full_shuffle(images, seed, epoch)
+    else:
+        permutation = window.permutation(seed, epoch)
     permutation.flags.writeable = False
     return permutation

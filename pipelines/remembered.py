@@ -18,15 +18,16 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, parsed_json
+from fastsiam.urls import Url
 
 from .store import BetonStore, Store
 
@@ -56,6 +57,9 @@ class Remembered:
     """``fingerprint`` of the changed data that the user agreed to; empty: there are none."""
     files: tuple[DataFile, ...] = ()
     """Containers of the images when the run was last at work."""
+    blocks: NDArray[np.int32] | None = field(default=None, compare=False)
+    """(names,) which images lay side by side when the run began (``Store.blocks``), of a run that
+    is shuffled by it: its order is a function of them. None: there is no need."""
 
     @classmethod
     def load(cls, run: Path) -> Remembered | None:
@@ -72,7 +76,11 @@ class Remembered:
                 names = file["names"].tobytes().decode("utf-8", "surrogateescape")
                 files = parsed_json(str(file["files"])) if "files" in file else []
                 own = tuple(DataFile(*facts) for facts in files)
-                return cls(tuple(names.split("\0")), str(file["accepted"]), own)
+                blocks = file.get("blocks")
+                found = cls(tuple(names.split("\0")), str(file["accepted"]), own, blocks)
+                if blocks is not None and blocks.shape != (len(found.names),):
+                    raise ValueError("it has not one block for each image")
+                return found
         except Exception as error:  # a damaged archive makes numpy and zipfile raise anything
             raise CheckpointError(
                 f"{path}, the list of the run's images, is damaged: delete it, if the data are "
@@ -83,11 +91,13 @@ class Remembered:
         """Return the content of ``FILE``, which holds the list in a run's folder."""
         names = "\0".join(self.names).encode("utf-8", "surrogateescape")
         buffer = io.BytesIO()
+        blocks: dict[str, Any] = {} if self.blocks is None else {"blocks": self.blocks}
         np.savez_compressed(
             buffer,
             names=np.frombuffer(names, np.uint8),
             accepted=np.array(self.accepted),
             files=np.array(json.dumps(self.files)),
+            **blocks,
         )
         return buffer.getvalue()
 
@@ -99,8 +109,10 @@ class Remembered:
         """Return the list with the user's consent to the names that there are now."""
         return replace(self, accepted=fingerprint(now))
 
-    def missing_files(self, root: Path) -> list[str]:
+    def missing_files(self, root: Path | Url) -> list[str]:
         """Return the files at a path, or below it, that are not there any more."""
+        if isinstance(root, Url):
+            return []  # whoever opens it names what is not there
         within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
         return [file.path for file in within if not Path(file.path).exists()]
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, NoSplitError
+from fastsiam.urls import Url
 
+from .remote.cache import cached
 from .store import Split, Store, open_store, picked
 from .subsets import hold_out
 
@@ -30,7 +32,7 @@ def open_split(data: DataConfig, split: Split) -> Store:
         DataError: as ``open_whole``.
     """
     if not data.holdout:
-        return open_store(data.root, split)
+        return _opened(data, split)
     store, held = open_whole(data)
     return picked(store, held if split == "val" else others(store, held))
 
@@ -46,17 +48,22 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64]]:
             images already or no class has two images.
     """
     if not data.holdout:
-        return open_store(data.root, "train"), np.zeros(0, np.int64)
+        return _opened(data, "train"), np.zeros(0, np.int64)
     if has_validation(data.root):
         raise DataError(
             f"{data.root} has validation images of its own, and --holdout {data.holdout} would "
             "take others: leave --holdout out, or move them away"
         )
-    store = open_store(data.root, "train")
+    store = _opened(data, "train")
     held = hold_out(store, percent=data.held_percent)
     if not len(held):
         raise DataError(f"--holdout finds no class with two images in {store.root}")
     return store, held
+
+
+def _opened(data: DataConfig, split: Split) -> Store:
+    with cached(data):
+        return open_store(data.root, split)
 
 
 def others(store: Store, held: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -64,7 +71,7 @@ def others(store: Store, held: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.setdiff1d(np.arange(len(store)), held, assume_unique=True)
 
 
-def has_validation(root: Path) -> bool:
+def has_validation(root: Path | Url) -> bool:
     """Tell whether there are validation images at a place.
 
     Raises:

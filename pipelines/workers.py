@@ -46,10 +46,15 @@ def in_workers(
     device: torch.device,
     persistent: bool,
 ) -> LoaderProcesses:
-    """Run ``dataset[task]`` for each task in loader processes; results in order, uncollated."""
+    """Run ``dataset[task]`` for each task in loader processes; results in order, uncollated.
+
+    Where images lie on another machine, a process begins to fetch those of its next task with each.
+    """
     workers = count(workers)
+    if is_remote := dataset.store.is_remote:
+        tasks = _AndNext(tasks, max(1, workers))
     loader = DataLoader(
-        _Answers(dataset),
+        _Answers(dataset, fetches=is_remote),
         batch_size=None,
         sampler=tasks,
         num_workers=workers,
@@ -134,16 +139,45 @@ class _Answers(Dataset[Any]):
     Raised in a process, an error would arrive wrapped in that process's traceback.
     """
 
-    def __init__(self, dataset: _OfStore) -> None:
-        self._dataset = dataset
+    def __init__(self, dataset: _OfStore, *, fetches: bool = False) -> None:
+        self._dataset, self._fetches = dataset, fetches
 
     def __getitem__(self, task: Any) -> Any:
         try:
+            if self._fetches:
+                task, following = task
+                for own in (task, following):
+                    if own is not None:
+                        self._dataset.store.ahead(getattr(own, "images", own).tolist())
             item = self._dataset[task]
             self._dataset.store.check()
         except FastSiamError as error:
             return error
         return item
+
+
+class _AndNext:
+    """Tasks, each with the one that the same process has next, or None.
+
+    Args:
+        tasks: images' positions, or what has such ``images``.
+        processes: among whom they are dealt, in turn.
+    """
+
+    def __init__(self, tasks: Iterable[Any], processes: int) -> None:
+        self._tasks, self._processes = tasks, processes
+
+    def __len__(self) -> int:
+        return len(self._tasks)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        waiting: deque[Any] = deque()
+        for task in self._tasks:
+            waiting.append(task)
+            if len(waiting) > self._processes:
+                yield waiting.popleft(), task
+        while waiting:
+            yield waiting.popleft(), None
 
 
 @contextlib.contextmanager

@@ -16,16 +16,16 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "jobs", "pipelines", "report", "interchange", "evaluate",
     "training", "methods", "model", "views", "distributed", "checkpoint", "config", "environment",
-    "kernels", "console", "leaving", "launched", "bad_images", "caches", "files", "trace", "errors",
-    "__init__",
+    "kernels", "console", "leaving", "launched", "bad_images", "caches", "files", "trace", "urls",
+    "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 
 WITH_PIPELINES = {"cli", "bench", "jobs", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
 OF_PIPELINES = {
-    "pipelines", "views", "config", "kernels", "console", "bad_images", "errors", "files", "trace",
-    "__init__",
+    "pipelines", "views", "config", "kernels", "console", "bad_images", "caches", "errors", "files",
+    "trace", "urls", "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}

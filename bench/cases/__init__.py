@@ -115,6 +115,18 @@ _ROWS = (
         options=(*_IMAGES, "pipelines", *_COMMON),
     ),
     Case(
+        name="shuffle",
+        help="How well --shuffle window:N mixes, beside a full shuffle; N by --values.",
+        title="Shuffling within a window",
+        options=("data", "values", "batch", *_COMMON),
+    ),
+    Case(
+        name="storage",
+        help="Epochs from the local disk and from object storage, near and far, kept and not.",
+        title="Reading from object storage",
+        options=(*_IMAGES, "latencies", "pipelines", *_COMMON),
+    ),
+    Case(
         name="sweep",
         help="Scaling: workers, batch, side of a view, JPEG quality or ranks.",
         options=("over", "values", *_IMAGES, "pipelines", *_COMMON),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastsiam.urls import Url
+
 from .checks import require
 from .data import DataConfig
 
@@ -66,7 +68,7 @@ class ConvertConfig:
         )
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Path | Url:
         """Where the data are, with the default filled in."""
         return DataConfig(data=self.source).root
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from fastsiam.urls import Url, place
 
 from .checks import require, share
 
@@ -24,12 +27,20 @@ class DataConfig:
     (
         "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
         "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
-        "without. Default: $FASTSIAM_DATA, else ./data."
+        "without; tars, .beton and .parquet also by an address: s3://, gs://, az:// or https://. "
+        "Default: $FASTSIAM_DATA, else ./data."
     )
     holdout: str = ""
     (
         "Share of each class of the training images to leave out and validate on, such as 10%, "
         "where there are no validation images: the same images in every command."
+    )
+    shuffle: str = "full"
+    (
+        "full: any image may come at any time. window:N: blocks of neighbouring images in a random "
+        "order, and images moved within N places, so that reading from object storage or a disk "
+        "that turns fetches what lies together; N is best many times the batch, such as "
+        "window:16384."
     )
     bad_images: Literal["stop", "replace"] = "stop"
     (
@@ -52,6 +63,13 @@ class DataConfig:
 
     prefetch: int = 2
     """ffcv, dali: batches that are made ahead of the training step."""
+    cache: str = ""
+    (
+        "Folder in which what is read of remote data is kept, for the next epoch and for other "
+        "runs: on a disk of this machine, and this user's own. Default: nothing is kept."
+    )
+    cache_gb: float = 100.0
+    """GB (10^9 bytes) that the cache holds at most; what was not used for longest makes room."""
     os_cache: bool = True
     (
         "ffcv: map the file and leave caching to the system; "
@@ -66,7 +84,13 @@ class DataConfig:
     )
 
     def __post_init__(self) -> None:
+        place(self.data)
         share(self.holdout, "holdout")
+        require(
+            re.fullmatch(r"full|window:[1-9][0-9]*", self.shuffle) is not None,
+            f"shuffle must be full, or window:N with N images, such as window:16384, not "
+            f"{self.shuffle!r}",
+        )
         require(
             self.bad_images in ("stop", "replace"),
             f"bad-images must be stop or replace, not {self.bad_images!r}",
@@ -80,6 +104,7 @@ class DataConfig:
             0 <= self.dali_hw_decoder_load <= 1,
             f"dali-hw-decoder-load is a share, 0 to 1, not {self.dali_hw_decoder_load}",
         )
+        require(self.cache_gb > 0, f"cache-gb must be above 0, not {self.cache_gb:g}")
         require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
         require(self.prefetch >= 1, f"prefetch must be at least 1, not {self.prefetch}")
 
@@ -89,11 +114,16 @@ class DataConfig:
         return self.pipeline in ("auto", *get_args(ImagePipeline))
 
     @property
+    def window(self) -> int:
+        """Images of the window that the order is shuffled within; 0 is all."""
+        return int(self.shuffle.partition(":")[2] or 0)
+
+    @property
     def held_percent(self) -> float:
         """Percent of the training images that are held out; 0 is none."""
         return share(self.holdout, "holdout")
 
     @property
-    def root(self) -> Path:
-        """The data folder, with the default filled in."""
-        return Path(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")
+    def root(self) -> Path | Url:
+        """Where the data are, with the default filled in."""
+        return place(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")

@@ -69,7 +69,7 @@ def convert_demo(config: ConvertConfig) -> None:
 
     if config.source:
         raise DataError("the demo makes its images itself: leave --source out")
-    out = Path(config.out) if config.out else config.root / "demo"
+    out = Path(config.out) if config.out else Path(str(config.root), "demo")
     make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
 

@@ -28,6 +28,7 @@ from fastsiam.pipelines.remembered import (
     has_names,
     names_of,
 )
+from fastsiam.pipelines.shuffle import Window, described
 from fastsiam.pipelines.splits import open_whole, others
 from fastsiam.pipelines.store import picked
 from fastsiam.training.folder import RunFolder
@@ -48,6 +49,16 @@ class RunImages:
     shown: NDArray[np.int64] | None = None
     """Where images are gone since the run was last at work: for each place the place of the image
     that is shown there from now on."""
+
+    window: Window | None = None
+    """What shuffles them, of a run that is shuffled within a window."""
+
+    def shuffle(self, config: TrainConfig) -> str:
+        """Say how good the shuffle of a window is, "" where all images are shuffled alike."""
+        if self.window is None or self.store is None:
+            return ""
+        batch, seed = config.optim.batch, config.numerics.seed
+        return described(self.window, self.store.labels, batch=batch, seed=seed)
 
     def moves_rows(self, start: Checkpoint) -> bool:
         """Tell whether a method keeps rows of images that are shown at another place now."""
@@ -88,6 +99,25 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     """
     if not config.data.loads_images:
         return RunImages()
+    return _shuffled(_run_images(config, begun), config.data.window)
+
+
+def _shuffled(images: RunImages, window: int) -> RunImages:
+    """Settle by which blocks a run is shuffled within a window: by those that it began with."""
+    store, remembered = images.store, images.remembered
+    if not window or store is None or remembered is None:
+        return images
+    blocks = remembered.blocks
+    if blocks is None:
+        blocks = store.blocks().astype(np.int32)
+    return replace(
+        images,
+        remembered=replace(remembered, blocks=blocks),
+        window=Window(window, blocks.astype(np.int64)),
+    )
+
+
+def _run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     if config.data.pipeline != "auto":
         backend_of(config.data).require_package()
     remembered = None if begun is None else Remembered.load(begun)

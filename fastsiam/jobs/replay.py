@@ -73,6 +73,7 @@ def replay(recorded: Recorded, config: VerifyConfig) -> Iterator[str]:
         dtype=autocast_type(trained.numerics.precision, place.device),
         store=recorded.images.store,
         bad=recorded.bad,
+        window=recorded.images.window,
     )
     try:
         start.check_images(loader.images)

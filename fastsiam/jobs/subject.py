@@ -306,6 +306,7 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
         trained_on,
         data=config.data or trained_on.data,
         holdout=config.holdout or trained_on.holdout,
+        shuffle="full",
         pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
         bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,

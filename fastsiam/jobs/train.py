@@ -28,7 +28,7 @@ from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
 from fastsiam.files import explained
 from fastsiam.jobs.bad_images import bad_images_of
-from fastsiam.jobs.images import run_images
+from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
@@ -41,7 +41,7 @@ from fastsiam.jobs.start import (
 from fastsiam.jobs.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
-from fastsiam.pipelines import BadImages, Store, build_loader, open_training_images
+from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
 from fastsiam.training.folder import PATIENCE, RunFolder
 from fastsiam.training.loop import last_step, train
@@ -158,7 +158,7 @@ def _train(
         console.say(chosen)
     dtype = autocast_type(config.numerics.precision, place.device)
     bad = bad_images_of(config, images, begun, folder, place)
-    loader = _loader(config, place, images.store, dtype, bad)
+    loader = _loader(config, place, images, dtype, bad)
     try:
         if start is not None:
             start.check_images(loader.images)
@@ -169,7 +169,7 @@ def _train(
             if damaged:
                 console.warn(damaged)
                 checkpoints.put_aside(folder.path)
-            for note in filter(None, [said, *images.notes, hint]):
+            for note in filter(None, [said, *images.notes, images.shuffle(config), hint]):
                 console.say(note)
             own = checkpoints.last(folder.path)
             if start is not None and images.moves_rows(start) and own.is_file():
@@ -196,7 +196,7 @@ def _train(
 
 
 def _loader(
-    config: TrainConfig, place: Place, store: Store | None, dtype: torch.dtype, bad: BadImages
+    config: TrainConfig, place: Place, images: RunImages, dtype: torch.dtype, bad: BadImages
 ) -> Loader:
     """Open this rank's part of the training images."""
     return build_loader(
@@ -208,8 +208,9 @@ def _loader(
         world=place.world,
         device=place.device,
         dtype=dtype,
-        store=store,
+        store=images.store,
         bad=bad if bad.matter else None,
+        window=images.window,
     )
 
 

@@ -28,6 +28,7 @@ from fastsiam.files import explained, parsed_json
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
 from fastsiam.pipelines.backends import BACKENDS, CEILING
+from fastsiam.pipelines.shuffle import window_of
 from fastsiam.pipelines.store.probe import header
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch, Loader
@@ -84,6 +85,7 @@ class Recorded:
             batch=config.optim.batch,
             seed=config.numerics.seed,
             bad=self.bad,
+            window=self.images.window or window_of(config.data, None, images=self._count),
         )
 
     @property
@@ -255,6 +257,7 @@ def _loader(recorded: Recorded, config: VerifyConfig) -> Loader:
         seed=trained.numerics.seed,
         store=recorded.images.store,
         bad=recorded.bad,
+        window=recorded.images.window,
     )
 
 

@@ -31,6 +31,9 @@ class Stream(IntEnum):
     """The images that ``convert --limit`` takes, ``pipelines.subsets``: (seed, 0, LIMIT, image)."""
     HOLDOUT = -3
     """The images of ``--holdout``, ``pipelines.subsets``: (0, 0, HOLDOUT, hash of the name)."""
+    BLOCK = -4
+    """The blocks of an epoch of ``--shuffle window:N``, ``pipelines.shuffle``: (seed, epoch, BLOCK,
+    block)."""
     SHARE = -1
     """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained
 from fastsiam.kernels import planes
 
+from ..remote.path import Place
 from ..store import Store
 from ..subsets import sample
 from .manifest import write_manifest
@@ -79,7 +80,11 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         planes.require()
     found, sources = open_sources(kind, config.root, watcher.say)
     out = Path(config.out) if config.out else beside(found)
-    if not config.out and (old := next(found.glob("*.beton.partial"), None)):
+    if (
+        not config.out
+        and isinstance(found, Path)
+        and (old := next(found.glob("*.beton.partial"), None))
+    ):
         watcher.say(f"{old} is left of a conversion into {found}, which is not gone on with here")
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
@@ -114,12 +119,14 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     return written
 
 
-def beside(source: Path) -> Path:
+def beside(source: Place) -> Path:
     """Return the folder that a source is converted into by default: its own name with -beton.
 
     It lies beside the source, not in it: a .beton file among the images that it was made of would
-    be taken for the data from then on.
+    be taken for the data from then on. Of a source on another machine it lies in this folder.
     """
+    if not isinstance(source, Path):
+        return Path(f"{PurePath(source.name).stem}-beton")
     if source.name in ("", ".."):
         source = Path(os.path.abspath(source))
     if not source.name:

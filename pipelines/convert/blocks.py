@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..processes import AbandonedError
@@ -84,6 +84,9 @@ class Job:
             self._changed.notify_all()
 
 
+_AHEAD = 64
+"""Images of another machine that are asked for at a time; as many wait for them."""
+
 _job: Job
 """In a worker: what it was forked with."""
 
@@ -117,7 +120,10 @@ def _written(job: Job, number: int) -> Block:
     how: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
     again = False
-    for index in job.indices[first:last].tolist():
+    images = job.indices[first:last].tolist()
+    for at, index in enumerate(images):
+        if at % _AHEAD == 0:
+            job.store.ahead(images[at : at + 2 * _AHEAD])
         try:
             record = _prepared(job, index)
         except DataError as error:
@@ -214,10 +220,11 @@ def _may_be_read_later(job: Job, error: DataError) -> bool:
     """Tell whether another try may find an image that could not be read just now.
 
     Raises:
-        DataError: it is not the image alone that fails, but memory, or the source as a whole.
+        DataError: it is not the image alone that fails: memory, a server, the source as a whole.
     """
     cause = error.__cause__
-    if isinstance(cause, MemoryError):
+    fetched = job.store.is_remote and not isinstance(error, ImageError)
+    if fetched or isinstance(cause, MemoryError):
         raise error
     if not isinstance(cause, OSError) or cause.errno is None:
         return False

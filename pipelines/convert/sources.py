@@ -10,7 +10,9 @@ from typing import Literal
 
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained
+from fastsiam.urls import Url
 
+from ..remote.path import Place, opened
 from ..store import Split, Store, open_parquet, open_store
 
 Kind = Literal["imagenet", "cifar10", "folder", "parquet"]
@@ -35,12 +37,12 @@ Say = Callable[[str], None]
 """Shows the user a message."""
 
 
-def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
+def open_sources(kind: Kind, where: Path | Url, say: Say) -> tuple[Place, dict[Split, Store]]:
     """Open a data set in any of its forms.
 
     Args:
         kind: which data set, or which form.
-        root: where to look.
+        where: where to look.
         say: for messages.
 
     Returns:
@@ -49,11 +51,11 @@ def open_sources(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, St
     Raises:
         DataError: it is not there; says what was looked for, where, and how to get it.
     """
-    with explained(DataError, f"cannot look for the data in {root}"):
-        return _found(kind, root, say)
+    with explained(DataError, f"cannot look for the data in {where}"):
+        return _found(kind, opened(where), say)
 
 
-def _found(kind: Kind, root: Path, say: Say) -> tuple[Path, dict[Split, Store]]:
+def _found(kind: Kind, root: Place, say: Say) -> tuple[Place, dict[Split, Store]]:
     """Look for the data set in each place where it may lie, and open it."""
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
@@ -85,7 +87,7 @@ def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store
     return found
 
 
-def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
+def _imagenet(folder: Place) -> Callable[[Split], Store] | None:
     """Return what opens the splits of an ImageNet in this folder, if there is one."""
     classes = _names(folder / "train") or _names(folder)
     if any(folder.glob("*train*.tar")) or any(map(_WNID.fullmatch, classes)):
@@ -96,7 +98,7 @@ def _imagenet(folder: Path) -> Callable[[Split], Store] | None:
     return None
 
 
-def _cifar10(folder: Path) -> Callable[[Split], Store] | None:
+def _cifar10(folder: Place) -> Callable[[Split], Store] | None:
     """Return what opens the splits of a CIFAR-10 in this folder, if there is one."""
     archive = folder / "cifar-10-python.tar.gz"
     if archive.is_file():
@@ -106,5 +108,5 @@ def _cifar10(folder: Path) -> Callable[[Split], Store] | None:
     return None
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: Place) -> list[str]:
     return [path.name for path in folder.iterdir()] if folder.is_dir() else []

@@ -12,17 +12,18 @@ import time
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoSplitError
 
+from ..remote.path import Place
 from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
 from .base import Bytes, Split, Store
-from .mapped import Mapped
+from .blocks import blocks
+from .files import File, open_file
 from .probe import Flags
 from .tar import gunzip
 
@@ -51,10 +52,12 @@ class ArchiveStore(Store):
 
     kind = "tar, read in place"
 
-    def __init__(self, paths: list[Path], split: Split = "train", of_split: bool = True) -> None:
+    def __init__(
+        self, paths: Sequence[Place], split: Split = "train", of_split: bool = True
+    ) -> None:
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
         source = str(self.root) if len(paths) == 1 else f"{len(paths)} tars in {self.root}"
-        self._files = [Mapped(path) for path in paths]
+        self._files = [open_file(path) for path in paths]
         index = _indexed(self._files, source)
         self.classes, self._packed = index.classes, index.names
         self._own = np.arange(len(index.rows))
@@ -80,7 +83,16 @@ class ArchiveStore(Store):
             return unpacked
         return data
 
-    def mapped(self) -> Sequence[Mapped]:
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Begin to fetch images that lie on another machine."""
+        rows = self.rows[np.asarray(indices, np.int64)]
+        for number in np.unique(rows["file"]).tolist():
+            own = rows[rows["file"] == number]
+            start = own["offset"].astype(np.int64)
+            stop = start + own["size"]
+            self._files[number].ahead(list(zip(start.tolist(), stop.tolist(), strict=True)))
+
+    def mapped(self) -> Sequence[File]:
         """Return the tars."""
         return self._files
 
@@ -102,6 +114,10 @@ class ArchiveStore(Store):
         """Return the bytes of each image as stored: (images,)."""
         return self.rows["size"].astype(np.int64)
 
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in: parts of the tars."""
+        return blocks(self.rows["file"], self.rows["offset"])
+
     def stamp(self) -> str:
         """Return a text that changes with the tars and with what was found in them."""
         text = json.dumps(file_facts(self._files))
@@ -115,10 +131,10 @@ class ArchiveStore(Store):
         row = self.rows[index]
         start, size = int(row["offset"]), int(row["size"])
         file = self._files[int(row["file"])]
-        return file.view[start : start + size]
+        return file.read(start, start + size)
 
 
-def _indexed(files: list[Mapped], source: str) -> Index:
+def _indexed(files: Sequence[File], source: str) -> Index:
     """Load the index from beside the tars or from the user's cache; else build and keep it."""
     facts, places = file_facts(files), homes(files)
     for place in places:

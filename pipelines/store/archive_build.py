@@ -1,9 +1,19 @@
-"""Builds the index of a set of tars: finds their images, in several processes at once."""
+"""Builds the index of a set of tars: finds their images, in several processes at once.
+
+Tars on another machine are walked in threads, which wait for answers most of the time. Of many, the
+headers of members and images are fetched alone; few are read from their beginning to their end,
+because a walk from header to header waits for an answer at every step. What was found in a tar is
+kept until all are done: a walk that was broken off goes on.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import shutil
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -13,11 +23,14 @@ from numpy.typing import NDArray
 from fastsiam.console import tally
 from fastsiam.errors import DataError
 
-from ..processes import forked
+from ..processes import AbandonedError, forked
+from ..remote import RemoteFile
+from ..remote.file import Onward
+from ..remote.server import PARALLEL
 from .archive_classes import arranged, webdataset_key
-from .archive_index import ROW, Index
+from .archive_index import ROW, Index, file_facts, homes, keep, load
 from .base import Bytes, is_image_name
-from .mapped import Mapped
+from .files import File
 from .probe import Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
 
@@ -32,6 +45,12 @@ _CHUNK = 4096
 _LARGEST_CLASS_FILE = 1024
 _HEADER_BYTES = 2**20
 """Of a gzipped image so much is decompressed to read its header."""
+_HEADS = (2**12, 2**16)
+"""Bytes of an image on another machine that are looked at first; then it is all of them."""
+_HOP = 2**13
+"""Bytes that are fetched at a member of a tar: its header and, as a rule, the image's."""
+_MANY = 16
+"""So many tars are walked from header to header, side by side; fewer are read as a whole."""
 
 
 class _Part(NamedTuple):
@@ -56,7 +75,7 @@ class _Found(NamedTuple):
     """Content of WebDataset's .cls files, by file and key."""
 
 
-def build(files: list[Mapped], source: str) -> Index:
+def build(files: Sequence[File], source: str) -> Index:
     """Find all images of a set of tars.
 
     Args:
@@ -70,8 +89,12 @@ def build(files: list[Mapped], source: str) -> Index:
         raise DataError(
             f"{len(files):,} tars are more than the {_MOST_FILES:,} that can be indexed"
         )
-    parts = [part for number, file in enumerate(files) for part in _parts(number, file)]
-    if sum(map(len, files)) < ALONE_BYTES or len(parts) == 1:
+    remote = [file for file in files if isinstance(file, RemoteFile)]
+    with ThreadPoolExecutor(PARALLEL if remote else 1) as pool:
+        parts = [part for own in pool.map(_parts, range(len(files)), files) for part in own]
+    if remote:
+        found = _scan_in_threads(remote, parts, source)
+    elif sum(map(len, files)) < ALONE_BYTES or len(parts) == 1:
         with tally(f"indexing {source}, images") as images:
             found = {n: _scan(files, part, images.add) for n, part in enumerate(parts)}
     else:
@@ -82,15 +105,15 @@ def build(files: list[Mapped], source: str) -> Index:
     return arranged(names, np.concatenate([part.rows for part in ordered]), texts, source)
 
 
-def _parts(number: int, file: Mapped) -> list[_Part]:
+def _parts(number: int, file: File) -> list[_Part]:
     """Find the tars within a tar; a tar that holds none is a part itself."""
-    if file.view[:2] == GZIP_MAGIC:
+    if file.read(0, 2) == GZIP_MAGIC:
         raise DataError(
             f"{file.path} is compressed, and so cannot be read in place: "
             "gunzip it and name the .tar"
         )
     inner = []
-    for member, start in members(file.view, 0, len(file), file.path):
+    for member, start in members(_reader(file, _HOP), 0, len(file), file.path):
         if is_tar_name(member.name):
             group = PurePosixPath(member.name).stem
             inner.append(_Part(number, start, start + member.size, group))
@@ -102,11 +125,11 @@ def _parts(number: int, file: Mapped) -> list[_Part]:
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
 
-_shared: tuple[list[Mapped], list[_Part]]
+_shared: tuple[Sequence[File], list[_Part]]
 """In a worker: what it was forked with."""
 
 
-def _scan_in_processes(files: list[Mapped], parts: list[_Part], source: str) -> dict[int, _Found]:
+def _scan_in_processes(files: Sequence[File], parts: list[_Part], source: str) -> dict[int, _Found]:
     """List the images of all parts, by the part's number; show how many are done."""
     found: dict[int, _Found] = {}
     with (
@@ -119,7 +142,7 @@ def _scan_in_processes(files: list[Mapped], parts: list[_Part], source: str) -> 
     return found
 
 
-def _share(files: list[Mapped], parts: list[_Part]) -> None:
+def _share(files: Sequence[File], parts: list[_Part]) -> None:
     global _shared
     _shared = files, parts
 
@@ -129,41 +152,112 @@ def _scan_shared(number: int) -> tuple[int, _Found]:
     return number, _scan(files, parts[number])
 
 
-def _scan(files: list[Mapped], part: _Part, note: Callable[[], None] = lambda: None) -> _Found:
+def _scan_in_threads(
+    files: Sequence[RemoteFile], parts: list[_Part], source: str
+) -> dict[int, _Found]:
+    """List the images of all parts, by the part's number, and keep each until all are done."""
+    home = homes(files)[-1].with_suffix(".parts") if homes(files) else None
+    facts, stopped = file_facts(files), threading.Event()
+    hop = _HOP if len(parts) >= _MANY else 0
+
+    def note() -> None:
+        if stopped.is_set():
+            raise AbandonedError
+
+    def scan(number: int) -> tuple[int, _Found]:
+        part = parts[number]
+        own: list[list[str | int]] = [*facts, [part.group, part.start, part.end]]
+        place = home / str(number) if home else None
+        if place and (kept := load(place, own)) is not None:
+            return number, _unpacked(kept)
+        found = _scan(files, part, note, hop)
+        if place:
+            keep(_packed(found), [place], own)
+        return number, found
+
+    found: dict[int, _Found] = {}
+    with (
+        tally(f"indexing {source}, tars", len(parts)) as done,
+        ThreadPoolExecutor(PARALLEL) as pool,
+    ):
+        waiting = [pool.submit(scan, number) for number in range(len(parts))]
+        try:
+            for one in as_completed(waiting):
+                number, part = one.result()
+                found[number] = part
+                done.add()
+        finally:
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
+    if home:
+        shutil.rmtree(home, ignore_errors=True)
+    return found
+
+
+def _packed(found: _Found) -> Index:
+    """Return what was found in a part as an index, which can be kept."""
+    names = zlib.compress("\0".join(found.names).encode("utf-8", "surrogateescape"), 1)
+    texts = tuple(text for pair in found.classes.items() for text in pair)
+    return Index(found.rows, texts, False, names)
+
+
+def _unpacked(kept: Index) -> _Found:
+    names = zlib.decompress(kept.names).decode("utf-8", "surrogateescape").split("\0")
+    texts = dict(zip(kept.classes[::2], kept.classes[1::2], strict=True))
+    return _Found(names if len(kept.rows) else [], kept.rows, texts)
+
+
+def _reader(file: File, hop: int) -> Callable[[int, int], Bytes]:
+    """Return what reads a file by ranges that come one after the other."""
+    return Onward(file, hop).read if isinstance(file, RemoteFile) else file.read
+
+
+def _scan(
+    files: Sequence[File],
+    part: _Part,
+    note: Callable[[], None] = lambda: None,
+    hop: int = 0,
+) -> _Found:
     """List the images of one part, and its WebDataset class files; ``note`` hears of each image."""
     file = files[part.file]
+    read, heads = _reader(file, hop), _HEADS if isinstance(file, RemoteFile) else ()
     names: list[str] = []
     rows: list[NDArray[np.void]] = []
     classes: dict[str, str] = {}
-    for member, start in members(file.view, part.start, part.end, file.path):
+    for member, start in members(read, part.start, part.end, file.path):
         path = safe_name(member.name)
         name = path.rpartition("/")[2]
         if path.startswith(".") or "/." in path:
             continue  # hidden, as in a folder
         if name.endswith(".cls") and member.size < _LARGEST_CLASS_FILE:
-            text = bytes(file.view[start : start + member.size]).decode("utf-8", "replace")
+            text = bytes(read(start, start + member.size)).decode("utf-8", "replace")
             classes[webdataset_key(part.file, path)] = text.strip()
         elif is_tar_name(name):
             raise DataError(_MIXED.format(path=file.path, name=member.name))
         elif is_image_name(name):
             if len(names) % _CHUNK == 0:
                 rows.append(np.zeros(_CHUNK, ROW))
-            rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, file.view)
+            rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, read, heads)
             names.append(f"{part.group}/{name}" if part.group else path)
             note()
     return _Found(names, np.concatenate([*rows, np.zeros(0, ROW)])[: len(names)], classes)
 
 
-def _probed(file: int, start: int, size: int, view: memoryview) -> tuple[int, ...]:
-    """Return the row of an image, without its label."""
-    data: Bytes = view[start : start + size]
-    flags = 0
-    try:
-        if data[:2] == GZIP_MAGIC:
-            flags |= int(Flags.GZIP)
-            data = gunzip(data, _HEADER_BYTES)
-        found = probe(data)
-    except (ValueError, DataError):
+def _probed(
+    file: int, start: int, size: int, read: Callable[[int, int], Bytes], heads: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the row of an image, without its label; ``heads`` of it are tried before all of it."""
+    for length in (*(head for head in heads if head < size), size):
+        data, flags = read(start, start + length), 0
+        try:
+            if data[:2] == GZIP_MAGIC:
+                flags |= int(Flags.GZIP)
+                data = gunzip(data, _HEADER_BYTES)
+            found = probe(data)
+            break
+        except (ValueError, DataError):
+            continue
+    else:
         return start, size, -1, file, 0, 0, flags | int(Flags.BAD)
     width, height = min(found.width, 0xFFFF), min(found.height, 0xFFFF)
     return start, size, -1, file, width, height, flags | found.flags

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_whole
 
-from .mapped import Mapped
+from .files import File
 
 ROW = np.dtype(
     [
@@ -50,7 +51,7 @@ class Index:
     """The images' names, joined by zeros and compressed: they are seldom wanted."""
 
 
-def file_facts(files: list[Mapped]) -> list[list[str | int]]:
+def file_facts(files: Sequence[File]) -> list[list[str | int]]:
     """Return name, size and modification time (ns) of each file: they change when it does.
 
     Raises:
@@ -64,12 +65,17 @@ def file_facts(files: list[Mapped]) -> list[list[str | int]]:
     return facts
 
 
-def homes(files: list[Mapped]) -> list[Path]:
-    """Return where the index of these files may be kept: beside them, or in the user's cache."""
+def homes(files: Sequence[File]) -> list[Path]:
+    """Return where the index of these files may be kept: beside them, or in the user's cache.
+
+    Beside those of another machine nothing is written.
+    """
     first = files[0].path
     names = [file.path.name for file in files]
     stem = first.stem if len(files) == 1 else f"{first.stem}-and-{len(files) - 1}-more"
-    found = [first.parent / f".{stem}.fastsiam-index"]
+    found = []
+    if isinstance(first, Path):
+        found.append(first.parent / f".{stem}.fastsiam-index")
     with contextlib.suppress(OSError, RuntimeError):  # a user without a home
         cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
         key = hashlib.sha256(json.dumps([str(first.parent.resolve()), names]).encode()).hexdigest()

@@ -6,7 +6,6 @@ import io
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,7 +17,9 @@ from fastsiam.files import quoted
 from fastsiam.kernels import mappings, planes
 from fastsiam.trace import span
 
-from .mapped import Mapped
+from ..remote.path import Place, RemotePath
+from .blocks import in_order
+from .files import File
 
 Split = Literal["train", "val"]
 
@@ -48,9 +49,9 @@ class Store(ABC):
     """What sort of source it is, for people."""
     repair: ClassVar[str] = "repair the image"
     """What can be done about a bad image of it, in place."""
-    root: Path
+    root: Place
     """Where the images lie, for messages."""
-    origin: Path | None = None
+    origin: Place | None = None
     """What the user calls the data, in which this was found; None: ``root`` itself."""
     classes: tuple[str, ...]
     """Class names, in the order of their labels; empty if the images have none."""
@@ -108,8 +109,28 @@ class Store(ABC):
     def stamp(self) -> str:
         """Return a text that changes when the files do (names, sizes, modification times)."""
 
-    def mapped(self) -> Sequence[Mapped]:
-        """Return the files that images are read from by mappings."""
+    def blocks(self) -> NDArray[np.int64]:
+        """Return which images lie side by side: (images,) numbers of blocks, ascending as they lie.
+
+        See ``blocks.blocks``; by default images lie in the order of their positions.
+        """
+        return in_order(len(self))
+
+    def read_many(self, indices: Sequence[int]) -> list[Bytes]:
+        """Return the bytes of several images, as ``read`` does, waiting once for all of them."""
+        self.ahead(indices)
+        return [self.read(index) for index in indices]
+
+    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
+        """Begin to fetch images that will be read soon, where that takes a while."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether images lie on another machine."""
+        return isinstance(self.root, RemotePath)
+
+    def mapped(self) -> Sequence[File]:
+        """Return the files that images are read from by ranges: mappings, as a rule."""
         return ()
 
     def check(self) -> None:

@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,10 @@ from PIL import Image
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
+from ..remote.path import Place
 from .base import Bytes, Store, numbered_classes
+from .blocks import blocks
+from .files import File, open_file
 from .mapped import Mapped
 
 VERSION = 2
@@ -109,13 +111,12 @@ class BetonStore(Store):
 
     kind = "converted file"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.root = path
-        self._file = Mapped(path)
-        view = self._file.view
-        header, fields = _read_head(path, view)
+        self._file = file = open_file(path)
+        header, fields = _read_head(path, file)
         self.page_size = int(header["page_size"])
-        self._annex_place = _annex_place(path, view, header, fields)
+        self._annex_place = _annex_place(path, file, header, fields)
         self._most_mode = RAW
         if self._annex_place is not None and (own := fields["type_id"] == OWN_FIELD).any():
             fields = fields.copy()
@@ -125,8 +126,8 @@ class BetonStore(Store):
         """Names of the file's fields."""
         self.image_field = self.fields[_choose(fields, IMAGE_FIELD, b"image") or 0]
         """Name of the field that holds the images."""
-        image, label = _read_metadata(path, view, header, fields)
-        table = _read_table(path, view, header)
+        image, label = _read_metadata(path, file, header, fields)
+        table = _read_table(path, file, header)
         self.modes = image["mode"].copy()
         """(images,) JPEG, RAW or PLANES."""
         self.width, self.height = image["width"].astype(np.int32), image["height"].astype(np.int32)
@@ -147,7 +148,7 @@ class BetonStore(Store):
             self.classes = numbered_classes(self.labels, path)
         self._check_records(path)
 
-    def mapped(self) -> Sequence[Mapped]:
+    def mapped(self) -> Sequence[File]:
         """Return the file."""
         return (self._file,)
 
@@ -158,7 +159,8 @@ class BetonStore(Store):
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """The whole file as it is mapped, read-only."""
+        """The whole file as it is mapped, read-only; it lies on this machine."""
+        assert isinstance(self._file, Mapped)
         return np.frombuffer(self._file.view, np.uint8)
 
     def in_file(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -168,7 +170,13 @@ class BetonStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's record: a view into the mapped file."""
         start = int(self.start[index])
-        return self._file.view[start : start + int(self.bytes[index])]
+        return self._file.read(start, start + int(self.bytes[index]))
+
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Begin to fetch records that lie on another machine."""
+        own = np.asarray(indices, np.int64)
+        stop = self.start[own] + self.bytes[own]
+        self._file.ahead(list(zip(self.start[own].tolist(), stop.tolist(), strict=True)))
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) of an image that is stored as pixels."""
@@ -207,6 +215,10 @@ class BetonStore(Store):
         """Return the bytes of each record: (images,)."""
         return self.bytes
 
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in, by where their records begin."""
+        return blocks(np.zeros(len(self), np.int64), self.start)
+
     def stamp(self) -> str:
         """Return a text that changes with the file."""
         with explained(DataError, f"cannot read {self.root}"):
@@ -222,7 +234,7 @@ class BetonStore(Store):
         assert self._annex_place is not None
         start, end = self._annex_place
         try:
-            with np.load(io.BytesIO(self._file.view[start:end])) as annex:
+            with np.load(io.BytesIO(self._file.read(start, end))) as annex:
                 array: NDArray[Any] = annex[name]
                 return array
         except Exception as error:  # a damaged archive makes numpy raise anything
@@ -238,13 +250,13 @@ class BetonStore(Store):
         self.crc = self._annex_array("crc")
         if len(self.crc) != len(self.labels):
             raise _damaged(self.root, "its annex is of another file")
-        view, at = self._file.view, HEADER.itemsize + fields * FIELD.itemsize
-        metadata = view[at : at + len(self.labels) * METADATA.itemsize]
-        table = view[int(header["alloc_table_ptr"]) :]
+        at = HEADER.itemsize + fields * FIELD.itemsize
+        metadata = self._file.read(at, at + len(self.labels) * METADATA.itemsize)
+        table = self._file.read(int(header["alloc_table_ptr"]), len(self._file))
         if zlib.crc32(table, zlib.crc32(metadata)) != tables:
             raise _damaged(self.root, "its metadata do not have the checksum that was noted")
 
-    def _check_records(self, path: Path) -> None:
+    def _check_records(self, path: Place) -> None:
         """Refuse records that lie outside the file or cannot be what they say."""
         whole = len(self._file)
         outside = (self.start < HEADER.itemsize) | (self.bytes < 0) | (self.bytes > whole)
@@ -287,13 +299,14 @@ def head(
     return with_check(zlib.crc32(with_check(0)))
 
 
-def _damaged(path: Path, why: str) -> DataError:
+def _damaged(path: Place, why: str) -> DataError:
     return DataError(f"{path} is damaged or no .beton file: {why}; convert it again")
 
 
-def _read_head(path: Path, view: memoryview) -> tuple[np.void, NDArray[np.void]]:
-    if len(view) < HEADER.itemsize:
-        raise _damaged(path, f"it has {len(view)} bytes")
+def _read_head(path: Place, file: File) -> tuple[np.void, NDArray[np.void]]:
+    if len(file) < HEADER.itemsize:
+        raise _damaged(path, f"it has {len(file)} bytes")
+    view = file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
     header: np.void = np.frombuffer(view, HEADER, 1)[0]
     if header["version"] != VERSION:
         raise _damaged(path, f"it says format {header['version']}, not {VERSION}")
@@ -304,7 +317,7 @@ def _read_head(path: Path, view: memoryview) -> tuple[np.void, NDArray[np.void]]
 
 
 def _annex_place(
-    path: Path, view: memoryview, header: np.void, fields: NDArray[np.void]
+    path: Place, file: File, header: np.void, fields: NDArray[np.void]
 ) -> tuple[int, int] | None:
     """Return where the annex lies, None in a file of FFCV's own making."""
     for number, field in enumerate(fields):
@@ -321,19 +334,19 @@ def _annex_place(
             raise DataError(
                 f"{path} was written by a newer fastsiam (annex {version}); update fastsiam"
             )
-        own = bytearray(view[: HEADER.itemsize + len(fields) * FIELD.itemsize])
+        own = bytearray(file.read(0, HEADER.itemsize + len(fields) * FIELD.itemsize))
         place = HEADER.itemsize + number * FIELD.itemsize + 17 + _MARK.size - 4
         own[place : place + 4] = bytes(4)
         if zlib.crc32(own) != check:
             raise _damaged(path, "its header does not have the checksum that was noted")
-        if start + size > len(view) or zlib.crc32(view[start : start + size]) != crc:
+        if start + size > len(file) or zlib.crc32(file.read(start, start + size)) != crc:
             raise _damaged(path, "its annex is not where it should be")
         return start, start + size
     return None
 
 
 def _read_metadata(
-    path: Path, view: memoryview, header: np.void, fields: NDArray[np.void]
+    path: Place, file: File, header: np.void, fields: NDArray[np.void]
 ) -> tuple[NDArray[np.void], NDArray[np.int64] | None]:
     """Return the columns of the image field and, if there is one, of the label field."""
     kinds = [int(kind) for kind in fields["type_id"]]
@@ -346,9 +359,9 @@ def _read_metadata(
     at, count = HEADER.itemsize + len(fields) * FIELD.itemsize, int(header["num_samples"])
     if not count:
         raise DataError(f"{path} holds no images")
-    if at + count * row.itemsize > len(view):
+    if at + count * row.itemsize > len(file):
         raise _damaged(path, f"it ends before its metadata of {count:,} images")
-    rows = np.frombuffer(view, row, count, at)
+    rows = np.frombuffer(file.read(at, at + count * row.itemsize), row, count)
     image, label = _choose(fields, IMAGE_FIELD, b"image"), _choose(fields, INT_FIELD, b"label")
     assert image is not None
     return rows[f"f{image}"], None if label is None else rows[f"f{label}"]
@@ -361,16 +374,19 @@ def _choose(fields: NDArray[np.void], kind: int, name: bytes) -> int | None:
     return next(iter(named + of_kind), None)
 
 
-def _read_table(path: Path, view: memoryview, header: np.void) -> NDArray[np.void]:
+def _read_table(path: Place, file: File, header: np.void) -> NDArray[np.void]:
     at = int(header["alloc_table_ptr"])
-    size = len(view) - at
+    size = len(file) - at
+    most = RECORD.itemsize * int(header["num_samples"]) * int(header["num_fields"])
+    if size > most:  # of a file on another machine, it would all be fetched
+        raise _damaged(path, "its allocation table is not where it should be")
     if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
         raise _damaged(path, "its allocation table is not whole")
-    return np.frombuffer(view, RECORD, offset=at)
+    return np.frombuffer(file.read(at, at + size), RECORD)
 
 
 def _record_sizes(
-    path: Path, table: NDArray[np.void], start: NDArray[np.uint64]
+    path: Place, table: NDArray[np.void], start: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
     """Look up each image's record in the table, which may be in any order."""
     if len(table) == len(start) and (table["ptr"] == start).all():

@@ -6,7 +6,6 @@ All that is imported of pyarrow is imported when a table is read: it is an extra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ class Columns:
         return self.image if self.bare else f"{self.image}.bytes"
 
 
-def require_pyarrow(path: Path) -> None:
+def require_pyarrow(path: object) -> None:
     """Raise a ``DataError`` if what reads the table at ``path`` is not installed."""
     try:
         import pyarrow  # noqa: F401
@@ -47,7 +46,7 @@ def require_pyarrow(path: Path) -> None:
         raise DataError(f"reading {path} takes pyarrow: pip install 'fastsiam[convert]'") from error
 
 
-def columns_of(path: Path, schema: Any) -> Columns:
+def columns_of(path: object, schema: Any) -> Columns:
     """Find the image column and, if there is one, the label column in an Arrow schema.
 
     The image column is found by its type: what ``datasets`` say is an image, else a struct with
@@ -78,7 +77,7 @@ def columns_of(path: Path, schema: Any) -> Columns:
 
 
 def numbered(
-    parts: list[Any], classes: tuple[str, ...], source: Path
+    parts: list[Any], classes: tuple[str, ...], source: object
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Turn label columns into numbers of classes.
 

@@ -39,7 +39,7 @@ class FolderStore(Store):
     repair = "repair or remove the file"
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self._folder = root, root
         names: list[bytes] = []
         labels: list[int] = []
         with tally(f"listing {root}, files and folders") as listed:
@@ -69,7 +69,7 @@ class FolderStore(Store):
 
     def path(self, index: int) -> Path:
         """Return an image's file."""
-        return self.root / self.name(index)
+        return self._folder / self.name(index)
 
     def name(self, index: int) -> str:
         """Return an image's path below the root."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from fastsiam.errors import DataError, NoLabelsError
 from fastsiam.files import explained
 
+from ..remote.path import Place
 from .base import Store
 
 VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
@@ -28,7 +29,7 @@ LISTS = (
 """Kaggle's, TensorFlow's and Caffe's lists, and the devkit's own (which needs the rest of it)."""
 
 
-def validation_labels(folders: list[Path]) -> dict[int, str | int] | None:
+def validation_labels(folders: Sequence[Place]) -> dict[int, str | int] | None:
     """Find the labels of the validation images.
 
     Args:
@@ -72,7 +73,7 @@ def told_labels(store: Store) -> list[str | int] | None:
     named = [VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
     if not all(named):
         return None
-    labels = validation_labels([store.root, *store.root.resolve().parents[:4]])
+    labels = validation_labels([store.root, *_above(store.root)])
     if labels is None:
         raise NoLabelsError(
             f"{store.root} has ImageNet's validation images without their labels: put "
@@ -110,13 +111,18 @@ def give_labels(store: Store, labels: list[str | int], classes: tuple[str, ...])
     store.classes = classes
 
 
-def _file(folder: Path, name: str) -> bytes:
+def _above(root: Place) -> Sequence[Place]:
+    """Return the folders above; on another machine, where each costs requests, the nearest."""
+    return root.resolve().parents[:4] if isinstance(root, Path) else [root.parent]
+
+
+def _file(folder: Place, name: str) -> bytes:
     return (folder / name).read_bytes()
 
 
-def _member(archive: Path, name: str) -> bytes:
+def _member(archive: Place, name: str) -> bytes:
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(archive.read_bytes()), mode="r:gz") as tar:
             file = tar.extractfile(f"{DEVKIT}/data/{name}")
             assert file is not None
             return file.read()
@@ -124,7 +130,7 @@ def _member(archive: Path, name: str) -> bytes:
         raise DataError(f"{archive} cannot be read ({error}); fetch it again") from error
 
 
-def _from_devkit(path: Path, read: Callable[[str], bytes]) -> dict[int, str | int]:
+def _from_devkit(path: Place, read: Callable[[str], bytes]) -> dict[int, str | int]:
     """Combine the devkit's list of class numbers with its table of classes."""
     try:
         from scipy.io import loadmat
@@ -142,14 +148,14 @@ def _from_devkit(path: Path, read: Callable[[str], bytes]) -> dict[int, str | in
         raise DataError(f"{path} is no devkit of ILSVRC 2012 ({error})") from error
 
 
-def _from_list(path: Path) -> dict[int, str | int]:
+def _from_list(path: Place) -> dict[int, str | int]:
     """Read a plain list: one label a line, with or without the image's name before it."""
     if path.name == LISTS[3]:
         raise DataError(
             f"{path} numbers the classes as the devkit does: put {DEVKIT}.tar.gz beside the images"
         )
     with explained(DataError, f"cannot read the list of labels {path}"):
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_bytes().decode(errors="replace").splitlines()
     labels: dict[int, str | int] = {}
     for line in lines:
         words = line.replace(",", " ").split()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, ImageError
 
+from ..remote.path import Place
 from .base import Bytes, Store
-from .mapped import Mapped
+from .files import File
 
 
 class JoinedStore(Store):
@@ -23,7 +23,7 @@ class JoinedStore(Store):
 
     kind = "parts of a conversion"
 
-    def __init__(self, root: Path, stores: Sequence[Store]) -> None:
+    def __init__(self, root: Place, stores: Sequence[Store]) -> None:
         self.root, self.stores = root, stores
         self.classes = stores[0].classes
         for store in stores[1:]:
@@ -40,7 +40,16 @@ class JoinedStore(Store):
         except ImageError as error:
             raise error.at(index) from error
 
-    def mapped(self) -> Sequence[Mapped]:
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Begin to fetch images that lie on another machine."""
+        own: dict[int, list[int]] = {}
+        for index in indices:
+            number = int(np.searchsorted(self._first, index, side="right")) - 1
+            own.setdefault(number, []).append(index - int(self._first[number]))
+        for number, images in own.items():
+            self.stores[number].ahead(images)
+
+    def mapped(self) -> Sequence[File]:
         """Return the files of all stores."""
         return [file for store in self.stores for file in store.mapped()]
 
@@ -72,6 +81,12 @@ class JoinedStore(Store):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
         return np.concatenate([store.sizes() for store in self.stores])
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in, one store's after the other's."""
+        parts = [store.blocks() for store in self.stores]
+        before = np.cumsum([0, *(part.max(initial=-1) + 1 for part in parts)])
+        return np.concatenate([first + part for first, part in zip(before, parts, strict=False)])
 
     def stamp(self) -> str:
         """Return a text that changes with any of the stores."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,13 @@ class Mapped:
         self._place = mappings.guard(
             path, self._map, np.frombuffer(self.view, np.uint8).ctypes.data
         )
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes between two places, without a copy."""
+        return self.view[start:stop]
+
+    def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: the system reads ahead."""
 
     def find(self, data: bytes, start: int, end: int) -> int:
         """Return where in the file bytes begin that lie between two places in it, -1 if nowhere."""

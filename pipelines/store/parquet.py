@@ -8,17 +8,21 @@ places of their bytes (``parquet_index``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, NoSplitError
+from fastsiam.files import quoted
 
+from ..remote import RemoteFile, RemotePath
+from ..remote.file import AsFile
+from ..remote.path import Place
 from .base import Bytes, Split
 from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
-from .mapped import Mapped
+from .files import File
 from .parquet_index import placed
 from .table import Places, TableStore
 
@@ -47,7 +51,7 @@ class ParquetStore(TableStore):
 
     kind = "parquet files"
 
-    def __init__(self, root: Path, files: list[Path], *, in_order: bool = False) -> None:
+    def __init__(self, root: Place, files: Sequence[Place], *, in_order: bool = False) -> None:
         require_pyarrow(root)
         tables = [_open(path) for path in files]
         self._columns = [
@@ -69,14 +73,21 @@ class ParquetStore(TableStore):
         if in_order:
             self.groups = np.repeat(np.arange(len(pieces)), counts)
         else:
-            self._places = placed(root, files, self._columns)
+            here = [path for path in files if isinstance(path, Path)]
+            if len(here) < len(files):
+                raise DataError(
+                    f"{root} holds parquet files, whose images are read in order alone on another "
+                    f"machine: convert them with fastsiam convert parquet --source {quoted(root)} "
+                    "--out DIR, and name DIR or what it is uploaded to"
+                )
+            self._places = placed(root, here, self._columns)
             self._refuse_paths_alone(self._places.size)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); if read in order, its row group's mean."""
         return self._means if self._places is None else self._places.size.astype(np.int64)
 
-    def mapped(self) -> Sequence[Mapped]:
+    def mapped(self) -> Sequence[File]:
         """Return the files that the images' bytes lie in; pyarrow's own mappings are not there."""
         return () if self._places is None else self._places.files
 
@@ -119,12 +130,12 @@ class _GroupReader:
     """Reads the rows of row groups, in order, a few at a time."""
 
     def __init__(self) -> None:
-        self._place: tuple[Path, int] | None = None
+        self._place: tuple[Place, int] | None = None
         self._batches: Iterator[Any] = iter(())
         self._rows: Any = []
         self._next = 0
 
-    def row(self, file: Path, columns: Columns, group: int, number: int) -> Any:
+    def row(self, file: Place, columns: Columns, group: int, number: int) -> Any:
         """Return a row of the image column.
 
         Raises:
@@ -147,7 +158,7 @@ class _GroupReader:
             raise DataError(f"{file} is damaged in row group {group}: {short(error)}") from None
 
 
-def open_parquet(root: Path, split: Split, *, in_order: bool = False) -> ParquetStore:
+def open_parquet(root: Place, split: Split, *, in_order: bool = False) -> ParquetStore:
     """Open a split of the parquet files in a folder and below it, or a file.
 
     Raises:
@@ -162,7 +173,7 @@ def open_parquet(root: Path, split: Split, *, in_order: bool = False) -> Parquet
     folder = root.parent if root.is_file() else root
     files = _of_split(folder, split)
     if len(homes := sorted({path.parent for path in files})) > 1:
-        names = ", ".join(str(home.relative_to(folder)) for home in homes[:3])
+        names = ", ".join(str(_below(home, folder)) for home in homes[:3])
         raise DataError(
             f"{folder} has {split} images in several folders of parquet files ({names}): name one "
             f"of them, such as {homes[0]}"
@@ -170,9 +181,11 @@ def open_parquet(root: Path, split: Split, *, in_order: bool = False) -> Parquet
     return ParquetStore(folder, files, in_order=in_order)
 
 
-def _of_split(root: Path, split: Split) -> list[Path]:
+def _of_split(root: Place, split: Split) -> list[Place]:
     """Return a split's files in a folder and below it, chosen by their names."""
-    files = sorted(path for path in root.rglob(f"*{PARQUET}") if not _hidden(path, root))
+    files: list[Place] = sorted(
+        path for path in root.rglob(f"*{PARQUET}") if not _hidden(path, root)
+    )
     if not files:
         raise DataError(f"{root} holds no .parquet files")
     for word in _SPLIT_WORDS[split]:
@@ -188,14 +201,23 @@ def _of_split(root: Path, split: Split) -> list[Path]:
     )
 
 
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
+def _below(path: Place, root: Place) -> PurePath:
+    """Return where a file lies below a folder."""
+    if isinstance(path, RemotePath) and isinstance(root, RemotePath):
+        return path.relative_to(root)
+    return PurePath(str(path)).relative_to(str(root))
 
 
-def _open(path: Path) -> Any:
+def _hidden(path: Place, root: Place) -> bool:
+    return any(part.startswith(".") for part in _below(path, root).parts)
+
+
+def _open(path: Place) -> Any:
     from pyarrow import parquet
 
     try:
+        if isinstance(path, RemotePath):
+            return parquet.ParquetFile(AsFile(RemoteFile(path)), pre_buffer=True)
         return parquet.ParquetFile(path, memory_map=True)  # else it holds a whole row group
     except errors() as error:
         raise DataError(f"{path} is no whole parquet file: {short(error)}") from error

@@ -26,6 +26,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import quoted, written_whole
 
 from ..processes import forked
+from ..remote.path import Place
 from .archive_index import ROW, Index, file_facts, homes, keep, load
 from .columns import Columns, errors, short
 from .mapped import Mapped
@@ -57,7 +58,7 @@ class _Group(NamedTuple):
     """Its bytes, unpacked."""
 
 
-def placed(root: Path, files: list[Path], columns: list[Columns]) -> Places:
+def placed(root: Place, files: list[Path], columns: list[Columns]) -> Places:
     """Find where the bytes of each image lie: in the files, or in one that they are unpacked into.
 
     What was found is kept beside the files or in the user's cache.
@@ -201,7 +202,7 @@ def _unpacked(home: Path) -> Path:
 
 
 def _unpack(
-    root: Path,
+    root: Place,
     source: str,
     mapped: list[Mapped],
     columns: list[Columns],

@@ -16,7 +16,7 @@ from fastsiam.errors import ImageError
 
 from .base import Bytes, Store
 from .beton import BetonStore
-from .mapped import Mapped
+from .files import File
 
 
 def picked(store: Store, positions: NDArray[np.int64]) -> Store:
@@ -49,7 +49,11 @@ class PickedStore(Store):
         except ImageError as error:
             raise error.at(index) from error
 
-    def mapped(self) -> Sequence[Mapped]:
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Begin to fetch images that lie on another machine."""
+        self._store.ahead(self._positions[np.asarray(indices, np.int64)].tolist())
+
+    def mapped(self) -> Sequence[File]:
         """Return the store's files."""
         return self._store.mapped()
 
@@ -81,6 +85,10 @@ class PickedStore(Store):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
         return self._store.sizes()[self._positions]
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in."""
+        return self._store.blocks()[self._positions]
 
     def stamp(self) -> str:
         """Return a text that changes with the files, and with what is picked of them."""

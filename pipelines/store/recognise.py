@@ -7,17 +7,21 @@ import itertools
 import logging
 import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
+from fastsiam.urls import Url
 
+from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
 from .arrow import STATE, ArrowStore, is_saved_dataset
 from .base import Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
+from .files import on_disk
 from .folder import FolderStore
 from .imagenet import give_labels, told_labels
 from .joined import JoinedStore
@@ -25,7 +29,7 @@ from .parquet import PARQUET, ParquetStore, open_parquet
 
 log = logging.getLogger(__name__)
 
-_said: set[Path] = set()
+_said: set[Place] = set()
 """Folders of which this process has said what is taken of them."""
 _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
@@ -38,11 +42,12 @@ _LOOKED_AT = 8
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
-def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
+def open_store(root: Path | Url, split: Split, *, sources: bool = False) -> Store:
     """Open a split of the data at ``root``.
 
     Args:
-        root: a .beton, .tar or .parquet file, CIFAR's archive, or a folder. In a folder are looked
+        root: a .beton, .tar or .parquet file, CIFAR's archive, or a folder, here or (but for
+            CIFAR's archive and loose files) on another machine. In a folder are looked
             for, in this order: ``<split>.beton`` or its parts; a folder named after the split;
             tars; CIFAR's archive; parquet files; a data set that ``save_to_disk`` wrote, or images,
             which are training images.
@@ -54,10 +59,12 @@ def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
         DataError: there is no such data or no such split, or it cannot be read.
     """
     with explained(DataError, f"cannot open the data at {root}"):
+        root = opened(root)
         if not root.exists():
+            hint = root.hint() if isinstance(root, RemotePath) else ""
             raise DataError(
                 f"no data at {root}: name a folder of images, a .beton, a .tar or a .parquet "
-                "with --data or $FASTSIAM_DATA"
+                f"with --data or $FASTSIAM_DATA{hint}"
             )
         if root.is_file():
             store = _open_file(root, split, in_order=sources)
@@ -69,7 +76,7 @@ def open_store(root: Path, split: Split, *, sources: bool = False) -> Store:
         return store
 
 
-def _label_validation(store: Store, root: Path) -> None:
+def _label_validation(store: Store, root: Place) -> None:
     """Label ImageNet's validation images; leave those of other data sets as they are."""
     labels = told_labels(store)
     if labels is None:
@@ -81,7 +88,7 @@ def _label_validation(store: Store, root: Path) -> None:
     give_labels(store, labels, classes)
 
 
-def beton_files(folder: Path, split: Split) -> list[Path]:
+def beton_files(folder: Place, split: Split) -> Sequence[Place]:
     """Return the file of a split, or all of its parts; none if there are none.
 
     Raises:
@@ -108,7 +115,7 @@ def beton_files(folder: Path, split: Split) -> list[Path]:
     return found
 
 
-def _open_file(path: Path, split: Split, in_order: bool) -> Store:
+def _open_file(path: Place, split: Split, in_order: bool) -> Store:
     if path.suffix == ".beton":
         if split == "train":
             return BetonStore(path)
@@ -117,7 +124,7 @@ def _open_file(path: Path, split: Split, in_order: bool) -> Store:
             return BetonStore(beside)
         raise NoSplitError(f"{path} has no val.beton beside it")
     if path.name in CIFAR_ARCHIVES:
-        return CifarStore(path, split)
+        return CifarStore(on_disk(path), split)
     if path.suffix == ".tar":
         if split == "val" and "train" in _words(path):
             return _open_tars(path.parent, split)
@@ -129,7 +136,7 @@ def _open_file(path: Path, split: Split, in_order: bool) -> Store:
     raise DataError(f"{path} is neither a folder of images nor a .beton, .tar or .parquet file")
 
 
-def _open_folder(root: Path, split: Split, sources: bool) -> Store:
+def _open_folder(root: Place, split: Split, sources: bool) -> Store:
     files = beton_files(root, split)
     if sources:
         try:
@@ -139,7 +146,7 @@ def _open_folder(root: Path, split: Split, sources: bool) -> Store:
                 raise
     if not files:
         return _open_unconverted(root, split, in_order=False)
-    if split == "train":
+    if split == "train" and isinstance(root, Path):
         _say_which(root, files)
     stores = [BetonStore(path) for path in files]
     if len({store.about.get("set") for store in stores}) > 1:
@@ -150,7 +157,7 @@ def _open_folder(root: Path, split: Split, sources: bool) -> Store:
     return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
 
 
-def _say_which(root: Path, files: list[Path]) -> None:
+def _say_which(root: Path, files: Sequence[Place]) -> None:
     """Log once that .beton files are taken, where images that they may not be made of lie too."""
     if root in _said or not (beside := _originals(root)):
         return
@@ -194,10 +201,11 @@ def _is_original(name: str) -> bool:
     )
 
 
-def _open_unconverted(root: Path, split: Split, in_order: bool) -> Store:
+def _open_unconverted(root: Place, split: Split, in_order: bool) -> Store:
     if (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
-    folders = {path.name.lower(): path for path in sorted(root.iterdir()) if path.is_dir()}
+    entries: list[Place] = sorted(root.iterdir())
+    folders = {path.name.lower(): path for path in entries if path.is_dir()}
     for name in _SPLIT_NAMES[split]:
         if name in folders:
             return _open_images(folders[name], split, in_order)
@@ -205,7 +213,7 @@ def _open_unconverted(root: Path, split: Split, in_order: bool) -> Store:
         return _open_tars(root, split)
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
-            return CifarStore(root / name, split)
+            return CifarStore(on_disk(root / name), split)
     if _has_parquet(root) or any(map(_has_parquet, folders.values())):
         return open_parquet(root, split, in_order=in_order)
     if split == "val":
@@ -216,11 +224,11 @@ def _open_unconverted(root: Path, split: Split, in_order: bool) -> Store:
     return _open_images(root, split, in_order)
 
 
-def _open_images(folder: Path, split: Split, in_order: bool) -> Store:
+def _open_images(folder: Place, split: Split, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
     if tars := _tars(folder):
         return ArchiveStore(tars, split)
-    if is_saved_dataset(folder):
+    if isinstance(folder, Path) and is_saved_dataset(folder):
         return ArrowStore(folder)
     if any(folder.glob("*.arrow")):
         raise DataError(
@@ -230,26 +238,35 @@ def _open_images(folder: Path, split: Split, in_order: bool) -> Store:
     if _has_parquet(folder):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
         return ParquetStore(folder, files, in_order=in_order)
-    return FolderStore(folder)
+    return FolderStore(on_disk(folder))
 
 
-def _has_parquet(folder: Path) -> bool:
+def _has_parquet(folder: Place) -> bool:
     """Tell whether parquet files lie in a folder; one of images is not listed to its end."""
-    with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(PARQUET) and not entry.name.startswith("."):
+    with explained(DataError, f"cannot list {folder}"):
+        for name in _names(folder):
+            if name.endswith(PARQUET) and not name.startswith("."):
                 return True
-            if is_image_name(entry.name):
+            if is_image_name(name):
                 return False
     return False
 
 
-def _is_data_set(folder: Path) -> bool:
+def _names(folder: Place) -> Iterator[str]:
+    """Yield the names of what lies in a folder, as they are found."""
+    if isinstance(folder, Path):
+        with os.scandir(folder) as entries:
+            yield from (entry.name for entry in entries)
+    else:
+        yield from (path.name for path in folder.iterdir())
+
+
+def _is_data_set(folder: Place) -> bool:
     own = (folder / "train").is_dir() or any(folder.glob("train*.beton"))
-    return own or is_saved_dataset(folder)
+    return own or (isinstance(folder, Path) and is_saved_dataset(folder))
 
 
-def _tars(folder: Path) -> list[Path]:
+def _tars(folder: Place) -> Sequence[Place]:
     """Return a folder's tars; refuse one that has images of its own in folders beside them."""
     tars = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
     if tars:
@@ -262,7 +279,7 @@ def _tars(folder: Path) -> list[Path]:
     return tars
 
 
-def _open_tars(folder: Path, split: Split) -> Store:
+def _open_tars(folder: Place, split: Split) -> Store:
     """Open the tars whose names hold the split's; all, if no name tells a split.
 
     In the second case the folders within the tars tell the splits, if anything does.
@@ -277,5 +294,5 @@ def _open_tars(folder: Path, split: Split) -> Store:
     return ArchiveStore(tars, split, of_split=split == "train")
 
 
-def _words(path: Path) -> set[str]:
+def _words(path: Place) -> set[str]:
     return set(re.split(r"[^a-z]+", path.stem.lower()))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
+from ..remote.path import Place
 from .base import Bytes, Store
+from .blocks import blocks
 from .mapped import Mapped
 
 
@@ -47,7 +49,7 @@ class TableStore(Store):
 
     repair = "take the row away"
 
-    def __init__(self, root: Path, files: list[Path], rows: list[int]) -> None:
+    def __init__(self, root: Place, files: Sequence[Place], rows: list[int]) -> None:
         self.root, self._paths = root, files
         self._first_rows = np.cumsum([0, *rows])
         self._names: list[str | None] | None = None
@@ -93,6 +95,11 @@ class TableStore(Store):
         number = int(np.searchsorted(self._first_rows, index, side="right")) - 1
         row = index - int(self._first_rows[number])
         return f"row {row} of {self._paths[number]} ({self.name(index)})"
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the numbers of the blocks that images lie in: rows of one file each."""
+        rows = np.arange(len(self))
+        return blocks(np.searchsorted(self._first_rows, rows, side="right"), rows)
 
     def stamp(self) -> str:
         """Return a text that changes with the files' names, sizes and modification times."""

@@ -1,4 +1,4 @@
-"""What lies where in a tar file that is mapped into memory.
+"""What lies where in a tar file that is read by ranges.
 
 Python's tarfile walks it; what that lets pass (a damaged header, which it takes for the end, links,
 sizes beyond the file) is refused here.
@@ -11,11 +11,12 @@ import io
 import os
 import tarfile
 import zlib
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 from fastsiam.errors import DataError
 
+from ..remote.path import Place
 from .base import Bytes, is_image_name
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -26,12 +27,12 @@ _BLOCK = tarfile.BLOCKSIZE
 
 
 def members(
-    view: memoryview, start: int, end: int, path: Path
+    read: Callable[[int, int], Bytes], start: int, end: int, path: Place
 ) -> Iterator[tuple[tarfile.TarInfo, int]]:
     """Walk a tar: yield its regular files, each with the place where its bytes begin.
 
     Args:
-        view: a mapped file.
+        read: returns the bytes of a file between two places.
         start: where the tar begins within it.
         end: where it ends.
         path: the file, for messages.
@@ -40,7 +41,7 @@ def members(
         DataError: the tar is damaged or cut, or holds what cannot be read in place.
     """
     try:
-        with tarfile.open(fileobj=_Window(view[start:end]), mode="r:") as tar:
+        with tarfile.open(fileobj=_Window(read, start, end), mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
                 at = start + member.offset_data
@@ -57,7 +58,7 @@ def members(
                     raise tarfile.ReadError("unexpected end of data")
                 yield member, at
             # The module takes a damaged header for the end; a whole tar ends with a block of zeros.
-            last = view[start + tar.offset : min(start + tar.offset + _BLOCK, end)]
+            last = read(start + tar.offset, min(start + tar.offset + _BLOCK, end))
             if len(last) < _BLOCK or any(last):
                 raise tarfile.ReadError(f"damaged or cut after {start + tar.offset:,} bytes")
     except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
@@ -86,10 +87,10 @@ def gunzip(data: Bytes, limit: int) -> bytes:
 
 
 class _Window(io.RawIOBase):
-    """A part of a mapped file, as a file."""
+    """A part of a file that is read by ranges, as a file."""
 
-    def __init__(self, view: memoryview) -> None:
-        self._view, self._at = view, 0
+    def __init__(self, read: Callable[[int, int], Bytes], start: int, end: int) -> None:
+        self._read, self._start, self._size, self._at = read, start, end - start, 0
 
     def readable(self) -> bool:
         return True
@@ -99,13 +100,13 @@ class _Window(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         size = _LARGEST_READ if size is None or size < 0 else min(size, _LARGEST_READ)
-        end = self._at + size
-        data = bytes(self._view[self._at : end])
+        end = min(self._at + size, self._size)
+        data = bytes(self._read(self._start + self._at, self._start + max(self._at, end)))
         self._at += len(data)
         return data
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._view)}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 

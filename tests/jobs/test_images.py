@@ -53,10 +53,10 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> Callable[[TrainConfig], Seen]:
 
 def again(config: TrainConfig, name: str) -> TrainConfig:
     """Return the settings for data that changed: FFCV's are converted anew."""
-    folder = config.data.root
+    folder = Path(config.data.data)
     if name == "ffcv":
         folder = folder.with_name(folder.name.removesuffix("-converted"))
-        shutil.rmtree(config.data.root)
+        shutil.rmtree(config.data.data)
     return with_settings(config, data=str(readable(name, folder)))
 
 
@@ -329,12 +329,12 @@ def test_a_holdout_goes_with_data_that_change(
     remembered = Remembered.load(Path(photos.run.out))
     assert remembered
     held = set(names_of(open_store(photos.data.root, "train"))) - set(remembered.names)
-    (photos.data.root / min(held)).unlink()
+    (Path(photos.data.data) / min(held)).unlink()
     capfd.readouterr()
     for step, batch in batches(with_settings(photos, max_steps=4)).items():
         assert torch.equal(batch.view1, whole[step].view1)
     assert "1 of them took part before the data changed, and still do" in capfd.readouterr().err
-    (photos.data.root / remembered.names[4]).unlink()
+    (Path(photos.data.data) / remembered.names[4]).unlink()
     with pytest.raises(CheckpointError, match="1 of its 18 images gone"):
         batches(photos)
     check_others(whole, batches(with_settings(photos, data_changed="accept")), {4})

@@ -82,7 +82,7 @@ def test_a_run_agrees_and_is_left_as_it_was(trained: Path) -> None:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_runs_by_every_pipeline(name: str, small: TrainConfig) -> None:
     """And what the others show is the same; noise is nobody else's."""
-    data = str(readable(name, small.data.root))
+    data = str(readable(name, Path(small.data.data)))
     run = train_here(with_settings(small, pipeline=name, data=data, max_steps=4, **NOTHING), "demo")
     assert "4 log lines agree" in said(run)
     assert f"made again by {name}" in said(run, pipeline=name)

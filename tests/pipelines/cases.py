@@ -44,8 +44,21 @@ def build(
     workers: int = 0,
     **place: Any,
 ) -> Loader:
-    root = readable(name, root)
-    data = DataConfig(data=str(root), pipeline=name, workers=workers)  # type: ignore[arg-type]
+    address = str(readable(name, root))
+    return build_at(name, address, batch=batch, augment=augment, workers=workers, **place)
+
+
+def build_at(
+    name: str,
+    address: str,
+    *,
+    batch: int = 8,
+    augment: AugmentConfig = SMALL,
+    workers: int = 0,
+    **place: Any,
+) -> Loader:
+    """Do the same of data that may lie on another machine."""
+    data = DataConfig(data=address, pipeline=name, workers=workers)  # type: ignore[arg-type]
     return build_loader(data, augment, batch=batch, **place)
 
 

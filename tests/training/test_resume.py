@@ -36,7 +36,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(
     pipeline: str, kills: tuple[int, ...], small: TrainConfig, tmp_path: Path
 ) -> None:
     """With a checkpoint every 2 steps; 12 steps in 4 epochs."""
-    data = str(readable(pipeline, small.data.root))
+    data = str(readable(pipeline, Path(small.data.data)))
     config = with_settings(small, pipeline=pipeline, data=data, save_every=2)
     whole = run_once(config, tmp_path / "whole").parents[1]
     assert checkpoints.load(whole).step == 12 and len(history(whole)) == 12

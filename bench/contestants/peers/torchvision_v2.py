@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
+from typing import Any
 
 import torch
 
@@ -16,16 +18,25 @@ from fastsiam.bench.contestants.peers.job import (
     scale,
     taps,
 )
+from fastsiam.config import AugmentConfig
 
 
 def start(job: Job) -> Opened:
     """Open the transformations, images decoded to tensors."""
     from torchvision.io import ImageReadMode, decode_image
+
+    read = partial(decode_image, mode=ImageReadMode.RGB)
+    views = Twice(view_of(job.augment))
+    return Opened(metadata.version("torchvision"), load(job, views, read=read))
+
+
+def view_of(augment: AugmentConfig) -> Callable[[Any], Any]:
+    """Return what makes a view of a decoded image, a uint8 tensor."""
     from torchvision.transforms import v2
 
-    a = job.augment.views[0]
+    a = augment.views[0]
     blur = v2.GaussianBlur(taps(a), (a.blur_sigma_min, a.blur_sigma_max))
-    view = v2.Compose(
+    view: Callable[[Any], Any] = v2.Compose(
         [
             v2.RandomResizedCrop(a.crop, scale(a), ratio(a), antialias=True),
             v2.RandomApply(
@@ -35,8 +46,7 @@ def start(job: Job) -> Opened:
             v2.RandomApply([blur], p=a.blur_p),
             v2.RandomHorizontalFlip(a.flip_p),
             v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(job.augment.mean, job.augment.std),
+            v2.Normalize(augment.mean, augment.std),
         ]
     )
-    read = partial(decode_image, mode=ImageReadMode.RGB)
-    return Opened(metadata.version("torchvision"), load(job, Twice(view), read=read))
+    return view

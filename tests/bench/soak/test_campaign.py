@@ -38,7 +38,7 @@ def test_a_minute_and_a_half_of_it(tmp_path: Path) -> None:
 
 
 def subject(config: TrainConfig, out: Path) -> Subject:
-    data = Path(config.data.root)
+    data = Path(config.data.data)
     plan = Plan(pipeline="memory", data=data, steps=12, ranks=1, seed=0)
     return Subject(plan, out, "FASTSIAM_SOAK=test")
 

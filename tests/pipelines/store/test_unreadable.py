@@ -112,7 +112,7 @@ def test_a_list_of_labels_that_cannot_be_read(
     (tmp_path / f"{DEVKIT}.tar.gz").unlink()
     (tmp_path / "LOC_val_solution.csv").write_text("")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", failing(errno.EACCES))
+        patch.setattr(Path, "read_bytes", failing(errno.EACCES))
         with pytest.raises(
             DataError, match=r"cannot read the list of labels .*LOC_val_sol.*denied"
         ):

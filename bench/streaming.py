@@ -1,0 +1,27 @@
+"""Other libraries that stream from object storage, for ``fastsiam bench storage``; no torch."""
+
+from __future__ import annotations
+
+from fastsiam.bench.peers import Peer
+
+STREAMING = {
+    "webdataset": Peer(
+        title="webdataset",
+        module="webdataset",
+        packages=("webdataset",),
+        install="webdataset",
+        devices=("cpu",),
+        differs="Reads whole shards one after the other, by curl; keeps whole shards; decodes and "
+        "makes views by torchvision's transforms.v2.",
+    ),
+    "litdata": Peer(
+        title="litdata",
+        module="litdata",
+        packages=("litdata", "boto3"),
+        install="litdata boto3",
+        devices=("cpu",),
+        differs="Reads shards of its own form, of 32 MiB, whole, by boto3, and keeps them on disk "
+        "in any case; decodes and makes views by torchvision's transforms.v2.",
+    ),
+}
+"""All of them, by name."""

@@ -1,0 +1,201 @@
+"""What lies where in object storage, asked for as paths are."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, Self
+
+from fastsiam.errors import DataError
+from fastsiam.urls import Url
+
+from . import client
+from .client import Facts
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_MOST_NAMES = 100_000
+_PROBED = ("train.beton", "val.beton")
+"""Files that are looked for by their names where a server does not list what it has."""
+
+
+class Stat(NamedTuple):
+    """What a system says of a file, of an object."""
+
+    st_size: int
+    st_mtime_ns: int
+    """Below the second, of which no server tells, stands what its etag comes to."""
+
+
+class _Level(NamedTuple):
+    files: dict[str, Facts]
+    folders: frozenset[str]
+
+
+class _Found:
+    """What servers said, each asked once."""
+
+    def __init__(self) -> None:
+        self.levels: dict[str, _Level] = {}
+        self.facts: dict[str, Facts | None] = {}
+
+
+@dataclass(frozen=True, order=True)
+class RemotePath(Url):
+    """An address that can be asked what lies there, by the names that paths have for it.
+
+    What was asked once is remembered, by it and all that come from it: data that change meanwhile
+    are noticed when they are read.
+    """
+
+    found: _Found = field(default_factory=_Found, compare=False, repr=False)
+
+    __str__ = Url.__str__
+
+    @classmethod
+    def of(cls, url: Url) -> RemotePath:
+        """Return the path of an address.
+
+        ``{0000..0012}`` and ``{a,b}`` in its last part stand for several names: then the path is
+        that of the folder that they lie in, as if it held nothing else.
+
+        Raises:
+            DataError: one of the names is not there.
+        """
+        path = cls(url.scheme, url.host, url.key)
+        if not _BRACES.search(path.key):
+            return path
+        folder, names = path.parent, expanded(path.name)
+        if _BRACES.search(folder.key):
+            raise DataError(f"{url} has braces before its last part: leave them to the last")
+        facts = client.heads([folder / name for name in names])
+        files = {name: own for name, own in zip(names, facts, strict=True) if own is not None}
+        if missing := [name for name in names if name not in files]:
+            raise DataError(f"{folder / missing[0]} is not there: check the address")
+        folder.found.levels[folder.key] = _Level(files, frozenset())
+        return folder
+
+    def facts(self) -> Facts | None:
+        """Return what the server says of it, None if it is no object."""
+        if (level := self.found.levels.get(self.parent.key)) is not None and self.key:
+            return level.files.get(self.name)
+        if self.key not in self.found.facts:
+            self.found.facts[self.key] = client.head(self) if self.key else None
+        return self.found.facts[self.key]
+
+    def stat(self) -> Stat:
+        """Return its size and when it was written.
+
+        Raises:
+            FileNotFoundError: it is no object.
+        """
+        if (facts := self.facts()) is None:
+            raise FileNotFoundError(2, "No such object", str(self))
+        below = int.from_bytes(facts.etag.encode(), "little") % 999_999_937
+        return Stat(facts.size, facts.modified * 10**9 + below)
+
+    def is_file(self) -> bool:
+        """Tell whether it is an object."""
+        return self.facts() is not None
+
+    def is_dir(self) -> bool:
+        """Tell whether objects lie below it."""
+        return any(self._level())
+
+    def exists(self) -> bool:
+        """Tell whether it is an object, or objects lie below it."""
+        return self.is_file() or self.is_dir()
+
+    def iterdir(self) -> Iterator[Self]:
+        """Yield what lies directly below it."""
+        level = self._level()
+        for name in sorted({*level.files, *level.folders}):
+            yield self / name
+
+    def glob(self, pattern: str) -> Iterator[Self]:
+        """Yield what lies directly below it and whose name matches a pattern."""
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+
+    def rglob(self, pattern: str) -> Iterator[Self]:
+        """Yield what lies below it, however deep, and whose name matches a pattern."""
+        for path in self.iterdir():
+            if path.name in self._level().files:
+                if fnmatch.fnmatchcase(path.name, pattern):
+                    yield path
+            else:
+                yield from path.rglob(pattern)
+
+    def relative_to(self, other: Self) -> PurePosixPath:
+        """Return where it lies below another."""
+        return PurePosixPath(self.key).relative_to(other.key)
+
+    def read_bytes(self) -> bytes:
+        """Return the bytes of a small object."""
+        if (facts := self.facts()) is None:
+            raise FileNotFoundError(2, "No such object", str(self))
+        return client.fetch(self, facts, [(0, facts.size)])[0] if facts.size else b""
+
+    def hint(self) -> str:
+        """Say what more to do where it is not there, "" if nothing."""
+        if self.scheme not in ("http", "https"):
+            return ""
+        return (
+            "; a web server does not list what it has, but for train.beton and val.beton each file "
+            "is named, or several as in train-{0000..0012}.tar"
+        )
+
+    def _level(self) -> _Level:
+        """List what lies below it; a web server, which lists nothing, is asked for a few names."""
+        if (level := self.found.levels.get(self.key)) is not None:
+            return level
+        if self.scheme in ("http", "https"):
+            facts = client.heads([self / name for name in _PROBED])
+            files = {name: own for name, own in zip(_PROBED, facts, strict=True) if own is not None}
+            level = _Level(files, frozenset())
+        else:
+            found, folders = client.level(self)
+            level = _Level(found, frozenset(folders))
+        self.found.levels[self.key] = level
+        return level
+
+
+Place = Path | RemotePath
+"""Where data lie: here, or on another machine."""
+
+
+def opened(where: Path | Url) -> Place:
+    """Return where data lie as what can be asked; see ``RemotePath.of`` for addresses."""
+    return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where)
+
+
+def expanded(name: str) -> list[str]:
+    """Return the names that a name with braces stands for, as a shell does.
+
+    Raises:
+        DataError: the braces hold neither a range of numbers nor a list, or there are too many.
+    """
+    parts = [
+        [text] if at % 2 == 0 else _choices(text) for at, text in enumerate(_BRACES.split(name))
+    ]
+    count = 1
+    for part in parts:
+        count *= len(part)
+    if count > _MOST_NAMES:
+        raise DataError(f"{name} stands for {count:,} names, more than {_MOST_NAMES:,}")
+    return ["".join(own) for own in itertools.product(*parts)]
+
+
+def _choices(text: str) -> list[str]:
+    if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
+        first, last = int(match[1]), int(match[2])
+        if last - first > _MOST_NAMES:
+            raise DataError(f"{{{text}}} stands for more than {_MOST_NAMES:,} names")
+        return [f"{number:0{len(match[1])}}" for number in range(first, last + 1)]
+    if "," in text:
+        return text.split(",")
+    raise DataError(
+        f"{{{text}}} is neither a range, as in {{0000..0012}}, nor a list, as in {{a,b}}"
+    )

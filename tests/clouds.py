@@ -1,0 +1,236 @@
+"""Servers of objects on loopback: S3's (moto), a web server, a proxy that breaks things.
+
+They run in processes of their own, since clients and tests fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.processes import Forked
+
+BUCKET = "bucket"
+KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
+"""Credentials, of which nothing may ever be written."""
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        return int(own.getsockname()[1])
+
+
+def wait_for(port: int, *, seconds: float = 120) -> None:
+    """Wait until somebody listens at a port of loopback."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            assert time.monotonic() < end, f"nobody listens at {port}"
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """Run moto's S3 with one bucket; yield its address."""
+    port = free_port()
+    with subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            wait_for(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def web_server(folder: Path, *, ranges: bool = True) -> Iterator[str]:
+    """Run a web server of a folder; yield its address. Without ``ranges`` it sends whole files."""
+    port = free_port()
+    process = Forked(_serve, str(folder), port, ranges)
+    try:
+        wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send(9)
+        process.wait(60)
+
+
+def _serve(folder: str, port: int, ranges: bool) -> None:
+    class Handler(_Files):
+        pass
+
+    Handler.folder, Handler.ranges = Path(folder), ranges
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+class _Files(BaseHTTPRequestHandler):
+    """Files with ranges, ETag and Last-Modified, as web servers have them."""
+
+    protocol_version = "HTTP/1.1"
+    folder: Path
+    ranges: bool
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.folder / self.path.lstrip("/")
+        if not path.is_file():
+            self.send_error(403 if "forbidden" in self.path else 404)
+            return
+        data, facts = path.read_bytes(), path.stat()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        whole = len(data)
+        if wanted and self.ranges:
+            first, last = int(wanted[1]), min(int(wanted[2]), whole - 1)
+            data = data[first : last + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{whole}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{whole:x}"')
+        self.send_header("Last-Modified", self.date_time_string(int(facts.st_mtime)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def broken_proxy(
+    server: str,
+    log: Path,
+    *,
+    delay: tuple[float, float] = (0, 0),
+    errors: float = 0,
+    cuts: float = 0,
+    stalls: float = 0,
+) -> Iterator[str]:
+    """Run a proxy before a server of loopback that delays, refuses, cuts and stalls at random.
+
+    Args:
+        server: its address.
+        log: gets a line for each answer: "error", "cut", "stall" or "whole".
+        delay: seconds before each answer, from and to.
+        errors: share of the answers that are 503 in place of the server's.
+        cuts: share of the answers of which only the half is sent before the connection ends.
+        stalls: share of the answers that stop in the midst, while the connection stays.
+    """
+    port = free_port()
+    process = Forked(
+        _break, int(server.rpartition(":")[2]), port, str(log), delay, errors, cuts, stalls
+    )
+    try:
+        wait_for(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send(9)
+        process.wait(60)
+
+
+def _break(
+    to: int,
+    port: int,
+    log: str,
+    delay: tuple[float, float],
+    errors: float,
+    cuts: float,
+    stalls: float,
+) -> None:
+    """Be the proxy: requests without a body, one answer for each connection."""
+    chance, lock = random.Random(0), threading.Lock()
+    shares = errors, cuts, stalls, 1 - errors - cuts - stalls
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            request = b""
+            while b"\r\n\r\n" not in request:
+                if not (data := self.request.recv(65536)):
+                    return
+                request += data
+            with lock:
+                wait = chance.uniform(*delay)
+                (fate,) = chance.choices(["error", "cut", "stall", "whole"], shares)
+                with open(log, "a") as file:
+                    file.write(f"{fate}\n")
+            time.sleep(wait)
+            if fate == "error":
+                self.request.sendall(
+                    b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                )
+                return
+            request = request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+            answer = b""
+            with socket.create_connection(("127.0.0.1", to)) as server:
+                server.sendall(request)
+                while data := server.recv(65536):
+                    answer += data
+            self.request.sendall(answer if fate == "whole" else answer[: len(answer) // 2])
+            if fate == "stall":
+                time.sleep(3600)
+
+    class Server(socketserver.ThreadingTCPServer):
+        allow_reuse_address = daemon_threads = True
+        request_queue_size = 256
+
+    Server(("127.0.0.1", port), Handler).serve_forever()
+
+
+def environment(endpoint: str, cache: Path) -> dict[str, str]:
+    """Return the variables by which S3's clients find a server and credentials."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": "us-east-1",
+        "XDG_CACHE_HOME": str(cache),
+        "NO_PROXY": "127.0.0.1",
+        "FASTSIAM_CLOUD_STALL": "2",
+    }
+
+
+def upload(endpoint: str, folder: Path, prefix: str) -> str:
+    """Put the files of a folder below a prefix of the bucket; return the prefix's address."""
+    import boto3
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        aws_access_key_id=KEY,
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+    )
+    with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+        client.create_bucket(Bucket=BUCKET)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            client.put_object(
+                Bucket=BUCKET,
+                Key=f"{prefix}/{path.relative_to(folder)}",
+                Body=path.read_bytes(),
+            )
+    return f"s3://{BUCKET}/{prefix}"

@@ -1,0 +1,62 @@
+"""One S3 for all tests here, and a data set in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastsiam.pipelines.remote import client
+from tests.clouds import environment, s3_server, upload
+from tests.conftest import write_images
+from tests.sources import folder_members, tar
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of an S3 of loopback."""
+    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+    pytest.importorskip("moto.server", reason="needs moto: pip install 'moto[server]'")
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """WebDataset shards: 24 images in three to train on, 12 in one to validate."""
+    folder = tmp_path_factory.mktemp("shards")
+    members = {
+        split: folder_members(write_images(folder / "images" / split, each=each, seed=seed))
+        for split, each, seed in (("train", 8, 0), ("val", 4, 1))
+    }
+    for split, count in (("train", 3), ("val", 1)):
+        for number in range(count):
+            tar(
+                folder / "tars" / f"{split}-{number:04}.tar",
+                [
+                    sample
+                    for i, (name, data) in enumerate(members[split][number::count])
+                    for sample in (
+                        (f"{i:03}.jpg", data),
+                        (f"{i:03}.cls", name.split("/")[0].removeprefix("class").encode()),
+                    )
+                ],
+            )
+    return folder / "tars"
+
+
+@pytest.fixture
+def cloud(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of S3, which this process finds by its environment."""
+    for name, value in environment(s3, tmp_path / "cache").items():
+        monkeypatch.setenv(name, value)
+    client.restart()
+    yield s3
+    client.restart()
+
+
+@pytest.fixture
+def data(cloud: str, shards: Path, request: pytest.FixtureRequest) -> str:
+    """The shards' address in S3, below a prefix of the test's own."""
+    return upload(cloud, shards, request.node.name)

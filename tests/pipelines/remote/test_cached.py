@@ -1,0 +1,122 @@
+"""Data on other machines with a cache between: fetched once by all, and the same images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.pipelines import Store, build_loader, open_split
+from fastsiam.pipelines.remote import client
+from tests.clouds import web_server
+from tests.configs import flags, with_settings
+from tests.conftest import write_images
+from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
+from tests.processes import Forked, fastsiam
+from tests.sources import folder_members, tar
+
+BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers in (
+    ("torchvision", 0), ("torchvision", 2), ("dali", 2))]  # fmt: skip
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a web server that the tests end: what asks it in vain gives up soon."""
+    pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
+    monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    client.restart()
+    tar(tmp_path / "web" / "train.tar", folder_members(write_images(tmp_path / "images")))
+    yield tmp_path / "web"
+    client.restart()
+
+
+@pytest.mark.parametrize(("name", "workers"), BY)
+def test_a_second_epoch_needs_no_server(name: str, workers: int, web: Path) -> None:
+    """All of it is read in the first, as far as whole batches go, and is the same as on a disk."""
+    here = build_at(name, str(web / "train.tar"), workers=workers)
+    expected = [list(here.epoch(0)), list(here.epoch(1))]
+    here.close()
+    with web_server(web) as address:
+        settings = DataConfig(
+            data=f"{address}/train.tar",
+            pipeline=name,  # type: ignore[arg-type]
+            workers=workers,
+            cache=str(web.parent / "cache"),
+            cache_gb=0.1,
+        )
+        there = build_loader(settings, SMALL, batch=8)
+        made = [list(there.epoch(0))]
+    made.append(list(there.epoch(1)))
+    there.close()
+    for one, other in zip(expected, made, strict=True):
+        assert len(one) == len(other) == 3
+        assert all(equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def read_all(store: Store) -> list[bytes]:
+    return [bytes(data) for data in store.read_many(range(len(store)))]
+
+
+def expect(address: str, folder: str, cache: str) -> None:
+    """Read all images of an address, by a cache that has them: nothing may be fetched."""
+    here = open_split(DataConfig(data=folder), "train")
+    fetch = client.fetch
+
+    def refused(*arguments: object) -> list[bytes]:
+        raise AssertionError(f"fetched {arguments}")
+
+    client.fetch = refused  # type: ignore[assignment]
+    try:
+        there = open_split(DataConfig(data=address, cache=cache, cache_gb=0.1), "train")
+        assert read_all(there) == read_all(here)
+    finally:
+        client.fetch = fetch
+
+
+def test_another_process_fetches_nothing_anew(web: Path, tmp_path: Path) -> None:
+    """Nor does a process that both read and were forked from one that had the cache open."""
+    with web_server(web) as address:
+        data, cache = f"{address}/train.tar", str(tmp_path / "cache")
+        there = open_split(DataConfig(data=data, cache=cache, cache_gb=0.1), "train")
+        wanted = read_all(there)
+        others = [Forked(expect, data, str(web / "train.tar"), cache) for _ in range(2)]
+        assert read_all(there) == wanted
+        for done in [other.wait(120) for other in others]:
+            assert done.returncode == 0, done.stderr
+    if (child := os.fork()) == 0:
+        os._exit(0 if read_all(there) == wanted else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_an_object_that_was_replaced_is_fetched_anew(web: Path, tmp_path: Path) -> None:
+    with web_server(web) as address:
+        settings = DataConfig(
+            data=f"{address}/train.tar", cache=str(tmp_path / "cache"), cache_gb=0.1
+        )
+        before = read_all(open_split(settings, "train"))
+        tar(web / "train.tar", folder_members(write_images(tmp_path / "other", seed=9)))
+        os.utime(web / "train.tar", (1e9, 1e9))
+        after = read_all(open_split(settings, "train"))
+        here = read_all(open_split(DataConfig(data=str(web / "train.tar")), "train"))
+    assert after == here != before
+
+
+def test_a_run_with_all_of_it(web: Path, small: TrainConfig, tmp_path: Path) -> None:
+    """Remote data, a cache and a window: stopped, gone on with, and verified."""
+    with web_server(web) as address:
+        config = with_settings(
+            small,
+            data=f"{address}/train.tar",
+            cache=str(tmp_path / "cache"),
+            cache_gb=0.1,
+            shuffle="window:10",
+            knn_every=0,
+        )
+        fastsiam("train", *flags(with_settings(config, max_steps=5)))
+        fastsiam("train", *flags(config))
+        done = fastsiam("verify", config.run.out)
+    assert "12 log lines agree" in done.stdout

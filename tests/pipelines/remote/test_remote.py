@@ -1,0 +1,244 @@
+"""Data in object storage are what they are on a disk: images, names, order, views, losses."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import ConvertConfig, DataConfig
+from fastsiam.jobs.convert import convert_data
+from fastsiam.pipelines import Store, build_eval_loader, open_store
+from fastsiam.pipelines.remote import client
+from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
+from fastsiam.urls import place
+from tests.clouds import broken_proxy, upload, web_server
+from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
+from tests.processes import Forked
+from tests.sources import folder_members, imagenet_train_tar, jpeg, parquet, tar
+
+BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers in (
+    ("torchvision", 0), ("torchvision", 2), ("memory", 2), ("dali", 2))]  # fmt: skip
+
+
+def opened(address: str, split: str = "train") -> Store:
+    return open_store(place(address), "val" if split == "val" else "train")
+
+
+def assert_same(one: Store, other: Store) -> None:
+    images = range(len(one))
+    assert len(one) == len(other) and one.classes == other.classes
+    assert np.array_equal(one.labels, other.labels)
+    assert np.array_equal(one.sizes(), other.sizes())
+    assert [one.name(i) for i in images] == [other.name(i) for i in images]
+    assert [bytes(d) for d in one.read_many(images)] == [bytes(other.read(i)) for i in images]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_shards_are_those_of_a_disk(split: str, data: str, shards: Path) -> None:
+    here, there = opened(str(shards), split), opened(data, split)
+    assert isinstance(there, ArchiveStore) and there.is_remote and not here.is_remote
+    assert_same(there, here)
+    known, told = there.dimensions(), here.dimensions()
+    assert known is not None and told is not None and np.array_equal(known, told)
+
+
+def test_a_tar_of_tars(cloud: str, images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "official"
+    imagenet_train_tar(folder / "ILSVRC2012_img_train.tar", folder_members(images / "train"))
+    assert_same(opened(upload(cloud, folder, "official")), opened(str(folder)))
+
+
+def test_class_folders_in_a_tar_of_a_web_server(cloud: str, images: Path, tmp_path: Path) -> None:
+    tar(tmp_path / "web" / "photos" / "photos.tar", folder_members(images))
+    with web_server(tmp_path / "web") as address:
+        for split in ("train", "val"):
+            there = opened(f"{address}/photos/photos.tar", split)
+            assert_same(there, opened(str(tmp_path / "web" / "photos" / "photos.tar"), split))
+
+
+def test_braces_name_several_files(data: str, shards: Path) -> None:
+    assert_same(opened(f"{data}/train-{{0000..0002}}.tar"), opened(str(shards)))
+    both = f"{data}/{{train-0000,train-0001,train-0002,val-0000}}.tar"
+    assert_same(opened(both, "val"), opened(str(shards), "val"))
+
+
+@pytest.mark.parametrize(("name", "workers"), BY)
+def test_views_are_those_of_a_disk(name: str, workers: int, data: str, shards: Path) -> None:
+    """Two epochs, the second from its second step on."""
+    made = []
+    for address in (str(shards), data):
+        loader = build_at(name, address, workers=workers)
+        try:
+            made.append([*loader.epoch(0), *loader.epoch(1, skip=1)])
+        finally:
+            loader.close()
+    assert len(made[0]) == len(made[1]) == 5
+    assert all(equal(one, other) for one, other in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize(("name", "workers"), BY[1:])
+def test_central_crops_are_those_of_a_disk(
+    name: str, workers: int, data: str, shards: Path
+) -> None:
+    made = []
+    for address in (str(shards), data):
+        config = DataConfig(data=address, pipeline=name, workers=workers)  # type: ignore[arg-type]
+        loader = build_eval_loader(config, "val", SMALL, resize=16, batch=5)
+        made.append([(batch.image, batch.label, batch.index) for batch in loader])
+    for one, other in zip(*made, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_forked_process_reads_what_its_parent_has_read(data: str, shards: Path) -> None:
+    """And its own child: obstore itself would wait for ever in both."""
+    store, here = opened(data), opened(str(shards))
+    store.ahead(range(24))
+    expected = [bytes(here.read(i)) for i in range(24)]
+    assert [bytes(store.read(i)) for i in range(3)] == expected[:3]
+    child = os.fork()
+    if not child:
+        grandchild = os.fork()
+        good = [bytes(d) for d in store.read_many(range(24))] == expected
+        good = good and (not grandchild or not os.waitpid(grandchild, 0)[1])
+        os._exit(not good)
+    assert not os.waitpid(child, 0)[1]
+    assert [bytes(store.read(i)) for i in range(3, 24)] == expected[3:]
+
+
+def test_the_index_is_kept_and_made_anew_when_an_object_changes(
+    cloud: str, data: str, shards: Path, tmp_path: Path
+) -> None:
+    first = opened(data)
+    kept = list((tmp_path / "cache" / "fastsiam").glob("*.index"))
+    assert len(kept) == 1 and opened(data).stamp() == first.stamp()
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / "train-0001.tar").write_bytes((shards / "train-0002.tar").read_bytes())
+    upload(cloud, changed, data.rpartition("/")[2])
+    assert opened(data).stamp() != first.stamp()
+
+
+def test_a_store_can_be_sent_to_another_process(data: str) -> None:
+    store = opened(data)
+    assert Forked(_reads_all, store).wait().returncode == 0
+
+
+def _reads_all(store: Store) -> None:
+    assert all(len(d) for d in store.read_many(range(len(store))))
+
+
+def test_beton_files(cloud: str, images: Path, tmp_path: Path) -> None:
+    """By names that are found in a bucket, and on a web server, which lists nothing."""
+    folder = tmp_path / "made"
+    config = ConvertConfig(source=str(images), out=str(folder), workers=1)
+    convert_data("folder", config)
+    with web_server(folder) as web:
+        for address in (upload(cloud, folder, "made"), web, f"{web}/train.beton"):
+            for split in ("train", "val"):
+                there, here = opened(address, split), opened(str(folder), split)
+                assert isinstance(there, BetonStore) and there.is_remote
+                assert_same(there, here)
+                assert all(there.is_intact(i, there.read(i)) for i in range(len(there)))
+        one, other = (first(build_at("torchvision", at, workers=1)) for at in (str(folder), web))
+        assert equal(one, other)
+
+
+def test_parts_of_a_conversion(cloud: str, images: Path, tmp_path: Path) -> None:
+    for part in ("1/2", "2/2"):
+        config = ConvertConfig(source=str(images), out=str(tmp_path / "made"), part=part, workers=1)
+        convert_data("folder", config)
+    assert_same(opened(upload(cloud, tmp_path / "made", "parts")), opened(str(tmp_path / "made")))
+
+
+def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
+    """Read in order, by pyarrow, which asks for row groups."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
+    rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
+    parquet(tmp_path / "table" / "data" / "train-0.parquet", rows, ["a", "b", "c"])
+    data = upload(cloud, tmp_path / "table", "parquet")
+    for source, out in ((str(tmp_path / "table"), "here"), (data, "there")):
+        convert_data("parquet", ConvertConfig(source=source, out=str(tmp_path / out), workers=1))
+    assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
+
+
+def requests(log: Path) -> int:
+    """Count the answers of a proxy."""
+    return len(log.read_text().split())
+
+
+def test_images_that_are_neighbours_are_one_request(
+    data: str, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for ahead is asked for once, and waited for once, whatever is read of it."""
+    opened(data)
+    with broken_proxy(s3, tmp_path / "log") as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        client.restart()
+        store = opened(data)
+        before = requests(tmp_path / "log")
+        store.ahead(range(12))
+        store.ahead(range(24))
+        images = [bytes(store.read(i)) for i in range(24)]
+        assert requests(tmp_path / "log") - before <= 6  # three tars, twice
+        store.read(0)
+        assert requests(tmp_path / "log") - before <= 7  # taken once, it is not kept
+    assert all(images)
+
+
+def test_no_more_is_kept_than_the_bound(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are let go of, and read when they are wanted."""
+    store = opened(data)
+    monkeypatch.setattr(client, "MOST_AHEAD", int(store.sizes()[:4].sum()))
+    store.ahead(range(24))
+    ahead = client._process().ahead
+    assert 0 < ahead._bytes <= client.MOST_AHEAD
+    assert all(len(d) for d in store.read_many(range(24)))
+
+
+def test_an_index_goes_on_where_it_was_broken_off(
+    cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many tars, walked from header to header: the second walk asks for what is left."""
+    folder = tmp_path / "many"
+    for number in range(20):
+        members = [(f"{number:02}/{i}.jpg", jpeg(5 * number + i)) for i in range(5)]
+        tar(folder / f"{number:02}.tar", [*members, (f"{number:02}/large.bin", bytes(50_000))])
+    data = upload(cloud, folder, "many")
+    with broken_proxy(cloud, tmp_path / "log") as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        client.restart()
+        scan, asked = archive_build._scan, []
+
+        def scans_some(files: Any, part: Any, *how: Any) -> Any:
+            asked.append(part.file)
+            if part.file == 19:
+                while len(list((tmp_path / "cache").rglob("*.parts/*"))) < 10:
+                    time.sleep(0.01)
+                raise KeyboardInterrupt
+            return scan(files, part, *how)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(archive_build, "_scan", scans_some)
+            with pytest.raises(KeyboardInterrupt):
+                opened(data)
+        kept = {int(path.name) for path in (tmp_path / "cache").rglob("*.parts/*")}
+        assert len(kept) >= 10 and set(asked) == set(range(20))
+        asked.clear()
+
+        def scans(files: Any, part: Any, *how: Any) -> Any:
+            asked.append(part.file)
+            return scan(files, part, *how)
+
+        monkeypatch.setattr(archive_build, "_scan", scans)
+        there = opened(data)
+        assert set(asked) == set(range(20)) - kept
+        assert not list((tmp_path / "cache").rglob("*.parts"))
+    client.restart()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", cloud)
+    assert_same(there, opened(str(folder)))

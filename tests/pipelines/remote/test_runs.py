@@ -1,0 +1,135 @@
+"""Runs from object storage, over a line that fails: the same losses, to the bit, and no secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastsiam import checkpoint as checkpoints
+from fastsiam.config import TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.jobs.train import train_here
+from fastsiam.pipelines.remote import client
+from tests.clouds import KEY, SECRET, broken_proxy, environment, upload
+from tests.configs import flags, with_settings
+from tests.processes import fastsiam
+from tests.sources import folder_members, tar
+from tests.tiers import rest_slow
+from tests.training.runs import history, history_of, run_once, run_until
+
+BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
+"""Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""
+
+
+def assert_no_secret(*folders: Path) -> None:
+    """No file holds a credential, whatever it is."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        assert KEY.encode() not in data and SECRET.encode() not in data, path
+
+
+@pytest.fixture
+def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Variables by which S3 is found behind a line that fails; this process has them too."""
+    with broken_proxy(s3, tmp_path / "log", delay=(0.02, 0.06), **BAD_LINE) as address:
+        variables = environment(address, tmp_path / "cache")
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        client.restart()
+        yield variables
+        client.restart()
+
+
+def met(log: Path) -> set[str]:
+    """Return what became of answers."""
+    return set(log.read_text().split())
+
+
+@pytest.mark.parametrize("workers", rest_slow([2, 0]))
+def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
+    workers: int,
+    s3: str,
+    bad_line: dict[str, str],
+    shards: Path,
+    small: TrainConfig,
+    tmp_path: Path,
+) -> None:
+    """Killed in the midst of its second epoch, and gone on with."""
+    config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
+    expected = history_of(with_settings(config, data=str(shards)), tmp_path / "here")
+    config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
+    run_until(config, tmp_path / "there", 5)
+    assert checkpoints.load(checkpoints.last(tmp_path / "there")).step == 4
+    run_once(
+        config, tmp_path / "there", start=checkpoints.load(checkpoints.last(tmp_path / "there"))
+    )
+    assert len(expected) == 9 and history(tmp_path / "there") == expected
+    assert {"error", "cut"} <= met(tmp_path / "log")
+
+
+def test_an_object_that_changed_since_the_run_began(
+    cloud: str,
+    images: Path,
+    small: TrainConfig,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As of files: of one that names the same images, as many bytes are taken for the same."""
+    members = folder_members(images / "train")
+    tar(tmp_path / "up" / "photos.tar", members)
+    config = with_settings(small, data=upload(cloud, tmp_path / "up", "changes"), save_every=1)
+    config = with_settings(config, max_steps=1, knn_every=0)
+    train_here(config, "imagenet")
+    (name, first), *others = members
+    tar(tmp_path / "up" / "photos.tar", [(name, first + b"."), *others])
+    upload(cloud, tmp_path / "up", "changes")
+    train_here(with_settings(config, max_steps=2), "imagenet")
+    assert "photos.tar was written since the run was last at work" in capfd.readouterr().err
+    tar(tmp_path / "up" / "photos.tar", [(name, first + bytes(40960)), *others])
+    upload(cloud, tmp_path / "up", "changes")
+    with pytest.raises(CheckpointError, match=r"photos\.tar is another file than the run was last"):
+        train_here(with_settings(config, max_steps=3), "imagenet")
+    tar(tmp_path / "up" / "photos.tar", members[1:])
+    upload(cloud, tmp_path / "up", "changes")
+    with pytest.raises(CheckpointError, match="1 of its 24 images gone"):
+        train_here(with_settings(config, max_steps=3), "imagenet")
+    train_here(with_settings(config, max_steps=3, data_changed="accept"), "imagenet")
+    assert [line[0] for line in history(tmp_path / "run")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["torchvision", "memory"])
+def test_commands_over_a_bad_line(
+    pipeline: str,
+    s3: str,
+    bad_line: dict[str, str],
+    shards: Path,
+    small: TrainConfig,
+    tmp_path: Path,
+) -> None:
+    """A run is stopped in the midst of an epoch, goes on, and is evaluated; nothing tells a secret.
+
+    The run's folder has the address, and the losses of a run from a disk.
+    """
+    data = upload(s3, shards, f"commands-{pipeline}")
+    config = with_settings(small, pipeline=pipeline, workers=1, epochs=3, save_every=5)
+    here = with_settings(config, data=str(shards), out=str(tmp_path / "here"))
+    there = with_settings(config, data=data, out=str(tmp_path / "there"))
+    fastsiam("train", *flags(here))
+    done = [
+        fastsiam("train", *flags(there), "--max-steps", "5"),
+        fastsiam("train", *flags(there)),
+        fastsiam("eval", "knn", str(tmp_path / "there"), "--json", str(tmp_path / "there/k.json")),
+        fastsiam("views", "--data", data, "--out", str(tmp_path / "there" / "views.png")),
+        fastsiam("convert", "folder", "--source", data, "--out", str(tmp_path / "there" / "made")),
+    ]
+    assert {"error", "cut", "stall"} <= met(tmp_path / "log")
+    assert len(history(tmp_path / "here")) == 9
+    assert history(tmp_path / "there") == history(tmp_path / "here")
+    assert data in (tmp_path / "there" / "config.json").read_text()
+    (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in done))
+    assert_no_secret(tmp_path / "there", tmp_path / "cache")

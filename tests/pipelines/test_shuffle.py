@@ -1,0 +1,165 @@
+"""The shuffle within a window, held to its promises and to the statistics of a full one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastsiam.bad_images import BadImage
+from fastsiam.config import ConvertConfig, DataConfig
+from fastsiam.jobs.convert import convert_data
+from fastsiam.pipelines import BadImages, Order, open_store
+from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality, window_of
+from fastsiam.pipelines.store import picked
+from fastsiam.pipelines.store.blocks import IMAGES, blocks, in_order
+
+
+def epoch_of(order: Order, epoch: int) -> np.ndarray:
+    return np.concatenate([order.indices(epoch, step) for step in range(order.steps)])
+
+
+def order_of(images: int, window: int, **how: Any) -> Order:
+    return replace(
+        Order(images=images, batch=12, seed=1, window=Window(window, in_order(images))), **how
+    )
+
+
+@pytest.mark.parametrize("images", [24, 257, 5000])
+@pytest.mark.parametrize("window", [1, 100, 10**6])
+def test_every_image_once_an_epoch_in_every_epoch_another_order(images: int, window: int) -> None:
+    own = Window(window, in_order(images))
+    orders = [own.permutation(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for number, one in enumerate(orders):
+        assert np.array_equal(np.sort(one), np.arange(images))
+        assert images < 5000 or all(not np.array_equal(one, o) for o in orders[:number])
+    again = Window(window, in_order(images)).permutation(0, 1)
+    np.testing.assert_array_equal(again, orders[1])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_global_batches_are_the_same_for_every_world(world: int) -> None:
+    alone = order_of(1000, 50)
+    ranks = [order_of(1000, 50, rank=rank, world=world) for rank in range(world)]
+    for step in (0, 5, alone.steps - 1):
+        together = np.concatenate([rank.indices(3, step) for rank in ranks])
+        np.testing.assert_array_equal(together, alone.indices(3, step))
+
+
+def test_a_block_is_read_within_a_window_of_places() -> None:
+    """The images of a block are shown within its length and the window's, round the epoch."""
+    window, images = 1000, 20 * IMAGES
+    shown = Window(window, in_order(images)).permutation(0, 0)
+    place = np.argsort(shown)
+    for block in range(20):
+        own = np.sort(place[block * IMAGES : (block + 1) * IMAGES])
+        gaps = np.diff(own, append=own[0] + images)
+        assert images - gaps.max() <= window + IMAGES + window // 10  # as crowded as it gets
+
+
+def test_a_window_of_all_images_is_a_full_shuffle() -> None:
+    """Mean places, and how often neighbours stay so, are those of ``test_order``."""
+    window = Window(50, np.arange(50) // 5)
+    place = np.array([np.argsort(window.permutation(0, epoch)) for epoch in range(400)])
+    assert np.abs(place.mean(0) - 24.5).max() < 4 * 14.4 / np.sqrt(400)
+    assert abs((np.diff(place, axis=1) == 1).mean() - 1 / 50) < 0.005
+
+
+def test_any_image_may_come_at_any_time() -> None:
+    """Over many epochs an image's place has the mean and spread of a full shuffle's."""
+    images, epochs = 2048, 300
+    window = Window(256, in_order(images))
+    place = np.array([np.argsort(window.permutation(0, e)) for e in range(epochs)])[:, ::97]
+    deviation = images / np.sqrt(12)
+    assert np.abs(place.mean(0) - images / 2).max() < 5 * deviation / np.sqrt(epochs)
+    assert np.abs(place.std(0) / deviation - 1).max() < 0.15
+
+
+def measured(window: int, *, images: int = 16_384, classes: int = 64) -> Quality:
+    """Measure on images that are sorted by class, which is the worst case."""
+    labels = np.arange(images) * classes // images
+    return quality(Window(window, in_order(images)), labels, batch=128, seed=0)
+
+
+def test_quality_is_that_of_a_full_shuffle_for_a_window_of_all() -> None:
+    found = measured(16_384)
+    assert found.moved == pytest.approx(1, abs=0.05) and found.parted == pytest.approx(1, abs=0.05)
+    assert found.usual == pytest.approx(found.usual_full, rel=0.1)
+    assert found.largest == pytest.approx(found.largest_full, rel=0.4)
+
+
+def test_quality_grows_with_the_window() -> None:
+    one, small, large = (measured(window) for window in (1, 1024, 4096))
+    assert one.usual > 0.4  # a block has one class, and a batch has images of two blocks or three
+    assert one.usual > small.usual > large.usual > large.usual_full
+    assert one.parted < small.parted < large.parted < 0.5
+    assert small.parted == pytest.approx(4 / 3 * 1024 / 16_384 + 1 / IMAGES, rel=0.1)
+    assert all(found.moved == pytest.approx(1, abs=0.2) for found in (one, small, large))
+
+
+def test_quality_of_images_without_classes() -> None:
+    window = Window(10, in_order(600))
+    found = quality(window, np.full(600, -1), batch=20, seed=0)
+    assert np.isnan(found.largest) and found.moved > 0
+    line = described(window, np.full(600, -1), batch=20, seed=0)
+    assert "10 blocks" in line and "class" not in line
+    assert "largest class" in described(window, np.arange(600) % 5, batch=20, seed=0)
+
+
+def test_in_place_of_bad_images_others_are_shown() -> None:
+    shown = epoch_of(order_of(1200, 100), 0)
+    gone = sorted(shown[[0, 500, 1199]].tolist())
+    bad = BadImages(1200, [BadImage(0, row, "", "", 0) for row in gone])
+    order = Order(images=1200, batch=12, seed=1, bad=bad, window=Window(100, in_order(1200)))
+    instead = epoch_of(order, 0)
+    same = np.setdiff1d(np.arange(1200), [0, 500, 1199])
+    np.testing.assert_array_equal(instead[same], shown[same])
+    assert not np.isin(instead, gone).any()
+    np.testing.assert_array_equal(instead[[0, 500]], shown[[600, 1100]])  # half an epoch away
+
+
+def test_a_subset_has_the_blocks_of_its_images() -> None:
+    chosen = np.arange(0, 2000, 4)
+    window = window_of(DataConfig(shuffle="window:9"), None, images=500)
+    assert window is not None and window.images == 9 and len(window.blocks) == 500
+    order = Order(
+        images=500, batch=10, seed=0, chosen=chosen, window=Window(9, in_order(2000)[chosen])
+    )
+    assert np.array_equal(np.sort(epoch_of(order, 0)), chosen)
+
+
+def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
+    """Runs that are resumed depend on it."""
+    window = Window(6, np.arange(20) // 4)
+    assert window.permutation(7, 0).tolist() == [
+        14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
+    ]  # fmt: skip
+    assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]
+
+
+def test_blocks_are_neighbours_in_one_file() -> None:
+    file = np.repeat([1, 0], [100, 10])
+    offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
+    found = blocks(file, offset)
+    assert found[100:].tolist() == [0] * 10  # file 0 comes first
+    assert (found[100 - IMAGES : 100] == 1).all() and (found[: 100 - IMAGES] == 2).all()
+    assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
+
+
+def test_stores_know_where_their_images_lie(real_images: Path, tmp_path: Path) -> None:
+    folder = open_store(real_images, "train")
+    assert folder.blocks().tolist() == in_order(len(folder)).tolist()
+    convert_data("folder", ConvertConfig(source=str(real_images), out=str(tmp_path / "out")))
+    beton = open_store(tmp_path / "out", "train")
+    assert beton.blocks().tolist() == in_order(len(beton)).tolist()
+    positions = np.arange(len(beton))[::-2]
+    assert picked(folder, positions).blocks().tolist() == folder.blocks()[positions].tolist()
+
+
+@pytest.mark.parametrize("text", ["window", "window:", "window:0", "window:-1", "some", "full:1"])
+def test_no_shuffle_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"shuffle must be full, or window:N"):
+        DataConfig(shuffle=text)
