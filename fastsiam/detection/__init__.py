@@ -2,6 +2,7 @@
 
 from .annotations import DetectionSet, Picture, Segmentation, Task
 from .scores import Detections, coco_scores, voc_ap50, voc_scores
+from .tasks import open_detection
 
 __all__ = [
     "DetectionSet",
@@ -10,6 +11,7 @@ __all__ = [
     "Segmentation",
     "Task",
     "coco_scores",
+    "open_detection",
     "voc_ap50",
     "voc_scores",
 ]
