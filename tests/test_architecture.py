@@ -16,8 +16,8 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "jobs", "detection", "pipelines", "report", "interchange",
     "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint", "config",
-    "environment", "kernels", "console", "leaving", "launched", "bad_images", "caches", "files", "trace", "errors",
-    "__init__",
+    "environment", "kernels", "console", "leaving", "launched", "bad_images", "caches", "files",
+    "textures", "trace", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 

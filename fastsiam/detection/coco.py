@@ -91,21 +91,17 @@ class _Table:
             table = parsed_json(text)
         except ValueError as error:
             raise DataError(f"{where} is no whole JSON: {error}; fetch it again") from error
-        lists = [
-            table.get(key) if isinstance(table, dict) else None
-            for key in ("categories", "images", "annotations")
-        ]
-        if not all(
-            isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in lists
-        ):
-            raise DataError(
-                f"{where} does not hold lists of images, annotations and categories, as COCO's "
-                "instances do"
-            )
-        categories, self._images, self._objects = lists
-        self._labels, self.classes = self._categories(categories)
+        self._images = self._rows(table, "images")
+        self._objects = self._rows(table, "annotations")
+        self._labels, self.classes = self._categories(self._rows(table, "categories"))
         self._with_masks = any("segmentation" in one for one in self._objects)
         self._left_out: list[Any] = []
+
+    def _rows(self, table: Any, key: str) -> list[dict[str, Any]]:
+        rows = table.get(key) if isinstance(table, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise DataError(f"{self._where} holds no list of {key}, as COCO's instances do")
+        return rows
 
     def _categories(self, rows: list[dict[str, Any]]) -> tuple[dict[int, int], tuple[str, ...]]:
         """Number COCO's categories, whose ids have gaps, from 0 in the order of their ids."""
