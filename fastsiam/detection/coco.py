@@ -127,9 +127,10 @@ class _Table:
                 raise DataError(f"{self._where}: two images have the id {key!r}, or it is none")
             of_image[key] = []
         for one in self._objects:
-            if one.get("image_id") not in of_image:
-                raise self._bad(one, f"is of the image {one.get('image_id')!r}, which is not there")
-            of_image[one["image_id"]].append(one)
+            key = one.get("image_id")
+            if not isinstance(key, int) or key not in of_image:
+                raise self._bad(one, f"is of the image {key!r}, which is not there")
+            of_image[key].append(one)
         found = [self._picture(row, of_image[row["id"]]) for row in self._images]
         if self._left_out:
             log.info(

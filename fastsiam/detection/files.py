@@ -128,16 +128,22 @@ class Tar(Archive):
 
     Args:
         path: the tar.
-        tops: folders that the names are to begin with; what leads to them is left out.
+        tops: folders that the names begin with; what leads to the first of them is left out.
     """
 
     def __init__(self, path: Path, tops: tuple[str, ...]) -> None:
         super().__init__(path)
         self._places: dict[str, tuple[int, int]] = {}
+        above: str | None = None
         for member, start in members(self._file.view, 0, len(self._file), path):
-            parts = safe_name(member.name).split("/")
-            top = next((place for place, part in enumerate(parts) if part in tops), 0)
-            self._places["/".join(parts[top:])] = start, member.size
+            name = safe_name(member.name)
+            parts = name.split("/")
+            if above is None and (top := next((part for part in parts if part in tops), None)):
+                above = "".join(f"{part}/" for part in parts[: parts.index(top)])
+            self._places[name] = start, member.size
+        self._places = {
+            name.removeprefix(above or ""): place for name, place in self._places.items()
+        }
 
     def __contains__(self, name: str) -> bool:
         """Tell whether there is a file of that name."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.detection import Detections, coco_scores, open_detection, voc_scores
+from fastsiam.detection import Detections, Task, coco_scores, open_detection, voc_scores
 from fastsiam.detection.made import CLASSES, make_detection_set, make_picture
 from fastsiam.detection.masks import pixels
 from fastsiam.errors import DataError
@@ -37,9 +38,10 @@ def test_it_is_the_same_whenever_it_is_made(made: Path, tmp_path: Path) -> None:
 
 
 def test_both_forms_are_the_same_pictures(made: Path) -> None:
-    for task_split in ("train", "val"):
-        voc = open_detection("voc0712", made / "voc", task_split)  # type: ignore[arg-type]
-        coco = open_detection("coco", made / "coco", task_split)  # type: ignore[arg-type]
+    splits: tuple[Literal["train", "val"], ...] = ("train", "val")
+    for split in splits:
+        voc = open_detection("voc0712", made / "voc", split)
+        coco = open_detection("coco", made / "coco", split)
         assert voc.classes == coco.classes == CLASSES
         assert len(voc) == len(coco)
         for i, (one, other) in enumerate(zip(voc.pictures(), coco.pictures(), strict=True)):
@@ -82,16 +84,18 @@ def test_masks_fill_their_boxes(made: Path, coco: None) -> None:
 
 
 def test_there_are_crowds_difficult_objects_and_all_classes() -> None:
-    drawn = [one for number in range(60) for one in make_picture((0, number))[1]]
+    pictures = [make_picture((0, number))[1] for number in range(30)]
+    drawn = [one for objects in pictures for one in objects]
     assert {one.label for one in drawn} == set(range(len(CLASSES)))
     assert any(one.crowd for one in drawn)
     assert any(one.difficult and not one.crowd for one in drawn)
-    assert {len(make_picture((0, number))[1]) for number in range(30)} >= {1, 2, 3, 4}
+    assert {len(objects) for objects in pictures} >= {1, 2, 3, 4}
 
 
 def test_the_truth_finds_itself(made: Path, coco: None) -> None:
-    for task, folder in (("voc07", "voc"), ("coco", "coco")):
-        truth = open_detection(task, made / folder, "val")  # type: ignore[arg-type]
+    tasks: tuple[tuple[Task, str], ...] = (("voc07", "voc"), ("coco", "coco"))
+    for task, folder in tasks:
+        truth = open_detection(task, made / folder, "val")
         found = [
             Detections(one.image_id, one.boxes, np.ones(len(one), "f4"), one.labels, one.masks)
             for one in truth.pictures()

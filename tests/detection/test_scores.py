@@ -26,7 +26,6 @@ from fastsiam.errors import BackendError, DataError
 from tests.detection.cases import Box, InMemory, detections, picture, random_case
 from tests.tiers import rest_slow
 
-
 BOX: Box = (10, 10, 30, 30)
 FAR: Box = (60, 60, 80, 80)
 OTHER: Box = (10, 60, 30, 80)
