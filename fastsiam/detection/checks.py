@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from fastsiam.errors import DataError
 
 from .files import Files
@@ -26,7 +28,7 @@ def fault_of(box: Sequence[float], height: int, width: int) -> str:
         return "is not finite"
     if x1 < x0 or y1 < y0:
         return "has its corners reversed"
-    if x1 == x0 or y1 == y0:
+    if np.float32(x1) == np.float32(x0) or np.float32(y1) == np.float32(y0):  # as it is kept
         return "is empty"
     over = max(-x0, x1 - width) > SLACK * width or max(-y0, y1 - height) > SLACK * height
     if over or x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:

@@ -68,8 +68,8 @@ def voc_scores(
     Raises:
         DataError: the set has no object to be found, or a detection is of another image or class.
     """
-    curves = _voc_averages(dataset, detections, rule, OVERLAPS)
-    mean = 100 * curves.mean(axis=0)
+    averages = _voc_averages(dataset, detections, (rule,), OVERLAPS)
+    mean = 100 * averages.mean(axis=(0, 2))
     return {"AP": float(mean.mean()), "AP50": float(mean[0]), "AP75": float(mean[5])}
 
 
@@ -80,9 +80,8 @@ def voc_ap50(dataset: DetectionSet, detections: Sequence[Detections]) -> dict[Ru
         DataError: as of ``voc_scores``.
     """
     rules: tuple[Rule, ...] = ("11 points", "area")
-    return {
-        rule: float(100 * _voc_averages(dataset, detections, rule, (0.5,)).mean()) for rule in rules
-    }
+    averages = _voc_averages(dataset, detections, rules, (0.5,)).mean(axis=(0, 1))
+    return {rule: float(100 * mean) for rule, mean in zip(rules, averages, strict=True)}
 
 
 def coco_scores(
@@ -148,10 +147,10 @@ def _checked(dataset: DetectionSet, detections: Sequence[Detections]) -> list[Pi
 def _voc_averages(
     dataset: DetectionSet,
     detections: Sequence[Detections],
-    rule: Rule,
+    rules: tuple[Rule, ...],
     overlaps: tuple[float, ...],
 ) -> NDArray[np.float64]:
-    """Return average precisions of each class with objects: (classes, overlaps), 0 to 1."""
+    """Return the average precisions of classes with objects: (classes, overlaps, rules), 0 to 1."""
     pictures = {picture.image_id: picture for picture in _checked(dataset, detections)}
     rows = []
     for label in range(len(dataset.classes)):
@@ -159,10 +158,10 @@ def _voc_averages(
             int(((picture.labels == label) & ~picture.difficult & ~picture.crowd).sum())
             for picture in pictures.values()
         )
-        if not wanted:
-            continue
-        matches = _matches(pictures, detections, label)
-        rows.append([_average(*_curve(matches, least, wanted), rule) for least in overlaps])
+        if wanted:
+            matches = _matches(pictures, detections, label)
+            curves = [_curve(matches, least, wanted) for least in overlaps]
+            rows.append([[_average(*curve, rule) for rule in rules] for curve in curves])
     return np.array(rows)
 
 
