@@ -14,14 +14,14 @@ ROOT = Path(__file__).parents[1]
 HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 
 FLOORS = (
-    "__main__", "cli", "bench", "study", "jobs", "pipelines", "report", "interchange", "evaluate",
-    "training", "methods", "model", "views", "distributed", "checkpoint", "config", "environment",
-    "kernels", "console", "leaving", "launched", "bad_images", "caches", "files", "trace", "urls",
-    "errors", "__init__",
+    "__main__", "cli", "bench", "study", "jobs", "detection", "pipelines", "report", "interchange",
+    "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint", "config",
+    "environment", "kernels", "console", "leaving", "launched", "bad_images", "caches", "files",
+    "textures", "trace", "urls", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 
-WITH_PIPELINES = {"cli", "bench", "jobs", "pipelines"}
+WITH_PIPELINES = {"cli", "bench", "jobs", "detection", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
 OF_PIPELINES = {
     "pipelines", "views", "config", "kernels", "console", "bad_images", "caches", "errors", "files",

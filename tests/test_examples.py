@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
+import pickle
 import runpy
+import zipfile
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import ROOT, write_images
 from tests.pipelines.cases import NEEDS, readable
@@ -57,3 +62,31 @@ def test_plain_loop_learns(pipeline: str, data: Path) -> None:
 def test_lightning(pipeline: str, data: Path) -> None:
     loss, _ = example("lightning_module.py", data, pipeline, epochs=2)
     assert -1 <= loss < -0.05  # it learns: 0 is where it begins
+
+
+def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
+    """Wheels with the same files, small: ten images of two classes, two of them the same."""
+    images = np.random.default_rng(0).integers(0, 256, (10, 28, 28), np.uint8)
+    images[7] = images[3]
+    labels = np.arange(10, dtype=np.int64) % 2
+    rows = np.concatenate([np.arange(640).reshape(10, 64) % 17, labels[:, None]], 1)
+    lines = "\n".join(",".join(f"{value:.1f}" for value in row) for row in rows)
+    members = {
+        "scikit_learn-1-py3.whl": {"sklearn/datasets/data/digits.csv.gz": lines.encode()},
+        "animal_mnist-1-py3.whl": {
+            f"animal_mnist/data/Animal_MNIST/animal_{name}_version_3.gz": pickle.dumps(array)
+            for name, array in (("data", images), ("label", labels))
+        },
+    }
+    for wheel, contents in members.items():
+        with zipfile.ZipFile(tmp_path / wheel, "w") as file:
+            for name, content in contents.items():
+                file.writestr(name, gzip.compress(content))
+    main = runpy.run_path(str(ROOT / "docs" / "examples" / "other_sets.py"))["main"]
+    assert main(str(tmp_path), str(tmp_path / "sets")) == {"digits": (8, 2), "animals": (8, 1)}
+    found = sorted((tmp_path / "sets/animals").rglob("*.png"))
+    assert {path.parts[-2] for path in found} == {"bear", "bird"} and len(found) == 9
+    for path in found:
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), images[int(path.stem)])
+    digit = np.asarray(Image.open(next((tmp_path / "sets/digits").rglob("00000.png"))))
+    assert digit.reshape(-1)[:17].tolist() == [round(i * 255 / 16) for i in range(17)]

@@ -3,20 +3,18 @@
 ``make demo`` and ``fastsiam demo`` run it.
 
 The images are made so that raw pixels and average colours say little about the class: ten textures
-that differ in shape alone, each image with its own two colours, position, scale, turn, lighting and
+(``fastsiam.textures``), each image with its own two colours, position, scale, turn, lighting and
 noise. What tells them apart is what SimSiam has to keep while colours and crops change.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam import distributed
@@ -31,6 +29,7 @@ from fastsiam.jobs.train import train_here
 from fastsiam.jobs.views import show_views
 from fastsiam.report.pictures import save_picture
 from fastsiam.report.run import write_report
+from fastsiam.textures import CLASSES, coloured, lit, pattern
 from fastsiam.training.log import read_metrics
 
 SIDE = 40
@@ -39,77 +38,11 @@ TRAIN, VAL = 400, 100
 _SEEN = "63 to 79%"
 """kNN accuracies of this demo after its last epoch, on different machines."""
 
-Plane = NDArray[np.float64]
-
-
-def _stripes(x: Plane, y: Plane) -> Plane:
-    return np.sin(x)
-
-
-def _checks(x: Plane, y: Plane) -> Plane:
-    return np.sin(x) * np.sin(y)
-
-
-def _dots(x: Plane, y: Plane) -> Plane:
-    return np.cos(x) + np.cos(y) - 1.0
-
-
-def _grid(x: Plane, y: Plane) -> Plane:
-    return np.maximum(np.cos(x), np.cos(y)) - 0.75
-
-
-def _rings(x: Plane, y: Plane) -> Plane:
-    return np.sin(np.hypot(_wrap(x, 8), _wrap(y, 8)) * 1.5)
-
-
-def _waves(x: Plane, y: Plane) -> Plane:
-    return np.sin(x + 1.8 * np.sin(y))
-
-
-def _hexagons(x: Plane, y: Plane) -> Plane:
-    half, root = 0.5, 0.75**0.5
-    plane: Plane = -0.3 + np.cos(x) + np.cos(half * x + root * y) + np.cos(half * x - root * y)
-    return plane
-
-
-def _bricks(x: Plane, y: Plane) -> Plane:
-    shifted = x / 2 + np.pi / 2 * (np.floor(y / np.pi) % 2)
-    return np.minimum(np.abs(np.sin(y)), np.abs(np.sin(shifted))) - 0.35
-
-
-def _crosses(x: Plane, y: Plane) -> Plane:
-    u, v = np.abs(_wrap(x, 2 * np.pi)), np.abs(_wrap(y, 2 * np.pi))
-    return 0.6 - np.minimum(np.maximum(u, v / 3), np.maximum(v, u / 3))
-
-
-def _zigzags(x: Plane, y: Plane) -> Plane:
-    return np.sin(x + np.abs(_wrap(y, 2 * np.pi)) * 1.6)
-
-
-CLASSES: tuple[Callable[[Plane, Plane], Plane], ...] = (
-    _stripes, _checks, _dots, _grid, _rings, _waves, _hexagons, _bricks, _crosses, _zigzags
-)  # fmt: skip
-
-
-def _wrap(x: Plane, period: float) -> Plane:
-    return np.mod(x + period / 2, period) - period / 2
-
 
 def make_image(kind: int, generator: np.random.Generator) -> Image.Image:
     """Draw one image of a class: SIDE x SIDE RGB."""
-    turn, period = generator.uniform(-0.25, 0.25), generator.uniform(7, 11)
-    row, column = np.mgrid[0:SIDE, 0:SIDE] * (2 * np.pi / period)
-    x = np.cos(turn) * column + np.sin(turn) * row + generator.uniform(0, 100)
-    y = np.cos(turn) * row - np.sin(turn) * column + generator.uniform(0, 100)
-    ink = 1 / (1 + np.exp(-8 * CLASSES[kind](x, y)))[..., None]
-    back = generator.uniform(0.1, 0.9)
-    front = back + generator.uniform(0.3, 0.5) * (1 if back < 0.5 else -1)
-    tints = generator.uniform(-0.05, 0.05, (2, 3))
-    picture = ink * (front + tints[0]) + (1 - ink) * (back + tints[1])
-    light = generator.uniform(-0.35, 0.35) * np.linspace(-1, 1, SIDE)
-    picture += light[:, None, None] if generator.random() < 0.5 else light[None, :, None]
-    picture += generator.normal(0, 0.05, picture.shape)
-    return Image.fromarray(np.rint(picture.clip(0, 1) * 255).astype(np.uint8))
+    ink = pattern(kind, generator, SIDE, SIDE)
+    return lit(coloured(ink, generator), generator)
 
 
 def make_images(folder: Path, *, seed: int = 0) -> None:

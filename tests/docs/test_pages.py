@@ -146,8 +146,11 @@ WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # one order 
 
 @pytest.mark.dali
 @pytest.mark.parametrize("page", WITH_PROGRAMS, ids=lambda page: page.name)
-def test_programs_run(page: Path, weights: Path, images: Path) -> None:
+def test_programs_run(
+    page: Path, weights: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those of one page one after the other, with small data and networks in the place of large."""
+    monkeypatch.chdir(tmp_path)
     names = {"DATA": str(images / "train"), "WEIGHTS": str(weights), "model": lambda a, b: a.sum()}
     for block in blocks("python"):
         if block.page == page:

@@ -1,0 +1,206 @@
+"""PASCAL VOC, in its folders or in the tars that it is distributed as."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+from xml.etree import ElementTree
+
+import numpy as np
+
+from fastsiam.errors import DataError, NoSplitError
+
+from .annotated import Annotated, Part
+from .annotations import Picture
+from .checks import check_images, check_size, fault_of
+from .files import Files, Tar, Tree
+
+CLASSES: tuple[str, ...] = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train",
+    "tvmonitor",
+)  # fmt: skip
+
+OWN_CLASSES = "classes.txt"
+"""Beside VOC2007 and VOC2012: the class names of other data in VOC's form, one a line."""
+
+TARS = {
+    (2007, "trainval"): "VOCtrainval_06-Nov-2007.tar",
+    (2007, "test"): "VOCtest_06-Nov-2007.tar",
+    (2012, "trainval"): "VOCtrainval_11-May-2012.tar",
+}
+"""The distributed file of each split."""
+
+_TOPS = ("VOC2007", "VOC2012")
+_NAME = re.compile(r"[0-9]{1,9}(_[0-9]{1,9})?")
+_LARGEST_TEXT = 2**24
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+def open_voc(data: Path, splits: list[tuple[int, str]]) -> Annotated:
+    """Open splits of VOC as one set.
+
+    Args:
+        data: the folder that holds ``VOCdevkit`` or the distributed tars; ``VOCdevkit`` itself; or
+            one of the tars, beside which the others lie.
+        splits: year and list of each, such as (2007, "trainval").
+
+    Raises:
+        NoSplitError: a split is not there; says what was looked for.
+        DataError: annotations cannot be read, hold a bad box or an unknown class, or lack their
+            image; names the file.
+    """
+    folder = data.parent if data.is_file() else data
+    parts: list[Part] = []
+    classes = CLASSES
+    for year, split in splits:
+        files = _files(folder, year, split)
+        if parts and _classes(files) != classes:
+            raise DataError(f"{files.root} and {parts[0].files.root} name different classes")
+        classes = _classes(files)
+        parts.append(_part(files, year, split, classes))
+    what = " and ".join(f"{split} {year}" for year, split in splits)
+    return Annotated(f"VOC {what} in {data}", classes, parts)
+
+
+def _files(folder: Path, year: int, split: str) -> Files:
+    """Find where a split lies: unpacked, or in its tar."""
+    wanted = _list_name(year, split)
+    for root in (folder / "VOCdevkit", folder):
+        if (root / wanted).is_file():
+            return Tree(root)
+    tar = folder / TARS[year, split]
+    if tar.is_file():
+        files = Tar(tar, _TOPS)
+        if wanted in files:
+            return files
+        raise NoSplitError(f"{tar} holds no {wanted}: fetch it again")
+    raise NoSplitError(
+        f"{folder} holds no {split} split of VOC {year}: looked for {tar.name} and "
+        f"VOCdevkit/{wanted}"
+    )
+
+
+def _list_name(year: int, split: str) -> str:
+    return f"VOC{year}/ImageSets/Main/{split}.txt"
+
+
+def _classes(files: Files) -> tuple[str, ...]:
+    """Return VOC's classes, or those that the data names itself."""
+    if OWN_CLASSES not in files:
+        return CLASSES
+    text = files.read(OWN_CLASSES, _LARGEST_TEXT).decode("utf-8", "replace")
+    names = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not names or len(set(names)) < len(names):
+        raise DataError(f"{files.where(OWN_CLASSES)} must name each class once, one a line")
+    return names
+
+
+def _part(files: Files, year: int, split: str, classes: tuple[str, ...]) -> Part:
+    """Read the annotations of one split."""
+    digest = hashlib.sha256()
+    places = {name: place for place, name in enumerate(classes)}
+    pictures = []
+    for name in _names(files, _list_name(year, split)):
+        file = f"VOC{year}/Annotations/{name}.xml"
+        if file not in files:
+            raise DataError(f"{files.where(file)}: not there, but {split}.txt has {name}")
+        text = files.read(file, _LARGEST_TEXT)
+        digest.update(f"{name}\0".encode() + hashlib.sha256(text).digest())
+        image = f"VOC{year}/JPEGImages/{name}.jpg"
+        pictures.append(_Annotation(text, files.where(file), places).picture(image, name))
+    check_images(files, (picture.file for picture in pictures), _list_name(year, split))
+    return Part(pictures, files, digest.hexdigest())
+
+
+def _names(files: Files, list_name: str) -> Iterator[str]:
+    """Yield the names of a split's images."""
+    text = files.read(list_name, _LARGEST_TEXT).decode("utf-8", "replace")
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        name = line.split()[0]
+        if not _NAME.fullmatch(name):
+            raise DataError(
+                f"{files.where(list_name)} names the image {name[:40]!r}, "
+                "but VOC's names are numbers such as 000005 or 2008_000008"
+            )
+        yield name
+
+
+class _NoDoctype(ElementTree.TreeBuilder):
+    """Builds a tree of XML without a document type, which may hold entities that grow."""
+
+    def doctype(self, name: str, pubid: str | None, system: str | None) -> NoReturn:
+        raise ElementTree.ParseError("it declares a document type, as VOC's files do not")
+
+
+class _Annotation:
+    """One annotation file.
+
+    Args:
+        text: its bytes.
+        where: its place, for messages.
+        classes: the position of each class.
+    """
+
+    def __init__(self, text: bytes, where: str, classes: dict[str, int]) -> None:
+        self._where, self._classes = where, classes
+        try:
+            parser = ElementTree.XMLParser(target=_NoDoctype())
+            parser.feed(text)  # nosec: without document types there are no entities
+            self._root: ElementTree.Element = parser.close()
+        except (ElementTree.ParseError, ValueError, LookupError) as error:  # or its encoding
+            raise DataError(f"{where} is no whole XML: {error}; fetch it again") from error
+
+    def picture(self, file: str, name: str) -> Picture:
+        """Return what it says of the image ``file``, which VOC calls ``name``."""
+        height, width = check_size(
+            self._where, self._root.findtext("size/height"), self._root.findtext("size/width")
+        )
+        objects = self._root.findall("object")
+        found = [self._object(one, n, height, width) for n, one in enumerate(objects, 1)]
+        boxes = np.array([box for box, _, _ in found], np.float32).reshape(-1, 4)
+        sides = boxes[:, 2:] - boxes[:, :2]
+        return Picture(
+            file=file,
+            height=height,
+            width=width,
+            boxes=boxes,
+            labels=np.array([label for _, label, _ in found], np.int64),
+            difficult=np.array([difficult for _, _, difficult in found], bool),
+            crowd=np.zeros(len(found), bool),
+            areas=sides[:, 0] * sides[:, 1],
+            masks=None,
+            image_id=int(name.replace("_", "")),
+        )
+
+    def _object(
+        self, one: ElementTree.Element, number: int, height: int, width: int
+    ) -> tuple[list[float], int, bool]:
+        """Return an object's box, label and whether it is difficult.
+
+        VOC counts pixels from 1 and its boxes include the last: xmin 1 and xmax WIDTH is the whole
+        width. As points between pixels, counted from 0, that is from 0 to WIDTH: one is taken from
+        the left and upper sides alone, as detectron2 does.
+        """
+        name = (one.findtext("name") or "").strip()
+        which = f"{self._where}: object {number} ({name[:40]})"
+        if name not in self._classes:
+            raise DataError(
+                f"{which} is of no known class; the classes are {', '.join(self._classes)}"
+            )
+        texts = [one.findtext(f"bndbox/{side}") for side in _SIDES]
+        try:
+            x0, y0, x1, y1 = (float(text or "") for text in texts)
+            difficult = int(one.findtext("difficult") or 0) != 0
+        except ValueError as error:
+            raise DataError(f"{which} has no whole box or mark: {error}") from error
+        box = [x0 - 1, y0 - 1, x1, y1]
+        if fault := fault_of(box, height, width):
+            said = ", ".join(f"{side} {text}" for side, text in zip(_SIDES, texts, strict=True))
+            raise DataError(f"{which} has a box ({said}) that {fault}; repair or remove it")
+        return box, self._classes[name], difficult
