@@ -159,9 +159,7 @@ class _C4Heads(RoIHeads):
     """Heads that share the fourth stage: in training, masks take what it made of their boxes."""
 
     def __init__(self, stride: int, head: _BoxFeatures, predictor: nn.Module, rois: int) -> None:
-        super().__init__(
-            _Cut(stride), head, predictor, batch_size_per_image=rois, **_HEADS
-        )
+        super().__init__(_Cut(stride), head, predictor, batch_size_per_image=rois, **_HEADS)
         self._objects: Tensor | None = None
 
     def with_masks(self, predictor: nn.Module) -> None:

@@ -18,9 +18,7 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 def small(kind: Detector = "c4", *, masks: bool = False, stem: str = "imagenet") -> Any:
     torch.manual_seed(0)
     backbone = ResNet("resnet10", stem=stem, width=8)
-    return build_detector(
-        backbone, kind=kind, classes=3, masks=masks, mean=MEAN, std=STD, rois=16
-    )
+    return build_detector(backbone, kind=kind, classes=3, masks=masks, mean=MEAN, std=STD, rois=16)
 
 
 def images() -> list[Tensor]:

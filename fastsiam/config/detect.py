@@ -1,0 +1,95 @@
+"""Settings of ``fastsiam eval detect``: a detector on a run's network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from .checks import require, require_at_least_one
+from .evaluate import EvalConfig
+from .train import Precision
+
+NOT_OF_DETECTION = {"holdout", "bad_images", "pipeline", "crop", "resize", "feature_batch"}
+"""Settings of the other evaluations, which cut their images alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectConfig(EvalConfig):
+    """Detection: which data, which detector, and how it is trained; Table 5's unless said."""
+
+    task: Literal["voc07", "voc0712", "coco"] = "voc07"
+    (
+        "VOC 2007 trainval, VOC 2007 and 2012 trainval, both tested on 2007 test; or COCO "
+        "train2017, tested on val2017, with masks. --data is the folder of their files."
+    )
+    detector: Literal["c4", "fpn"] = "c4"
+    """c4 is the paper's design, of torchvision's parts; fpn is torchvision's."""
+    trials: int = 5
+    """Detectors trained one after the other, each with the next seed (the paper: 5 on VOC)."""
+    steps: int = 0
+    """Steps of training, drops at the same shares. Default: 24,000 on VOC, 90,000 on COCO."""
+    batch_size: int = 16
+    """Global batch."""
+    lr: float = 0.02
+    """Rate; it is not scaled by the batch."""
+    weight_decay: float = 0.0001
+    """Weight decay of all but BN."""
+    warmup: int = -1
+    """Steps of the warm-up; -1 is 100 on VOC, 1,000 on COCO."""
+    short_side: str = ""
+    (
+        "Shorter side of the images in pixels: 480-800 draws one of each 32nd, 600 is one alone; "
+        "the largest is tested at. Default: 480-800 on VOC, 640-800 on COCO."
+    )
+    long_side: int = 1333
+    """Most pixels of the longer side."""
+    rois: int = 512
+    """Proposed boxes of an image that the box head is trained on."""
+    precise_bn: int = 200
+    """Steps without training over which BN statistics are averaged before each test; 0 is none."""
+    precision: Literal["run", Precision] = "fp32"
+    """Autocast type; the protocol's is fp32. run is as the run had it."""
+    seed: int = 0
+    """Seed of the first trial: of first weights, order, sizes, flips and sampled boxes."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on where the same evaluation of the same run's network was interrupted."""
+
+    def __post_init__(self) -> None:
+        EvalConfig.__post_init__(self)
+        for name in ("task", "detector", "resume"):
+            known, value = _KNOWN[name], getattr(self, name)
+            require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+        require_at_least_one(self, "trials", "batch_size", "long_side", "rois")
+        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
+        require(self.warmup >= -1, f"warmup must be -1 or more, not {self.warmup}")
+        for name in ("steps", "weight_decay", "precise_bn", "seed"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
+        require(
+            not self.sides or self.sides[-1] <= self.long_side,
+            f"short-side ({self.short_side}) must not be above long-side ({self.long_side})",
+        )
+        require(
+            self.batch_size % self.gpus == 0,
+            f"batch-size {self.batch_size} cannot be shared equally by {self.gpus} ranks",
+        )
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The shorter sides, in rising order; none means the protocol's."""
+        if not self.short_side:
+            return ()
+        match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.short_side)
+        require(match is not None, f"short-side is such as 480-800 or 600, not {self.short_side!r}")
+        assert match is not None
+        low, high = int(match[1]), int(match[2] or match[1])
+        require(32 <= low <= high, f"short-side begins at 32 and rises, not {self.short_side}")
+        return tuple(dict.fromkeys((*range(low, high, 32), high)))
+
+
+_KNOWN = {
+    "task": ("voc07", "voc0712", "coco"),
+    "detector": ("c4", "fpn"),
+    "resume": ("auto", "never"),
+}

@@ -1,0 +1,123 @@
+"""The protocol of the paper's Table 5, its figures, and how a run's settings differ from it.
+
+Wu et al., detectron2, as MoCo's public code configures it (detection/configs of
+facebookresearch/moco), which SimSiam's paper follows: batch 16, rate 0.02, a linear warm-up, two
+drops to a tenth, weight decay 1e-4 on all but BN, SyncBN everywhere, nothing frozen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastsiam.config.detect import DetectConfig
+
+from .annotations import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How a detector is trained."""
+
+    steps: int
+    drops: tuple[int, ...]
+    """Steps from which on the rate is a tenth of what it was."""
+    warmup: int
+    """Steps in which the rate grows from a thousandth of its value."""
+    sides: tuple[int, ...]
+    """Shorter sides of the images, in pixels, one of which is drawn; the largest is tested at."""
+
+    def rate(self, base: float, step: int) -> float:
+        """Return the rate of a step, from 0."""
+        rate = base * 0.1 ** sum(step >= drop for drop in self.drops)
+        if step >= self.warmup:
+            return rate
+        return rate * (0.001 + 0.999 * step / self.warmup)
+
+
+_VOC = Schedule(steps=24_000, drops=(18_000, 22_000), warmup=100, sides=tuple(range(480, 801, 32)))
+PROTOCOL: dict[Task, Schedule] = {
+    "voc07": _VOC,
+    "voc0712": _VOC,
+    "coco": Schedule(
+        steps=90_000, drops=(60_000, 80_000), warmup=1_000, sides=tuple(range(640, 801, 32))
+    ),
+}
+
+FIGURES = ("AP50", "AP", "AP75")
+Row = tuple[float, float, float]
+PAPER: dict[str, dict[str, Row]] = {
+    "voc07": {
+        "scratch": (35.9, 16.8, 13.0),
+        "ImageNet supervised": (74.4, 42.4, 42.7),
+        "SimSiam, base": (75.5, 47.0, 50.2),
+        "SimSiam, optimal": (77.3, 48.5, 52.5),
+    },
+    "voc0712": {
+        "scratch": (60.2, 33.8, 33.1),
+        "ImageNet supervised": (81.3, 53.5, 58.8),
+        "SimSiam, base": (82.0, 56.4, 62.8),
+        "SimSiam, optimal": (82.4, 57.0, 63.7),
+    },
+    "coco": {
+        "scratch": (44.0, 26.4, 27.8),
+        "ImageNet supervised": (58.2, 38.2, 41.2),
+        "SimSiam, base": (57.5, 37.9, 40.9),
+        "SimSiam, optimal": (59.3, 39.2, 42.1),
+    },
+    "coco masks": {
+        "scratch": (46.9, 29.3, 30.8),
+        "ImageNet supervised": (54.7, 33.3, 35.2),
+        "SimSiam, base": (54.2, 33.2, 35.2),
+        "SimSiam, optimal": (56.0, 34.4, 36.7),
+    },
+}
+"""Table 5: ResNet-50, 200 epochs on ImageNet; AP50, AP, AP75."""
+
+
+def schedule_of(config: DetectConfig) -> Schedule:
+    """Return the schedule of some settings; other lengths have their drops at the same shares."""
+    own = PROTOCOL[config.task]
+    steps = config.steps or own.steps
+    return Schedule(
+        steps=steps,
+        drops=tuple(round(drop * steps / own.steps) for drop in own.drops),
+        warmup=min(own.warmup if config.warmup < 0 else config.warmup, steps),
+        sides=config.sides or own.sides,
+    )
+
+
+def differences(config: DetectConfig, backbone: str, precision: str) -> list[str]:
+    """Say which settings are not the protocol's, each with the protocol's value."""
+    own, usual, made = PROTOCOL[config.task], DetectConfig(), schedule_of(config)
+    pairs = [
+        ("detector", config.detector, usual.detector),
+        ("backbone", backbone, "resnet50"),
+        ("steps", f"{made.steps:,}", f"{own.steps:,}"),
+        ("batch", f"{config.batch_size}", f"{usual.batch_size}"),
+        ("rate", f"{config.lr:g}", f"{usual.lr:g}"),
+        ("weight decay", f"{config.weight_decay:g}", f"{usual.weight_decay:g}"),
+        ("warm-up", f"{made.warmup:,} steps", f"{own.warmup:,} steps"),
+        ("shorter sides", _range(made.sides), _range(own.sides)),
+        ("longest side", f"{config.long_side}", f"{usual.long_side}"),
+        ("boxes of an image", f"{config.rois}", f"{usual.rois}"),
+        ("precise BN", f"{config.precise_bn} steps", f"{usual.precise_bn} steps"),
+        ("precision", precision, "float32"),
+        ("trials", f"{config.trials}", f"{usual.trials}" if config.task != "coco" else "1"),
+    ]
+    return [f"{name} {is_} (not {papers})" for name, is_, papers in pairs if is_ != papers]
+
+
+def papers_rows(task: str) -> str:
+    """Return the rows of Table 5 for people, in one line.
+
+    Args:
+        task: a key of ``PAPER``.
+    """
+    rows = [
+        f"{name} {' / '.join(f'{value:.1f}' for value in row)}" for name, row in PAPER[task].items()
+    ]
+    return f"Table 5, {task} ({', '.join(FIGURES)}; ResNet-50, 200 epochs): {'; '.join(rows)}"
+
+
+def _range(sides: tuple[int, ...]) -> str:
+    return f"{sides[0]}" if len(sides) == 1 else f"{sides[0]} to {sides[-1]}"
