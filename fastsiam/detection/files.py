@@ -135,7 +135,7 @@ class Tar(Archive):
         super().__init__(path)
         self._places: dict[str, tuple[int, int]] = {}
         above: str | None = None
-        for member, start in members(self._file.view, 0, len(self._file), path):
+        for member, start in members(self._file.read, 0, len(self._file), path):
             name = safe_name(member.name)
             parts = name.split("/")
             if above is None and (top := next((part for part in parts if part in tops), None)):
