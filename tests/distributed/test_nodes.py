@@ -13,13 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.nodes import NodesConfig
-from fastsiam.distributed.posts import free_port, interface_of, is_here
+from fastsiam.distributed.gathering import Order, Word
+from fastsiam.distributed.posts import answering, ask, free_port, interface_of, is_here
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
@@ -99,6 +101,28 @@ def test_what_answers_is_something_else(config: TrainConfig) -> None:
     assert done.stderr.startswith("error: --rendezvous: port ") and "is taken here" in done.stderr
 
 
+def test_what_strangers_say_changes_nothing() -> None:
+    heard: list[Word] = []
+
+    def answer(word: Word, address: str) -> Order:
+        heard.append(word)
+        return Order(do="wait", lines=(address,))
+
+    port = free_port()
+    own = Word(id="1", host="node7", command=("train",), gpus=2)
+    with answering(port, answer):
+        wrong = '{"id": "1", "host": "x", "command": ["train"], "gpus": "many"}'
+        for said in ("GET / HTTP/1.1", "[]", "{}", '{"id": 1}', wrong, "[" * 100_000, ""):
+            with socket.create_connection(("127.0.0.1", port)) as line:
+                line.sendall(f"{said}\n".encode())
+                assert line.recv(1) == b""
+        order, address = ask(("127.0.0.1", port), own)
+    assert (order.do, order.lines, address) == ("wait", ("127.0.0.1",), "127.0.0.1")
+    assert heard == [replace(own, host="node7 (127.0.0.1)")]
+    with pytest.raises(OSError, match="refused"):
+        ask(("127.0.0.1", port), own)
+
+
 def test_the_same_command_is_wanted_on_each(config: TrainConfig) -> None:
     config = with_settings(config, rendezvous_timeout=60)
     first = command("train", *flags(config))
@@ -169,9 +193,9 @@ def test_a_cable_is_pulled_out_and_put_in_again(
     assert "restart 1 of 1, from the last checkpoint, on 2 ranks of 2 machines" in said
     whole = undisturbed(config, tmp_path / "whole")
     assert len(whole) == len(history(run)) == 450
-    for one, other in zip(history(run), whole, strict=True):
-        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
-        assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
+    for ours, theirs in zip(history(run), whole, strict=True):
+        assert ours[:2] == theirs[:2] and ours[5] == theirs[5]  # step, epoch, rate
+        assert ours[2:4] == pytest.approx(theirs[2:4], abs=1e-3)  # loss, std
 
 
 def wait_for_words(log: Path, words: str, process: subprocess.Popen[bytes]) -> None:
