@@ -481,17 +481,19 @@ def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
 def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     """Return BN's gathers of a step, their bytes from other ranks, and those of the gradients."""
     gathered: list[int] = []
-    gather = batch_norm.gather_with_gradient
+    layers: Any = batch_norm
+    gather = layers.gather_with_gradient
 
     def noted(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
         gathered.append(tensor.numel() * tensor.element_size() * (world - 1))
-        return gather(tensor, group)
+        all_of_it: Tensor = gather(tensor, group)
+        return all_of_it
 
     place = here(rank, world)
     step = TrainingStep(CONFIG, make_method(), place, steps_per_epoch=10)
     step.prepare()
     share = global_batch().chunks(world)[rank]
-    batch_norm.gather_with_gradient = noted
+    layers.gather_with_gradient = noted
     step(share, at=0)
     together: Any = step._model
     data = together._get_ddp_logging_data()

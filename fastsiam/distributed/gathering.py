@@ -321,7 +321,8 @@ class Gathering:
         if self._used:
             lines.append(
                 f"restart {self._used} of {self._restarts}, from the last checkpoint, on "
-                f"{start.gpus * len(start.machines)} ranks of {len(start.machines)} machines"
+                f"{_some(start.gpus * len(start.machines), 'rank')} of "
+                f"{_some(len(start.machines), 'machine')}"
             )
         return Order(
             do="start",
@@ -333,6 +334,10 @@ class Gathering:
             port=start.port,
             more=self._more,
         )
+
+
+def _some(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _leave(code: int, why: str = "") -> Order:

@@ -104,7 +104,7 @@ def launching() -> Iterator[None]:
     import torch.distributed.launcher.api  # noqa: F401  # sets the levels of its loggers itself
 
     for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.ERROR)
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     home = str(Path(__file__).parents[2])  # so that the ranks find the package from any folder
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
     os.environ[LAUNCHER] = str(os.getpid())

@@ -6,14 +6,16 @@ So there is nothing to connect again after a cable was out for a while, and noth
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
+
+from fastsiam.config.plain import from_plain, to_plain
 
 from .gathering import Order, Word
 
@@ -21,6 +23,8 @@ _PATIENCE = 5.0
 """Seconds that a connection may take."""
 _LONGEST = 2**20
 """Bytes of a line; a command line's arguments are in it."""
+_NO_WORD = ValueError, TypeError, RecursionError
+"""What is raised for lines that are none of a launcher's."""
 _SIOCGIFADDR = 0x8915
 """netdevice(7): the IPv4 address of an interface."""
 
@@ -53,15 +57,14 @@ def ask(address: tuple[str, int], word: Word) -> tuple[Order, str]:
         WrongPeerError: something else answers there.
     """
     with socket.create_connection(address, timeout=_PATIENCE) as line:
-        line.sendall(json.dumps(dataclasses.asdict(word)).encode() + b"\n")
+        line.sendall(_line(word))
         with line.makefile("rb") as answer:
             text = answer.readline(_LONGEST)
         if not text:
             raise ConnectionResetError("nothing was answered")
         try:
-            said = json.loads(text)
-            order = Order(**{**said, **{name: tuple(said[name]) for name in ("lines", "more")}})
-        except (ValueError, TypeError, KeyError) as error:
+            order = from_plain(Order, json.loads(text))
+        except _NO_WORD as error:
             raise WrongPeerError("what answers there is no fastsiam") from error
         return order, str(line.getsockname()[0])
 
@@ -82,15 +85,14 @@ def answering(port: int, answer: Callable[[Word, str], Order]) -> Iterator[None]
         server.settimeout(None)
 
         def one(line: socket.socket) -> None:
-            with line, contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with line, contextlib.suppress(OSError, *_NO_WORD):
                 line.settimeout(_PATIENCE)
                 with line.makefile("rb") as words:
-                    said = json.loads(words.readline(_LONGEST))
+                    word = from_plain(Word, json.loads(words.readline(_LONGEST)))
                 ends = line.getsockname(), line.getpeername()
                 here, there = (str(end[0]).removeprefix("::ffff:") for end in ends)
-                whole = {"command": tuple(said["command"]), "host": f"{said['host']} ({there})"}
-                order = answer(Word(**{**said, **whole}), here)
-                line.sendall(json.dumps(dataclasses.asdict(order)).encode() + b"\n")
+                order = answer(replace(word, host=f"{word.host} ({there})"), here)
+                line.sendall(_line(order))
 
         def listen() -> None:
             with contextlib.suppress(OSError):  # it is closed at the end
@@ -102,6 +104,10 @@ def answering(port: int, answer: Callable[[Word, str], Order]) -> Iterator[None]
         yield
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_RDWR)  # or the thread would wait on
+
+
+def _line(said: Word | Order) -> bytes:
+    return json.dumps(to_plain(said)).encode() + b"\n"
 
 
 def _listening(port: int) -> socket.socket:

@@ -21,12 +21,11 @@ from fastsiam.bench.scaling import (
     step_seconds,
     tables,
 )
-from fastsiam.config import ModelConfig
+from fastsiam.config import ModelConfig, TrainConfig
 from tests.configs import flags, model_of, with_settings
 from tests.conftest import ROOT
 from tests.processes import fastsiam
 from tests.rank_jobs import MODEL
-from tests.training.runs import TrainConfig
 
 PAGE = ROOT / "docs" / "scaling.md"
 

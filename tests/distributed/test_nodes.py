@@ -12,19 +12,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.nodes import NodesConfig
-from fastsiam.distributed.posts import free_port, interface_of, is_here
+from fastsiam.distributed.gathering import Order, Word
+from fastsiam.distributed.posts import answering, ask, free_port, interface_of, is_here
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
 from tests.machines import Machine, two_machines
-from tests.processes import Forked, command, fastsiam
+from tests.processes import command, fastsiam
 from tests.ranks import fastsiam_on_ranks
 from tests.training.runs import history
 
@@ -99,6 +101,28 @@ def test_what_answers_is_something_else(config: TrainConfig) -> None:
     assert done.stderr.startswith("error: --rendezvous: port ") and "is taken here" in done.stderr
 
 
+def test_what_strangers_say_changes_nothing() -> None:
+    heard: list[Word] = []
+
+    def answer(word: Word, address: str) -> Order:
+        heard.append(word)
+        return Order(do="wait", lines=(address,))
+
+    port = free_port()
+    own = Word(id="1", host="node7", command=("train",), gpus=2)
+    with answering(port, answer):
+        wrong = '{"id": "1", "host": "x", "command": ["train"], "gpus": "many"}'
+        for said in ("GET / HTTP/1.1", "[]", "{}", '{"id": 1}', wrong, "[" * 100_000, ""):
+            with socket.create_connection(("127.0.0.1", port)) as line:
+                line.sendall(f"{said}\n".encode())
+                assert line.recv(1) == b""
+        order, address = ask(("127.0.0.1", port), own)
+    assert (order.do, order.lines, address) == ("wait", ("127.0.0.1",), "127.0.0.1")
+    assert heard == [replace(own, host="node7 (127.0.0.1)")]
+    with pytest.raises(OSError, match="refused"):
+        ask(("127.0.0.1", port), own)
+
+
 def test_the_same_command_is_wanted_on_each(config: TrainConfig) -> None:
     config = with_settings(config, rendezvous_timeout=60)
     first = command("train", *flags(config))
@@ -125,13 +149,6 @@ def test_a_machine_is_killed_and_the_same_command_goes_on(
     assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
 
 
-def wait_for_lines(run: Path, count: int, process: Forked | subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 300
-    while not (run / "metrics.jsonl").exists() or len(history(run)) < count:
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def machines() -> Iterator[tuple[Machine, Machine]]:
     with two_machines() as both:
@@ -146,19 +163,27 @@ def test_a_cable_is_pulled_out_and_put_in_again(
     here, there = machines
     run = tmp_path / "run"
     config = with_settings(
-        config, epochs=150, node_timeout=3.0, rendezvous=f"{here.address}:29500", max_restarts=1
+        config, epochs=20, node_timeout=3.0, rendezvous=f"{here.address}:29500", max_restarts=1
     )
     begun, logs = [], []
+    path = os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")])
+    waiting = {"PYTHONPATH": path, "FAULT": "wait", "FAULT_RANK": "0", "FAULT_AT": "9"}
+    waiting["FAULT_ONCE"] = str(tmp_path / "once")
     for machine in machines:
         logs.append(tmp_path / f"{machine.name}.log")
         line = [*machine.inside, sys.executable, "-m", "fastsiam", "train", *flags(config)]
         with logs[-1].open("w") as log:
-            begun.append(subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log))
+            begun.append(
+                subprocess.Popen(
+                    line, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, **waiting}
+                )
+            )
     try:
-        wait_for_lines(run, 20, begun[0])
+        wait_for((tmp_path / "once").exists, begun[0])  # there rank 0 waits
         there.plug("down")
-        wait_for_words(logs[0], "is lost: nothing was heard of it for 3 s", begun[0])
-        wait_for_words(logs[1], "did not answer for", begun[1])
+        lost = "is lost: nothing was heard of it for 3 s"
+        wait_for(lambda: lost in logs[0].read_text(), begun[0])
+        wait_for(lambda: "did not answer for" in logs[1].read_text(), begun[1])
         there.plug("up")
         assert [one.wait(500) for one in begun] == [0, 0], [log.read_text() for log in logs]
     finally:
@@ -168,16 +193,16 @@ def test_a_cable_is_pulled_out_and_put_in_again(
     said = logs[0].read_text()
     assert "restart 1 of 1, from the last checkpoint, on 2 ranks of 2 machines" in said
     whole = undisturbed(config, tmp_path / "whole")
-    assert len(whole) == len(history(run)) == 450
-    for one, other in zip(history(run), whole, strict=True):
-        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
-        assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
+    assert len(whole) == len(history(run)) == 60
+    for ours, theirs in zip(history(run), whole, strict=True):
+        assert ours[:2] == theirs[:2] and ours[5] == theirs[5]  # step, epoch, rate
+        assert ours[2:4] == pytest.approx(theirs[2:4], abs=1e-3)  # loss, std
 
 
-def wait_for_words(log: Path, words: str, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 120
-    while words not in log.read_text():
-        assert process.poll() is None and time.monotonic() < until, log.read_text()
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + 300
+    while not what():
+        assert process.poll() is None and time.monotonic() < until
         time.sleep(0.05)
 
 
