@@ -78,7 +78,8 @@ class Remembered:
                 own = tuple(DataFile(*facts) for facts in files)
                 blocks = file.get("blocks")
                 found = cls(tuple(names.split("\0")), str(file["accepted"]), own, blocks)
-                if blocks is not None and blocks.shape != (len(found.names),):
+                one_each = (np.dtype(np.int32), (len(found.names),))
+                if blocks is not None and (blocks.dtype, blocks.shape) != one_each:
                     raise ValueError("it has not one block for each image")
                 return found
         except Exception as error:  # a damaged archive makes numpy and zipfile raise anything

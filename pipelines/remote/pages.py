@@ -59,7 +59,7 @@ class Page(NamedTuple):
 
 class _Slot(NamedTuple):
     number: int
-    bytes: int
+    size: int
     sums: bytes
 
 
@@ -117,7 +117,7 @@ class Pages:
         slot = self._find(name, page)
         while slot is not None:
             first, after = start // PART, -(-stop // PART)
-            begin, end = first * PART, min(after * PART, slot.bytes)
+            begin, end = first * PART, min(after * PART, slot.size)
             data = os.pread(self._file, max(0, end - begin), slot.number * PAGE + begin)
             if (
                 len(data) >= stop - begin

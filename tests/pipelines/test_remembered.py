@@ -67,6 +67,18 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
         Remembered.load(tmp_path)
 
 
+def test_blocks_are_read_as_they_were_written(tmp_path: Path) -> None:
+    blocks = np.array([0, 0, 1], np.int32)
+    (tmp_path / FILE).write_bytes(Remembered(("a", "b", "c"), blocks=blocks).to_bytes())
+    found = Remembered.load(tmp_path)
+    assert found is not None and found.blocks is not None
+    assert found.blocks.tolist() == [0, 0, 1]
+    for wrong in (blocks[:2], blocks.astype(float), blocks[:, None]):
+        (tmp_path / FILE).write_bytes(Remembered(("a", "b", "c"), blocks=wrong).to_bytes())
+        with pytest.raises(CheckpointError, match="is damaged"):
+            Remembered.load(tmp_path)
+
+
 def test_a_fingerprint_is_of_a_set() -> None:
     assert fingerprint(["a", "b"]) == fingerprint(["b", "a"]) != fingerprint(["a", "bb"])
 
