@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 from tests.processes import Forked
 
@@ -77,8 +78,11 @@ def _serve(folder: str, port: int, ranges: bool) -> None:
     class Handler(_Files):
         pass
 
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256  # as many as come at once: else some are refused
+
     Handler.folder, Handler.ranges = Path(folder), ranges
-    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    Server(("127.0.0.1", port), Handler).serve_forever()
 
 
 class _Files(BaseHTTPRequestHandler):
@@ -95,26 +99,28 @@ class _Files(BaseHTTPRequestHandler):
         self._answer(body=True)
 
     def _answer(self, *, body: bool) -> None:
-        path = self.folder / self.path.lstrip("/")
+        path = self.folder / unquote(self.path).lstrip("/")
         if not path.is_file():
             self.send_error(403 if "forbidden" in self.path else 404)
             return
-        data, facts = path.read_bytes(), path.stat()
+        facts = path.stat()
+        whole = facts.st_size
+        first, last = 0, whole - 1
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        whole = len(data)
         if wanted and self.ranges:
             first, last = int(wanted[1]), min(int(wanted[2]), whole - 1)
-            data = data[first : last + 1]
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {first}-{last}/{whole}")
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(last + 1 - first))
         self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{whole:x}"')
         self.send_header("Last-Modified", self.date_time_string(int(facts.st_mtime)))
         self.end_headers()
         if body:
-            self.wfile.write(data)
+            with path.open("rb") as file:
+                file.seek(first)
+                self.wfile.write(file.read(last + 1 - first))
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Say nothing."""

@@ -82,6 +82,8 @@ class RemotePath(Url):
         """Return what the server says of it, None if it is no object."""
         if (level := self.found.levels.get(self.parent.key)) is not None and self.key:
             return level.files.get(self.name)
+        if self.key and self.parent._lies_nowhere():
+            return None
         if self.key not in self.found.facts:
             self.found.facts[self.key] = client.head(self) if self.key else None
         return self.found.facts[self.key]
@@ -151,6 +153,8 @@ class RemotePath(Url):
         """List what lies below it; a web server, which lists nothing, is asked for a few names."""
         if (level := self.found.levels.get(self.key)) is not None:
             return level
+        if self._lies_nowhere():
+            return _Level({}, frozenset())
         if self.scheme in ("http", "https"):
             facts = client.heads([self / name for name in _PROBED])
             files = {name: own for name, own in zip(_PROBED, facts, strict=True) if own is not None}
@@ -160,6 +164,15 @@ class RemotePath(Url):
             level = _Level(found, frozenset(folders))
         self.found.levels[self.key] = level
         return level
+
+    def _lies_nowhere(self) -> bool:
+        """Tell whether what was listed shows already that nothing lies below it."""
+        names = self.key.split("/")
+        for depth, name in enumerate(names):
+            level = self.found.levels.get("/".join(names[:depth]))
+            if level is not None and name and name not in level.folders:
+                return True
+        return False
 
 
 Place = Path | RemotePath

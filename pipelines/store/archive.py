@@ -85,6 +85,8 @@ class ArchiveStore(Store):
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Begin to fetch images that lie on another machine."""
+        if not self.is_remote:
+            return
         rows = self.rows[np.asarray(indices, np.int64)]
         for number in np.unique(rows["file"]).tolist():
             own = rows[rows["file"] == number]

@@ -174,6 +174,8 @@ class BetonStore(Store):
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Begin to fetch records that lie on another machine."""
+        if not self.is_remote:
+            return
         own = np.asarray(indices, np.int64)
         stop = self.start[own] + self.bytes[own]
         self._file.ahead(list(zip(self.start[own].tolist(), stop.tolist(), strict=True)))

@@ -17,7 +17,7 @@ from fastsiam.pipelines import Store, build_eval_loader, open_store
 from fastsiam.pipelines.remote import client
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
 from fastsiam.urls import place
-from tests.clouds import broken_proxy, upload, web_server
+from tests.clouds import BUCKET, broken_proxy, upload, web_server
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
 from tests.processes import Forked
 from tests.sources import folder_members, imagenet_train_tar, jpeg, parquet, tar
@@ -242,3 +242,26 @@ def test_an_index_goes_on_where_it_was_broken_off(
     client.restart()
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud)
     assert_same(there, opened(str(folder)))
+
+
+OTHERS = {
+    "gs": {"GOOGLE_SERVICE_ACCOUNT_KEY": '{{"gcs_base_url": "{at}", "disable_oauth": true, '
+           '"client_email": "", "private_key": "", "private_key_id": ""}}'},
+    "az": {"AZURE_STORAGE_ENDPOINT": "{at}", "AZURE_STORAGE_ACCOUNT_NAME": "someone",
+           "AZURE_SKIP_SIGNATURE": "true"},
+}  # fmt: skip
+"""Variables by which clients of Google's and Azure's storage find a server of loopback."""
+
+
+@pytest.mark.parametrize("scheme", OTHERS)
+def test_objects_of_other_clouds(
+    scheme: str, cloud: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A web server stands for them, which answers as they do but does not list."""
+    (tmp_path / BUCKET).symlink_to(shards)
+    with web_server(tmp_path) as at:
+        for name, value in OTHERS[scheme].items():
+            monkeypatch.setenv(name, value.format(at=at))
+        client.restart()
+        there = opened(f"{scheme}://{BUCKET}/train-{{0000..0002}}.tar")
+        assert_same(there, opened(str(shards)))
