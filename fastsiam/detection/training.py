@@ -1,4 +1,4 @@
-"""Training of a detector: steps, their rates, precise BN, and what is found in images at the end."""
+"""Training of a detector: its steps, precise BN, and what is found in images at the end."""
 
 from __future__ import annotations
 
