@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,10 +246,9 @@ class _Trials:
                     f"{duration((steps - done) / speed)} left, {self._memory()}",
                     place=f" of {steps:,}",
                 )
-                saved = {"lines": json.dumps(lines)}
                 self.partial.save(
                     trial * (steps + 1) + done,
-                    lambda saved=saved: saved | {"training": training.state()},
+                    partial(_state, training, json.dumps(lines)),
                     last=done == steps,
                 )
         training.settle_batch_norm(images.from_step(steps, steps + config.precise_bn))
@@ -390,6 +390,10 @@ class _Trials:
         if self.place.device.type == "cuda":
             return f"{torch.cuda.max_memory_allocated(self.place.device) / 1e9:.1f} GB of GPU"
         return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB"
+
+
+def _state(training: DetectorTraining, lines: str) -> dict[str, Any]:
+    return {"lines": lines, "training": training.state()}
 
 
 def _summary(record: Record, config: DetectConfig) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
@@ -169,3 +170,31 @@ def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None
     assert "AP50" in done[0].stdout and not done[1].stdout
     (record,) = read_records(run)
     assert record.images.ranks == 2 and record.images_validated == 3
+
+
+def test_a_real_image_with_a_box_in_vocs_xml(run: Path, real_images: Path, tmp_path: Path) -> None:
+    """A photograph goes the whole way: VOC's folders, training, detection, the picture."""
+    photograph = next(iter(sorted(real_images.rglob("*.[Jj][Pp]*[Gg]"))))
+    with Image.open(photograph) as image:
+        width, height = image.size
+    top = tmp_path / "VOCdevkit" / "VOC2007"
+    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (top / folder).mkdir(parents=True)
+    box = (1, 1, width // 2, height // 2)
+    sides = "".join(
+        f"<{name}>{value}</{name}>"
+        for name, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+    )
+    (top / "Annotations" / "000001.xml").write_text(
+        f"<annotation><size><width>{width}</width><height>{height}</height></size><object>"
+        f"<name>dog</name><difficult>0</difficult><bndbox>{sides}</bndbox></object></annotation>"
+    )
+    with Image.open(photograph) as image:
+        image.convert("RGB").save(top / "JPEGImages" / "000001.jpg")
+    for split in ("trainval", "test"):
+        (top / "ImageSets" / "Main" / f"{split}.txt").write_text("000001\n")
+    record = evaluate_detection(run, replace(QUICK, data=str(tmp_path)), HERE)
+    assert (record.data.train, record.data.val, record.data.classes) == (1, 1, 20)
+    (picture,) = (run / "eval").glob("*.png")
+    with Image.open(picture) as drawn:
+        assert drawn.width > 640
