@@ -73,11 +73,11 @@ class Tree(Files):
     def read(self, name: str, limit: int = LARGEST_FILE) -> bytes:
         """Return a file's bytes."""
         path = self.root / name
-        with explained(DataError, f"cannot read {path}"), path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise DataError(f"{path} has {size:,} bytes, which is too large for what it is")
-            return file.readall()
+        with explained(DataError, f"cannot read {path}"), path.open("rb") as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise DataError(f"{path} has more than {limit:,} bytes, too large for what it is")
+        return data
 
     def stamp(self, names: Iterable[str]) -> str:
         """Return a text that changes when these files do."""
