@@ -97,7 +97,7 @@ class CentralCrops:
             yield from zip(self._batches, self._kept, strict=True)
             return
         kept: list[Tensor] = []
-        for index, made in self._made():
+        for index, made in closes_at_exit(self._made()):
             crops = made.to(self._device, non_blocking=True)
             if self._keep:
                 crops = crops.clone() if crops is made else crops  # the next may overwrite it
@@ -110,7 +110,7 @@ class CentralCrops:
         done = before = 0
         while done < len(self._batches):
             try:
-                for made in closes_at_exit(self._make(self._batches[done:])):
+                for made in self._make(self._batches[done:]):
                     self._store.check()
                     done += 1
                     yield self._batches[done - 1], made

@@ -118,6 +118,8 @@ def _begin(
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(output, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         fcntl.flock(number, fcntl.LOCK_SH)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever began the tests ignores
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if session:
         os.setsid()
     os.environ.clear()

@@ -33,7 +33,7 @@ PATIENCE = 240
 
 LATE = (
     r"error: waited in \w+ \((distributed|training|model)/\w+\.py:\d+, (the \w|\w+_)[\w ]+\) for "
-    r"rank 1, which is elsewhere: step 2, in \w+ \(\w+/\w+\.py:\d+, which is in _fault of "
+    r"rank 1, which is elsewhere: (?:before .*|step \d), in \w+ \(\w+/\w+\.py:\d+, which is in _fault of "
     r"sitecustomize\.py\) for \d+ s; .* --rank-timeout"
 )
 ARGUMENTS = ("fault", "code", "said")
@@ -49,7 +49,7 @@ KINDS: list[tuple[str, int, str]] = [
     (
         "SIGSTOP",
         RANK_LOST,
-        r"for rank 1, which is stopped: its last word, \d+ s ago, was step 2, in",
+        r"for rank 1, which is stopped: its last word, \d+ s ago, was (?:before .*|step \d), in",
     ),
 ]
 TIMEOUTS = {"hang": 5.0, "SIGSTOP": 15.0}

@@ -78,7 +78,7 @@ def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -
     arguments = flags(with_settings(config, rank_timeout=10.0, max_restarts=1))
     done = command("train", *arguments, environment=faults).wait(300)
     assert done.returncode == 0, done.stderr
-    assert "for rank 1, which is elsewhere: step 2, in " in done.stderr
+    assert "for rank 1, which is elsewhere: " in done.stderr, done.stderr
     assert "restart 1 of 1, from the last checkpoint, on 2 ranks\n" in done.stderr
     assert [step for step, *_ in history(tmp_path / "run")] == list(range(1, 13))
 

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 
-def _fault(*_: object) -> int:
+def _fault(*_: object, **__: object) -> int:
     if (once := os.environ.get("FAULT_ONCE")) is not None:
         with open(once, "w") as file:
             file.write(str(os.getpid()))
