@@ -15,6 +15,7 @@ _PACKAGES = (
     "numpy",
     "pillow",
     "timm",
+    "pycocotools",
     "nvidia-dali-cuda120",
     "nvidia-dali-cuda130",
     "ffcv",

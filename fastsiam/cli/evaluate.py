@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastsiam.cli.help import Commands
 from fastsiam.cli.options import command_of, picture_path
 from fastsiam.config import RunConfig
+from fastsiam.config.detect import NOT_OF_DETECTION, DetectConfig
 from fastsiam.config.evaluate import (
     EvalConfig,
     FeaturesConfig,
@@ -56,6 +57,13 @@ def finetune(run: Path, config: FinetuneConfig) -> None:
     _evaluated(evaluate_finetuned, run, config)
 
 
+def detect(run: Path, config: DetectConfig) -> None:
+    """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
+    from fastsiam.jobs.detect import evaluate_detection, preflight
+
+    _evaluated(evaluate_detection, run, config, check=preflight)
+
+
 def _show(record: Record) -> None:
     print("\n".join(record.summary), flush=True)
 
@@ -65,6 +73,7 @@ def _evaluated(
     run: Path,
     config: EvalConfig,
     show: Callable[[Record], None] = _show,
+    check: Callable[[Path, Any], None] | None = None,
 ) -> None:
     """Evaluate on as many ranks as are asked for; rank 0 shows the record, then it is written."""
     from fastsiam import distributed
@@ -73,7 +82,7 @@ def _evaluated(
     where = RunConfig(gpus=config.gpus, device=config.device)
     if config.gpus * config.nodes > 1 and not distributed.is_worker():
         distributed.check_devices(where)
-        preflight(run, config)
+        (check or preflight)(run, config)
         work = distributed.Work(arguments=sys.argv[1:], gpus=config.gpus)
         sys.exit(distributed.launch_ranks(work, config))
     place = distributed.start(where)
@@ -84,6 +93,14 @@ def _evaluated(
 measures.command()(command_of(knn, KnnConfig, argument=_NETWORK))
 measures.command()(command_of(linear, LinearConfig, argument=_NETWORK))
 measures.command()(command_of(finetune, FinetuneConfig, argument=_NETWORK))
+measures.command()(
+    command_of(
+        detect,
+        DetectConfig,
+        options={f.name for f in fields(DetectConfig)} - NOT_OF_DETECTION,
+        argument=_NETWORK,
+    )
+)
 
 
 def features(run: Path, config: FeaturesConfig) -> None:

@@ -13,6 +13,8 @@ from .files import Files
 
 SLACK = 0.1
 """Share of an image's side by which a box may reach over its edge, as those drawn by hand do."""
+EMPTY = "is empty"
+"""What ``fault_of`` says of a box without an area."""
 
 
 def fault_of(box: Sequence[float], height: int, width: int) -> str:
@@ -28,12 +30,12 @@ def fault_of(box: Sequence[float], height: int, width: int) -> str:
         return "is not finite"
     if x1 < x0 or y1 < y0:
         return "has its corners reversed"
+    outside = f"lies outside its image, which is {width} x {height}"
+    if max(-x0, x1 - width) > SLACK * width or max(-y0, y1 - height) > SLACK * height:
+        return outside
     if np.float32(x1) == np.float32(x0) or np.float32(y1) == np.float32(y0):  # as it is kept
-        return "is empty"
-    over = max(-x0, x1 - width) > SLACK * width or max(-y0, y1 - height) > SLACK * height
-    if over or x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0:
-        return f"lies outside its image, which is {width} x {height}"
-    return ""
+        return EMPTY
+    return outside if x0 >= width or y0 >= height or x1 <= 0 or y1 <= 0 else ""
 
 
 def check_size(where: str, height: object, width: object) -> tuple[int, int]:

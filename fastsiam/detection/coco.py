@@ -22,21 +22,21 @@ from fastsiam.files import parsed_json
 
 from .annotated import Annotated, Part
 from .annotations import Picture, Segmentation
-from .checks import check_images, check_size, fault_of
+from .checks import EMPTY, check_images, check_size, fault_of
 from .files import Files, Tree, Zip
 
 log = logging.getLogger(__name__)
 
 ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
 _LARGEST_JSON = 2**30
-_EMPTY = "is empty"
 
 
 def open_coco(data: Path, split: str) -> Annotated:
     """Open train2017 or val2017.
 
     Args:
-        data: the folder that holds ``annotations/`` and the folder of images, or their zips.
+        data: the folder that holds ``annotations/`` and the folder of images, or their zips; or one
+            of the zips, beside which the others lie.
         split: "train2017" or "val2017".
 
     Raises:
@@ -44,6 +44,7 @@ def open_coco(data: Path, split: str) -> Annotated:
         DataError: the annotations cannot be read, hold a bad box or mask or name a class or image
             that is not there; names the file and the annotation.
     """
+    data = data.parent if data.is_file() else data
     text, where = _annotations(data, split)
     images: Files = Tree(data)
     if not (data / split).is_dir():
@@ -71,8 +72,7 @@ def _annotations(data: Path, split: str) -> tuple[bytes, str]:
 
 
 def _places(data: Path) -> Iterator[Files]:
-    if data.is_dir():
-        yield Tree(data)
+    yield Tree(data)
     if (data / ANNOTATIONS_ZIP).is_file():
         yield Zip(data / ANNOTATIONS_ZIP)
 
@@ -179,7 +179,7 @@ class _Table:
             raise self._bad(one, f"has no whole box, area or mark ({error})") from error
         box = [x, y, x + w, y + h]
         fault = fault_of(box, height, width)
-        if fault and fault != _EMPTY:
+        if fault and fault != EMPTY:
             raise self._bad(one, f"has a box ({x:g}, {y:g}, {w:g} x {h:g}) that {fault}")
         if not 0 <= area < math.inf:
             raise self._bad(one, f"has the area {area}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 import zipfile
 import zlib
@@ -50,6 +51,9 @@ class Files(ABC):
         """Return where a file lies, for messages."""
         return f"{self.root}: {name}"
 
+    def _too_large(self, name: str, size: int) -> DataError:
+        return DataError(f"{self.where(name)} has {size:,} bytes, too large for what it is")
+
 
 class Tree(Files):
     """Files in folders. A folder is listed once, when the first of its files is looked for."""
@@ -73,11 +77,13 @@ class Tree(Files):
     def read(self, name: str, limit: int = LARGEST_FILE) -> bytes:
         """Return a file's bytes."""
         path = self.root / name
-        with explained(DataError, f"cannot read {path}"), path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > limit:
-                raise DataError(f"{path} has {size:,} bytes, which is too large for what it is")
-            return file.readall()
+        with explained(DataError, f"cannot read {path}"), path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise DataError(f"{path} is no file, but a device or a pipe")
+            if found.st_size > limit:
+                raise self._too_large(name, found.st_size)
+            return file.read(found.st_size)
 
     def stamp(self, names: Iterable[str]) -> str:
         """Return a text that changes when these files do."""
@@ -118,9 +124,6 @@ class Archive(Files):
 
     def _missing(self, name: str) -> DataError:
         return DataError(f"{self.root} holds no {name}")
-
-    def _too_large(self, name: str, size: int) -> DataError:
-        return DataError(f"{self.where(name)} has {size:,} bytes, too large for what it is")
 
 
 class Tar(Archive):

@@ -108,7 +108,7 @@ def detect(model: GeneralizedRCNN, images: list[Tensor], sizes: list[tuple[int, 
     return shown
 
 
-class _Normalisation(GeneralizedRCNNTransform):
+class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]
     """Normalises images and puts them into a batch; they have their size already."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], divisor: int) -> None:
@@ -155,7 +155,7 @@ class _Cut(nn.Module):
         return cut
 
 
-class _C4Heads(RoIHeads):
+class _C4Heads(RoIHeads):  # type: ignore[misc]
     """Heads that share the fourth stage: in training, masks take what it made of their boxes."""
 
     def __init__(self, stride: int, head: _BoxFeatures, predictor: nn.Module, rois: int) -> None:

@@ -1,4 +1,4 @@
-"""Training of a detector: steps, their rates, precise BN, and what is found in images at the end."""
+"""Training of a detector: its steps, precise BN, and what is found in images at the end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ class DetectorTraining:
     ) -> None:
         self.model, self._rates, self._seed = model, rates, seed
         self._dtype, self._place = dtype, place
-        model.to(place.device).to(memory_format=torch.channels_last)
+        # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory (torch
+        # 2.15, torchvision 0.29).
+        model.to(place.device)
         use_uneven_batch_norm(model, bn_group(place, NumericsConfig()))
         self._together = data_parallel(model, place, bucket_mb=25, same_buffers=True)
         sgd = torch.optim.SGD(_groups(model, rates.weight_decay), lr=0.0, momentum=MOMENTUM)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import statistics
 import tempfile
 import time
 import zlib
@@ -21,7 +22,7 @@ from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import explained, parsed_json, write_json
 
-Kind = Literal["knn", "linear", "finetune"]
+Kind = Literal["knn", "linear", "finetune", "detect"]
 _RECORD = 1 << 16
 """Bytes that a disk should have for a record, which are tried before."""
 
@@ -153,8 +154,8 @@ class Record(Evaluation):
     """An evaluation and what came out of it."""
 
     results: list[dict[str, Any]]
-    """A line of figures for each features, k and temperature (kNN), or for each rate (the others).
-    Accuracies are percent."""
+    """A line of figures for each features, k and temperature (kNN), for each trial (detect), or for
+    each rate (the others). Accuracies and average precisions are percent."""
     summary: list[str]
     """The results for people; those of kNN line by line."""
     per_class: dict[str, float | None]
@@ -169,8 +170,9 @@ class Record(Evaluation):
 
     @property
     def best(self) -> dict[str, Any]:
-        """The line of ``results`` with the highest top-1."""
-        return max(self.results, key=lambda line: line["top1"])
+        """The line of ``results`` with the highest top-1 (detect: AP)."""
+        figure = "AP" if self.kind == "detect" else "top1"
+        return max(self.results, key=lambda line: line[figure])
 
     @property
     def headline(self) -> dict[str, Any]:
@@ -182,6 +184,21 @@ class Record(Evaluation):
     def first_with(self, features: str) -> dict[str, Any]:
         """Return kNN's first result with these features: pixels, untrained or trained."""
         return next(line for line in self.results if line["features"] == features)
+
+    @property
+    def over_trials(self) -> tuple[dict[str, float], dict[str, float | None]]:
+        """Means and standard deviations (None of a single trial) of a detector's figures."""
+        columns = {
+            name: [line[name] for line in self.results]
+            for name in self.results[0]
+            if name not in ("trial", "seed", "seconds")
+        }
+        means = {name: statistics.fmean(values) for name, values in columns.items()}
+        spread = {
+            name: statistics.stdev(values) if len(values) > 1 else None
+            for name, values in columns.items()
+        }
+        return means, spread
 
     def class_lines(self) -> list[str]:
         """Return the accuracies of the classes for people, a line each below a heading."""
@@ -198,6 +215,8 @@ class Record(Evaluation):
             del plain["images_validated"]
             kinds = dict.fromkeys(line["features"] for line in self.results)
             return plain | {kind: self.first_with(kind) for kind in kinds}
+        if self.kind == "detect":
+            return plain | {"mean": self.over_trials[0], "deviation": self.over_trials[1]}
         return plain | {"best": self.best}
 
     @classmethod
@@ -207,7 +226,7 @@ class Record(Evaluation):
         Raises:
             KeyError, TypeError, ValueError: it is no record.
         """
-        data_kind = DataFacts if plain["kind"] == "knn" else TrainingDataFacts
+        data_kind = DataFacts if plain["kind"] in ("knn", "detect") else TrainingDataFacts
         if plain["kind"] not in get_args(Kind) or not plain["results"]:
             raise ValueError("an evaluation of no kind that is known, or without results")
         images = plain["images"]

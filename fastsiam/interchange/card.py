@@ -42,7 +42,8 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         parts.append("## Training\n\n" + _training(config, pretrained, recipe))
     if accuracy := [*_knn_of(pretrained), *(_result(record) for record in results)]:
         parts.append(
-            "## Accuracy\n\nOf the frozen features, but for finetune.\n\n" + "\n\n".join(accuracy)
+            "## Accuracy\n\nOf the frozen features, but for finetune and detect.\n\n"
+            + "\n\n".join(accuracy)
         )
     parts.append("## Versions\n\n" + _versions(recorded.get("environment")))
     return "\n\n".join(parts) + "\n"

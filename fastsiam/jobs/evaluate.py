@@ -21,7 +21,7 @@ from fastsiam.config.evaluate import (
     LabelConfig,
     LinearConfig,
 )
-from fastsiam.console import counted, duration
+from fastsiam.console import Console, counted, duration
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError
 from fastsiam.evaluate.features import fingerprint, pixel_batches
@@ -381,18 +381,32 @@ def _record(
 def _destination(
     subject: Subject, config: EvalConfig, evaluation: Evaluation, *details: str
 ) -> Destination:
+    """Return where a subject's record will go."""
+    return destination_of(
+        subject.pretrained.run, config, evaluation, *details,
+        place=subject.place, console=subject.console,
+    )  # fmt: skip
+
+
+def destination_of(
+    run: Path | None,
+    config: EvalConfig,
+    evaluation: Evaluation,
+    *details: str,
+    place: Place,
+    console: Console,
+) -> Destination:
     """Return where a record will go: into its run, and where the user wants it.
 
     Raises:
         FastSiamError: it cannot be written where the user wants it.
     """
-    run = subject.pretrained.run
     destination = Destination(
         own=None if run is None else evaluation.path(run, *details),
         asked=Path(config.json) if config.json else None,
-        console=subject.console,
+        console=console,
     )
-    if subject.place.leads:
+    if place.leads:
         destination = destination.checked()
     writable = from_leader("yes" if destination.own else "")  # all go on from the same state
     return destination if writable else replace(destination, own=None)

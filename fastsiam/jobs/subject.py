@@ -83,7 +83,7 @@ class Subject:
         self.console.say(
             f"images from {self.data.root}, pipeline {self.data.pipeline}: "
             f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
-            f"{_short(self.dtype)} on {self.place.world} x {kind}"
+            f"{short_name(self.dtype)} on {self.place.world} x {kind}"
         )
         for line in (*self._held_out(), *lines):
             self.console.say(line)
@@ -120,7 +120,7 @@ class Subject:
             mean=tuple(self.augment.mean),
             std=tuple(self.augment.std),
             pipeline=self.data.pipeline,
-            precision=_short(self.dtype),
+            precision=short_name(self.dtype),
             ranks=self.place.world,
         )
         return Evaluation(
@@ -153,12 +153,7 @@ def open_subject(
         CheckpointError: the file cannot be read or is of no layout that is known.
         FastSiamError: the images would be smaller than the crop.
     """
-    try:
-        pretrained = load_pretrained(path, backbone=config.backbone, stem=config.stem)
-    except ValueError as error:
-        raise FastSiamError(str(error)) from error
-    if config.untrained:
-        pretrained = _untrained(pretrained)
+    pretrained = open_network(path, config)
     own = pretrained.config
     augment, resize = _image_settings(pretrained, config)
     network = pretrained.network(layer)
@@ -174,11 +169,25 @@ def open_subject(
         data=_data_settings(own.data if own else DataConfig(), config, place),
         augment=augment,
         resize=resize,
-        dtype=_precision(config, own, place),
+        dtype=autocast_of(config, own, place),
         batch=config.feature_batch,
         place=place,
         console=Console(quiet=not place.leads),
     )
+
+
+def open_network(path: Path, config: EvalConfig) -> Pretrained:
+    """Load a network, or the same one untrained.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no layout that is known.
+        FastSiamError: the settings do not fit the file.
+    """
+    try:
+        pretrained = load_pretrained(path, backbone=config.backbone, stem=config.stem)
+    except ValueError as error:
+        raise FastSiamError(str(error)) from error
+    return _untrained(pretrained) if config.untrained else pretrained
 
 
 def as_evaluated(*, crop: int, resize: int) -> str:
@@ -337,7 +346,8 @@ def _untrained(pretrained: Pretrained) -> Pretrained:
     return replace(pretrained, state=state, epoch=0.0, left_out=())
 
 
-def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+def autocast_of(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+    """Return the autocast type that is asked for, perhaps as the run had it."""
     precision = config.precision
     if precision == "run":
         precision = own.numerics.precision if own else "auto"
@@ -346,7 +356,8 @@ def _precision(config: EvalConfig, own: TrainConfig | None, place: Place) -> tor
     return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
+    """Return a type's name, such as float32."""
     return str(dtype).removeprefix("torch.")
 
 

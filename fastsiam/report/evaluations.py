@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,11 @@ from fastsiam.report import html as page
 _FEATURES = {"trained": "trained", "untrained": "untrained", "pixels": "raw pixels"}
 """What kNN compares, in the order of the rows."""
 _HEADS = ("run", "epoch", "measure", "best top-1 (%)", "top-5 (%)", "rate: top-1", "images", "on")
+
+
+_DETECTION_HEADS = (
+    "run", "epoch", "task", "detector", "AP50", "AP", "AP75", "trials", "not the protocol's", "on",
+)  # fmt: skip
 
 
 def evaluations(found: Mapping[str, Sequence[Record]]) -> str:
@@ -26,10 +31,19 @@ def evaluations(found: Mapping[str, Sequence[Record]]) -> str:
         _trained_row(run, record)
         for run, records in found.items()
         for record in records
-        if record.kind != "knn"
+        if record.kind not in ("knn", "detect")
     ]
     if trained:
         parts.append(page.subheading("Trained with labels") + page.table(trained, _HEADS))
+    detected = [
+        row
+        for run, records in found.items()
+        for record in records
+        if record.kind == "detect"
+        for row in _detection_rows(run, record)
+    ]
+    if detected:
+        parts.append(page.subheading("Detection") + page.table(detected, _DETECTION_HEADS))
     return "<h2>Evaluations</h2>" + "".join(parts) if parts else ""
 
 
@@ -128,6 +142,29 @@ def _trained_row(run: str, record: Record) -> list[Any]:
         _images(record.data, record.images),
         record.date,
     ]
+
+
+def _detection_rows(run: str, record: Record) -> Iterator[list[Any]]:
+    """Yield the row of a detector's boxes, and of its masks if it has some."""
+    epoch, protocol = record.network.epoch, record.protocol
+    means, spread = record.over_trials
+    for what in ("", "mask "):
+        if f"{what}AP" not in means:
+            continue
+        figures = [
+            f"{means[name]:.1f}" + ("" if (sd := spread[name]) is None else f" ± {sd:.1f}")
+            for name in (f"{what}AP50", f"{what}AP", f"{what}AP75")
+        ]
+        yield [
+            run,
+            "untrained" if record.network.untrained else "" if epoch is None else rounded(epoch),
+            f"{protocol['task']}{', masks' if what else ''}",
+            protocol["detector"],
+            *figures,
+            f"{len(record.results)}",
+            "; ".join(protocol["differences"]),
+            record.date,
+        ]
 
 
 def _images(data: DataFacts, images: ImageFacts) -> str:

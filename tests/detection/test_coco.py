@@ -101,6 +101,7 @@ def test_zips_are_read_in_place(deflated: bool, made: Path, tmp_path: Path) -> N
         assert same_but_masks(zips.picture(i), folders.picture(i))
     copy = pickle.loads(pickle.dumps(zips))
     assert copy.read(5) == zips.read(5) and copy.stamp() == zips.stamp() != folders.stamp()
+    assert len(open_detection("coco", tmp_path / "val2017.zip", "val")) == 6
     assert len(list(tmp_path.iterdir())) == 3  # nothing was unpacked
 
 
@@ -185,6 +186,7 @@ BAD = {
     "nan": (boxed(float("nan"), 5, 3, 4), "annotation 2 has a box .* not finite"),
     "infinite": (boxed(1, 5, float("inf"), 4), "annotation 2 has a box .* not finite"),
     "huge": (boxed(1, 5, 10**400, 4), "annotation 2 has no whole box"),
+    "far outside": (boxed(1, 5, 1e300, 4), "annotation 2 has a box .* outside its image"),
     "outside": (boxed(61, 5, 3, 4), "annotation 2 has a box .* outside its image"),
     "three numbers": (boxed(1, 5, 3), "annotation 2 has no whole box"),
     "no numbers": (boxed(1, 5, 3, "x"), "annotation 2 has no whole box"),

@@ -213,6 +213,13 @@ def test_what_is_found_is_in_the_images_own_pixels() -> None:
     assert set(np.concatenate([one.labels for one in found]).tolist()) <= {0, 1}
 
 
+def test_the_loss_of_a_batch_falls() -> None:
+    made = training()
+    (batch,) = batches(0, 1)
+    losses = [float(made.step(step, batch)) for step in range(5)]
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.slow  # a minute of training
 @pytest.mark.parametrize("masks", [False, True])
 def test_a_detector_learns(masks: bool) -> None:
