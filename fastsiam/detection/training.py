@@ -70,8 +70,8 @@ class DetectorTraining:
     ) -> None:
         self.model, self._rates, self._seed = model, rates, seed
         self._dtype, self._place = dtype, place
-        # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory (torch
-        # 2.15, torchvision 0.29).
+        # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
+        # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
         model.to(place.device)
         use_uneven_batch_norm(model, bn_group(place, NumericsConfig()))
         self._together = data_parallel(model, place, bucket_mb=25, same_buffers=True)
