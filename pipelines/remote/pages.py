@@ -153,11 +153,12 @@ class Pages:
         with self._transaction():
             now = time.time_ns()
             self._index.executemany(
-                f"UPDATE slots SET used = ? WHERE slot = ? AND used != {_FREE}",
-                ((now, slot) for slot in read),
+                "UPDATE slots SET used = ? WHERE slot = ? AND used != ?",
+                ((now, slot, _FREE) for slot in read),
             )
             self._index.executemany(
-                f"{_FREED} WHERE object = ? AND page = ?", ((name, page) for page in damaged)
+                f"{_FREED} WHERE object = ? AND page = ?",  # of constants  # nosec B608
+                ((name, page) for page in damaged),
             )
 
     def _connect(self, suspect: bool) -> None:
@@ -211,8 +212,10 @@ class Pages:
             self._index.executemany(
                 "INSERT INTO slots (slot, used) VALUES (?, ?)", ((slot, _FREE) for slot in new)
             )
+            oldest = "SELECT slot FROM slots ORDER BY used LIMIT ?"
             self._index.execute(
-                f"{_FREED} WHERE slot IN (SELECT slot FROM slots ORDER BY used LIMIT ?)", (wanted,)
+                f"{_FREED} WHERE slot IN ({oldest})",  # of constants  # nosec B608
+                (wanted,),
             )
         if too_many:
             with self._transaction():  # of its own: until now others read these slots
@@ -253,7 +256,7 @@ _TAKEN = """
 UPDATE OR IGNORE slots SET object = ?, page = ?, bytes = ?, sums = ?, used = ? WHERE slot = ?
 """
 """Ignored where another process put the page meanwhile."""
-_FREED = f"UPDATE slots SET object = NULL, page = NULL, used = {_FREE}"
+_FREED = f"UPDATE slots SET object = NULL, page = NULL, used = {_FREE}"  # nosec B608
 
 
 class _Busy(sqlite3.OperationalError):
