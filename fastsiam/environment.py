@@ -81,3 +81,10 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def be_found_by_children() -> None:
+    """Have the processes that this one starts find the package, from whatever folder."""
+    home, known = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
+    if home not in (known or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, known]))

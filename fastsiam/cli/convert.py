@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fastsiam.cli.help import Commands
 from fastsiam.cli.options import command_of
 from fastsiam.config import ConvertConfig
+
+if TYPE_CHECKING:
+    from fastsiam.pipelines.convert import Kind
 
 app = Commands(
     no_args_is_help=True,
@@ -19,16 +23,12 @@ app = Commands(
 
 def imagenet(config: ConvertConfig) -> None:
     """ImageNet: the official archives, folders, WebDataset shards or Hugging Face's parquet."""
-    from fastsiam.jobs.convert import convert_data
-
-    convert_data("imagenet", config)
+    _convert("imagenet", config)
 
 
 def cifar10(config: ConvertConfig) -> None:
     """CIFAR-10: its authors' python archive, or its images as files."""
-    from fastsiam.jobs.convert import convert_data
-
-    convert_data("cifar10", config)
+    _convert("cifar10", config)
 
 
 def folder(config: ConvertConfig) -> None:
@@ -36,16 +36,12 @@ def folder(config: ConvertConfig) -> None:
 
     Class folders or none; train/ beside val/ or test/, or training images alone.
     """
-    from fastsiam.jobs.convert import convert_data
-
-    convert_data("folder", config)
+    _convert("folder", config)
 
 
 def parquet(config: ConvertConfig) -> None:
     """Parquet files with an image column (a struct of bytes and path) and a label."""
-    from fastsiam.jobs.convert import convert_data
-
-    convert_data("parquet", config)
+    _convert("parquet", config)
 
 
 def demo_images(config: ConvertConfig) -> None:
@@ -53,6 +49,17 @@ def demo_images(config: ConvertConfig) -> None:
     from fastsiam.jobs.convert import convert_demo
 
     convert_demo(config)
+
+
+def _convert(kind: Kind, config: ConvertConfig) -> None:
+    if config.parts:
+        from fastsiam.jobs.parts import convert_parts
+
+        convert_parts(config, sys.argv[1:])
+        return
+    from fastsiam.jobs.convert import convert_data
+
+    convert_data(kind, config)
 
 
 for _command in (imagenet, cifar10, folder, parquet):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from fastsiam.urls import Url
 
 from .checks import require
 from .data import DataConfig
+
+EngineName = Literal["local", "slurm", "ray", "dask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,22 @@ class ConvertConfig:
         "Convert one part of several, such as 2/8, into a file of its own. "
         "The parts in one folder are one data set; convert folder makes one file of them."
     )
+    parts: int = 0
+    (
+        "Convert into so many parts, each a task of the --engine, made again if it is lost. "
+        "0 makes one file of each split, here."
+    )
+    engine: EngineName = "local"
+    """Where the parts of --parts are made: one after the other here, or by a cluster's workers."""
+    engine_address: str = ""
+    (
+        "Address of a running cluster of ray or dask. Default: $RAY_ADDRESS or "
+        "$DASK_SCHEDULER_ADDRESS; if that is not set, one of this machine, for as long as it takes."
+    )
+    engine_options: str = ""
+    """Options of sbatch for --engine slurm, such as '--partition=cpu --cpus-per-task=16'."""
+    retries: int = 2
+    """How often a part is begun again after its process or its machine was lost."""
     skip_bad: bool = False
     """Leave out images that cannot be read, and list them in the manifest."""
     workers: int = -1
@@ -60,6 +79,18 @@ class ConvertConfig:
             self.workers == -1 or self.workers >= 1,
             f"workers must be -1 or at least 1, not {self.workers}",
         )
+        for name in ("parts", "retries"):
+            value = getattr(self, name)
+            require(0 <= value <= 99999, f"{name} must be 0 to 99999, not {value}")
+        require(
+            self.engine in get_args(EngineName),
+            f"engine must be {', '.join(get_args(EngineName))}, not {self.engine!r}",
+        )
+        require(
+            not (self.engine != "local" and not self.parts),
+            f"--engine {self.engine} makes parts: say how many by --parts, a few for each machine",
+        )
+        require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
         require(not (self.yuv and self.raw), "--yuv and --raw exclude each other: choose one")
         number, count = self.part_of
         require(

@@ -10,9 +10,9 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastsiam.environment import be_found_by_children
 from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.launched import LAUNCHER
 
@@ -105,8 +105,7 @@ def launching() -> Iterator[None]:
 
     for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    home = str(Path(__file__).parents[2])  # so that the ranks find the package from any folder
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    be_found_by_children()
     os.environ[LAUNCHER] = str(os.getpid())
     try:
         yield

@@ -31,7 +31,7 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
     watcher = FileProgress(Console())
     began = time.monotonic()
     try:
-        with _stoppable("the same command goes on from here"):
+        with stoppable("the same command goes on from here"):
             written = convert(kind, config, watcher)
     except BadImagesError as error:
         watcher.end()
@@ -69,6 +69,8 @@ def convert_demo(config: ConvertConfig) -> None:
 
     if config.source:
         raise DataError("the demo makes its images itself: leave --source out")
+    if config.parts:
+        raise DataError("the demo's images are few: leave --parts out")
     out = Path(config.out) if config.out else Path(str(config.root), "demo")
     make_images_once(out / "images")
     convert_data("folder", replace(config, source=str(out / "images"), out=str(out)))
@@ -83,7 +85,7 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
     """
     watcher = FileProgress(Console())
     try:
-        with _stoppable("nothing was changed"):
+        with stoppable("nothing was changed"):
             reports = verify(
                 path,
                 decoding=decode,
@@ -121,7 +123,7 @@ def _count(number: int, word: str, ending: str = "s") -> str:
 
 
 @contextlib.contextmanager
-def _stoppable(then: str) -> Iterator[None]:
+def stoppable(then: str) -> Iterator[None]:
     """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``."""
 
     def stop(number: int, _: FrameType | None) -> None:

@@ -23,9 +23,12 @@ from ..store import BetonStore, Store
 
 _FORMAT = 3
 """Another number starts half-finished files anew. From 3 on gray JPEGs keep their bytes."""
-_ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
+_HOW: dict[str, Any] = {
+    "parts": 0, "engine": "local", "engine_address": "", "engine_options": "", "retries": 2,
+}  # fmt: skip
+_ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1, **_HOW}
 """Options that have no part in what a finished file holds: one value stands for all others."""
-_LATER: dict[str, Any] = {"yuv": False}
+_LATER: dict[str, Any] = {"yuv": False, **_HOW}
 """Options that earlier versions had not: at these values, what they made is the same."""
 
 
