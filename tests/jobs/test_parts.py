@@ -220,7 +220,7 @@ def test_slurm_itself(slurm: Cluster, images: Path, tmp_path: Path) -> None:
     """Two nodes of the real program; one part is bad at first."""
     out = tmp_path / "out"
     asked = ["--source", str(images), "--out", str(out), "--parts", "3", "--engine", "slurm"]
-    how = {"environment": {**slurm.environment, "PYTHONPATH": str(ROOT)}}
+    how: dict[str, Any] = {"environment": {**slurm.environment, "PYTHONPATH": str(ROOT)}}
     done = fastsiam("convert", "folder", *asked, "--engine-options", "--partition=low", **how)
     assert len(re.findall(r"^part \d of 3 is made on \S+; \d of 3$", done.stderr, re.M)) == 3
     assert len(open_store(out, "train")) == 24
