@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import time
@@ -48,7 +49,7 @@ def hang(folder: Path) -> None:
 
 
 def gorge(folder: Path) -> None:
-    bytearray(1 << 30)
+    mmap.mmap(-1, 1 << 30)  # malloc may have so much that is free
 
 
 def write_elsewhere(folder: Path) -> None:

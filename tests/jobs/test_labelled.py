@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
-from fastsiam.distributed import Place
+from fastsiam.config.nodes import NodesConfig
+from fastsiam.distributed import Place, Work
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.finetune import FineTuning
@@ -292,13 +294,13 @@ def test_two_ranks_of_the_launcher(run: Path, more: list[str]) -> None:
 def test_ranks_are_started_with_the_same_command_line(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, list[str]]] = []
+    asked: list[tuple[int, Sequence[str]]] = []
 
-    def launch(processes: int, arguments: list[str]) -> int:
-        asked.append((processes, arguments))
+    def launch(work: Work, nodes: NodesConfig) -> int:
+        asked.append((work.gpus, work.arguments))
         return 7
 
-    monkeypatch.setattr("fastsiam.distributed.launch", launch)
+    monkeypatch.setattr("fastsiam.distributed.launch_ranks", launch)
     arguments = ["eval", "linear", str(run), *TWO_RANKS]
     monkeypatch.setattr("sys.argv", ["fastsiam", *arguments])
     with pytest.raises(SystemExit) as ended:
