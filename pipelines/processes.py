@@ -17,6 +17,7 @@ from typing import Any
 from fastsiam.errors import WorkerError
 from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import cores
+from fastsiam.launched import signal_name
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5
@@ -83,13 +84,8 @@ def killed(which: str, code: int | None) -> str:
     """
     if code is None or code >= 0:
         return f"{which} ended by itself (exit code {code}); {_GOES_ON}"
-    number = -code
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    cause = _CAUSES.get(number, "")
-    return f"{which} was killed by {name}{cause}; {_GOES_ON}"
+    cause = _CAUSES.get(-code, "")
+    return f"{which} was killed by {signal_name(-code)}{cause}; {_GOES_ON}"
 
 
 _GOES_ON = "the same command goes on"

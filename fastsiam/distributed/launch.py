@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastsiam.environment import be_found_by_children
 from fastsiam.errors import RANK_LOST, SIGNALLED
-from fastsiam.launched import LAUNCHER
+from fastsiam.launched import LAUNCHER, signal_name
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-_WHY = {
+_WHY: dict[int, str] = {
     signal.SIGKILL: ": was its memory too small?",
     signal.SIGABRT: ": by NCCL, perhaps, after --rank-timeout; see what is written above",
 }
@@ -145,8 +145,9 @@ def _ending(rank: int, code: int) -> Ending:
     """
     if code >= 0:
         return Ending(code, lost=code == RANK_LOST)
-    number = signal.Signals(-code)
-    print(f"error: rank {rank} was ended by {number.name}{_WHY.get(number, '')}", file=sys.stderr)
+    number = -code
+    why = _WHY.get(number, "")
+    print(f"error: rank {rank} was ended by {signal_name(number)}{why}", file=sys.stderr)
     return Ending(SIGNALLED + number, lost=number not in STOPS)
 
 

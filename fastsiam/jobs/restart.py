@@ -73,6 +73,8 @@ def restarting(
             ]
             os.environ[_DEVICES] = ",".join(answering)
             there = len(answering)
+            if not there:
+                print("error: no GPU answers any more, so nothing is started", file=sys.stderr)
         if run and (who := wait_until_free(run)):
             print(f"error: {run} is still in use by {who}", file=sys.stderr)
             return 0, ()

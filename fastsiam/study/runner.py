@@ -20,7 +20,7 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
-from fastsiam.launched import ending_with
+from fastsiam.launched import ending_with, signal_name
 from fastsiam.leaving import ECHO, first_is_handled
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
@@ -225,7 +225,7 @@ def _note_divergence(run: Run, line: str) -> None:
 
 def _failed(run: Run, code: int) -> FastSiamError:
     if code < 0:
-        why = f"killed by {signal.Signals(-code).name}"
+        why = f"killed by {signal_name(-code)}"
     elif code:
         why = (_last_lines(run.log_file, 1) or [f"exit code {code}"])[0].removeprefix("error: ")
     else:

@@ -19,7 +19,6 @@ from fastsiam.console import Console, duration
 from fastsiam.distributed import Signalled, StopSignals
 from fastsiam.errors import (
     CheckpointError,
-    DataError,
     FastSiamError,
     ImageError,
     Interrupted,
@@ -278,10 +277,7 @@ def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str
 
 
 def _way_on(error: FastSiamError) -> str:
-    """Say how a run goes on, if it is its data that end it."""
-    match error:
-        case ImageError():
-            return "; with another one in its place it goes on by --bad-images replace"
-        case DataError():
-            return "; without the image it goes on by --data-changed accept"
+    """Say how a run goes on, if it is one image that ends it."""
+    if isinstance(error, ImageError):
+        return "; with another one in its place it goes on by --bad-images replace"
     return ""

@@ -160,6 +160,7 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
         ({0: (1, 0), 1: (-signal.SIGKILL, 0)}, 137, "rank 1 was ended by SIGKILL"),
         ({2: (-signal.SIGABRT, 5), 0: (1, 5)}, 134, "rank 2 was ended by SIGABRT: by NCCL"),
         ({0: (1, 0), 1: (-signal.SIGKILL, 30)}, 1, ""),
+        ({3: (-(signal.SIGRTMIN + 1), 0)}, 128 + signal.SIGRTMIN + 1, "ended by signal 35"),
         ({0: (75, 0), 1: (1, 5), 2: (75, 0)}, 1, ""),
         ({1: (-signal.SIGTERM, 0)}, 143, "rank 1 was ended by SIGTERM"),
         ({0: (RANK_LOST, 0), 1: (1, 0.5)}, 1, ""),

@@ -151,7 +151,10 @@ def test_only_lost_ranks_are_started_again(
 
 
 def test_as_many_ranks_start_again_as_gpus_answer_and_share_the_batch(
-    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: TrainConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = with_settings(small, batch=24, device="auto", resume="never")
     answers = {"0": True, "GPU-1": True, "2": False, "3": True, "4": True, "5": True}
@@ -162,6 +165,7 @@ def test_as_many_ranks_start_again_as_gpus_answer_and_share_the_batch(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,GPU-1,3,4,5"
     answers.update(dict.fromkeys(answers, False))
     assert again(4)[0] == 0
+    assert "error: no GPU answers any more" in capsys.readouterr().err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert again(6)[0] == 6  # on the CPU
 
