@@ -222,7 +222,9 @@ class Subject:
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
-    return [{k: line[k] for k in _COMPARED if k in line} for line in read_metrics(run)]
+    """Return what was trained; alarms are about the machine, such as a disk that fills up."""
+    lines = (line for line in read_metrics(run) if line["kind"] != "alarm")
+    return [{k: line[k] for k in _COMPARED if k in line} for line in lines]
 
 
 def _parent(process: int) -> int:

@@ -199,7 +199,7 @@ class _Trials:
             f"{NAMES[config.detector]}, {'Mask' if self.data.masks else 'Faster'} R-CNN: "
             f"{made.steps:,} steps of {config.batch_size}, rate {config.lr:g}, drops at "
             f"{', '.join(f'{drop:,}' for drop in made.drops)}; {short_name(self.dtype)} on "
-            f"{self.place.world} x {kind}; {config.trials} trials"
+            f"{self.place.world} x {kind}; {_trials(config)}"
         )
         if self.differences:
             say(f"not the protocol's: {'; '.join(self.differences)}")
@@ -396,6 +396,10 @@ def _state(training: DetectorTraining, lines: str) -> dict[str, Any]:
     return {"lines": lines, "training": training.state()}
 
 
+def _trials(config: DetectConfig) -> str:
+    return f"{config.trials} trial{'s' if config.trials > 1 else ''}"
+
+
 def _summary(record: Record, config: DetectConfig) -> list[str]:
     """Return the means for people, each beside the rows of the paper."""
     means, spread = record.over_trials
@@ -408,8 +412,8 @@ def _summary(record: Record, config: DetectConfig) -> list[str]:
             f"{name} {means[name]:.1f}" + ("" if (sd := spread[name]) is None else f" ± {sd:.1f}")
             for name in (f"{prefix}{figure}" for figure in FIGURES)
         )
-        over = f"{config.trials} trials" if config.trials > 1 else "1 trial"
-        lines.append(f"{start}{task}, {record.protocol['detector']}: {figures} ({over})")
+        shown = f"{figures} ({_trials(config)})"
+        lines.append(f"{start}{task}, {record.protocol['detector']}: {shown}")
         if task in PAPER:
             lines.append(papers_rows(task))
     if record.protocol["differences"]:
