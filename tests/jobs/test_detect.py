@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,12 @@ from fastsiam.detection.training import DetectorTraining
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.records import read_records
-from fastsiam.jobs import epochs
+from fastsiam.jobs import detect, epochs
 from fastsiam.jobs.detect import evaluate_detection
 from fastsiam.jobs.train import train_here
 from fastsiam.report.evaluations import evaluations
 from tests.configs import with_settings
-from tests.processes import fastsiam
+from tests.processes import Forked, fastsiam
 from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
@@ -97,7 +100,21 @@ def test_masks_of_coco(run: Path, made: Path) -> None:
     assert "coco masks" in record.summary[2] and "54.2 / 33.2 / 35.2" in record.summary[3]
 
 
-def test_an_interrupted_one_goes_on_bit_for_bit(
+def killed_at(call: int, run: Path, config: DetectConfig) -> None:
+    """Evaluate, save after each step, and be killed before a step."""
+    epochs._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
+    step, calls = DetectorTraining.step, count(1)
+
+    def counted(self: DetectorTraining, *arguments: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    DetectorTraining.step = counted  # type: ignore[method-assign]
+    evaluate_detection(run, config, HERE)
+
+
+def test_a_killed_one_goes_on_bit_for_bit(
     run: Path,
     made: Path,
     tmp_path: Path,
@@ -105,8 +122,6 @@ def test_an_interrupted_one_goes_on_bit_for_bit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Killed in the second trial, after a save; figures and weights are as of one that was not."""
-    monkeypatch.setattr(epochs, "_SECONDS_BETWEEN_SAVES", 0.0)
-    monkeypatch.setattr("fastsiam.jobs.detect._LOOKED_AT", 1)
     ends: list[dict[str, Any]] = []
     settle = DetectorTraining.settle_batch_norm
 
@@ -117,24 +132,15 @@ def test_an_interrupted_one_goes_on_bit_for_bit(
     monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
     config = replace(QUICK, data=str(made / "voc"), trials=2)
     whole = evaluate_detection(run, replace(config, json=str(tmp_path / "a.json")), HERE)
-    step, calls = DetectorTraining.step, []
-
-    def failing(self: DetectorTraining, *arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return step(self, *arguments)
-
-    monkeypatch.setattr(DetectorTraining, "step", failing)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate_detection(run, config, HERE)
+    assert Forked(killed_at, 6, run, config).wait().returncode == -signal.SIGKILL
+    assert list((run / "eval").glob("*.partial"))
     capsys.readouterr()
     resumed = evaluate_detection(run, config, HERE)
     assert "going on in trial 2, step 2 of 3" in capsys.readouterr().err
     assert resumed.results == whole.results
-    assert len(ends) == 4
-    for name, value in ends[1].items():
-        assert torch.equal(value, ends[3][name]), name
+    _, last, again = ends
+    for name, value in last.items():
+        assert torch.equal(value, again[name]), name
     assert not list((run / "eval").glob("*.partial"))
 
 
