@@ -187,6 +187,7 @@ def build_eval_loader(
     batch: int = 256,
     rank: int = 0,
     world: int = 1,
+    in_turn: bool = False,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     chosen: NDArray[np.int64] | None = None,
@@ -206,6 +207,7 @@ def build_eval_loader(
         batch: images in a batch of this rank.
         rank: this process's number; it gets every ``world``-th part of the images.
         world: number of processes.
+        in_turn: whether the processes take batches in turn, and not one stretch each.
         device: where the images shall lie.
         dtype: floating type of the images; float32 by default.
         chosen: positions in the data set, ascending, of the images to show; all by default.
@@ -234,6 +236,7 @@ def build_eval_loader(
         batch=batch,
         rank=rank,
         world=world,
+        in_turn=in_turn,
         device=device,
         dtype=dtype or torch.float32,
         bears=data.bad_images == "replace",

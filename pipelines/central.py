@@ -42,6 +42,7 @@ class CentralCrops:
         batch: images in a batch of this rank.
         rank: this process's number; it gets every ``world``-th part of the images.
         world: number of processes.
+        in_turn: whether the processes take batches in turn, and not one stretch each.
         device: where the images shall lie.
         dtype: floating type of the images.
         bears: whether bad images are left out; else one is an error.
@@ -57,6 +58,7 @@ class CentralCrops:
         batch: int,
         rank: int,
         world: int,
+        in_turn: bool,
         device: torch.device,
         dtype: torch.dtype,
         bears: bool = False,
@@ -65,19 +67,22 @@ class CentralCrops:
         self.labels = store.labels[chosen]
         self._store, self._make, self._augment = store, crops, augment
         self._device, self._dtype = device, dtype
-        self._share = np.array_split(chosen, world)[rank]
+        rows = np.arange(len(chosen))
+        stretch = np.array_split(rows, world)[rank]
+        self._rows = rows[rows // batch % world == rank] if in_turn else stretch
+        self._chosen, self._share = chosen, chosen[self._rows]
         self._bears, self._left_out = bears, set[int]()
         self._batches = [self._share[i : i + batch] for i in range(0, len(self._share), batch)]
         self._keep = len(self._share) * augment.crop**2 * 3 <= _KEEP_BYTES
         self._kept: list[Tensor] = []
 
     def names(self) -> list[str]:
-        """Return the names of this rank's images within the data set, in order."""
-        return [self._store.name(i) for i in self._share.tolist()]
+        """Return the names of all ranks' images within the data set, in order."""
+        return [self._store.name(i) for i in self._chosen.tolist()]
 
     def rows(self) -> Iterator[int]:
         """Yield which of this rank's images are shown; see ``fastsiam.views.batch.EvalLoader``."""
-        for row, image in enumerate(self._share.tolist()):
+        for row, image in zip(self._rows.tolist(), self._share.tolist(), strict=True):
             if image not in self._left_out:
                 yield row
 

@@ -25,7 +25,7 @@ WITH_PIPELINES = {"cli", "bench", "jobs", "detection", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
 OF_PIPELINES = {
     "pipelines", "views", "config", "kernels", "console", "bad_images", "caches", "errors", "files",
-    "trace", "urls", "__init__",
+    "launched", "trace", "urls", "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}

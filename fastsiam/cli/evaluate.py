@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from fastsiam.config.evaluate import (
 from fastsiam.config.nodes import NodesConfig
 
 if TYPE_CHECKING:
+    from fastsiam.distributed import Place
     from fastsiam.evaluate.records import Record
 
 app = Commands()
@@ -76,17 +78,29 @@ def _evaluated(
     check: Callable[[Path, Any], None] | None = None,
 ) -> None:
     """Evaluate on as many ranks as are asked for; rank 0 shows the record, then it is written."""
-    from fastsiam import distributed
     from fastsiam.jobs.evaluate import preflight
+
+    _on_ranks(partial(evaluate, show=show), run, config, check=check or preflight)
+
+
+def _on_ranks(
+    work: Callable[[Path, Any, Place], object],
+    run: Path,
+    config: EvalConfig,
+    *,
+    check: Callable[[Path, Any], None],
+) -> None:
+    """Do something with a network on as many ranks as are asked for, once it was checked."""
+    from fastsiam import distributed
 
     where = RunConfig(gpus=config.gpus, device=config.device)
     if config.gpus * config.nodes > 1 and not distributed.is_worker():
         distributed.check_devices(where)
-        (check or preflight)(run, config)
-        work = distributed.Work(arguments=sys.argv[1:], gpus=config.gpus)
-        sys.exit(distributed.launch_ranks(work, config))
+        check(run, config)
+        ranks = distributed.Work(arguments=sys.argv[1:], gpus=config.gpus)
+        sys.exit(distributed.launch_ranks(ranks, config))
     place = distributed.start(where)
-    evaluate(run, config, place, show=show)
+    work(run, config, place)
     distributed.finish()
 
 
@@ -105,12 +119,14 @@ measures.command()(
 
 def features(run: Path, config: FeaturesConfig) -> None:
     """Write the features of every image to a file, for work of your own."""
-    from fastsiam import distributed
-    from fastsiam.jobs.features import write_features
+    from fastsiam.jobs.features import preflight, write_features
 
-    place = distributed.start(RunConfig(device=config.device))
-    for path in write_features(run, config, place):
-        print(f"wrote {path}")
+    def write(run: Path, config: FeaturesConfig, place: Place) -> None:
+        paths = write_features(run, config, place)
+        if place.leads:
+            print("\n".join(f"wrote {path}" for path in paths), flush=True)
+
+    _on_ranks(write, run, config, check=preflight)
 
 
 def neighbours(run: Path, config: NeighboursConfig) -> None:
@@ -124,15 +140,23 @@ def neighbours(run: Path, config: NeighboursConfig) -> None:
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")
 
 
-def _alone(config: type[EvalConfig]) -> set[str]:
-    """Return the options of a command that is one process and leaves no record."""
-    of_several = {f.name for f in fields(NodesConfig)}
-    return {f.name for f in fields(config)} - {"gpus", "json"} - of_several
-
-
+_UNRECORDED = {"json"}
+"""Settings of what leaves a record."""
+_OF_SEVERAL = {"gpus", *(f.name for f in fields(NodesConfig))}
+"""Settings of what several processes do."""
 app.command()(
-    command_of(features, FeaturesConfig, options=_alone(FeaturesConfig), argument=_NETWORK)
+    command_of(
+        features,
+        FeaturesConfig,
+        options={f.name for f in fields(FeaturesConfig)} - _UNRECORDED,
+        argument=_NETWORK,
+    )
 )
 app.command()(
-    command_of(neighbours, NeighboursConfig, options=_alone(NeighboursConfig), argument=_NETWORK)
+    command_of(
+        neighbours,
+        NeighboursConfig,
+        options={f.name for f in fields(NeighboursConfig)} - _UNRECORDED - _OF_SEVERAL,
+        argument=_NETWORK,
+    )
 )

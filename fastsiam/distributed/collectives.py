@@ -49,6 +49,8 @@ def gather_uneven(tensor: Tensor) -> Tensor:
     if not dist.is_initialized():
         return tensor
     lengths = gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+    if not max(lengths):
+        return tensor
     padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
     padded[: len(tensor)] = tensor
     parts = gather(padded).split(max(lengths))

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
-from fastsiam.distributed import Place
+from fastsiam.distributed import Place, gather_uneven
 from fastsiam.errors import BackendError, FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
@@ -27,6 +30,9 @@ from fastsiam.views.batch import EvalLoader
 _GROUP_ROWS = 8192
 """Rows that a .parquet file holds together: what is in memory while it is written."""
 
+Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""(N, d) float32 features, (N,) int64 labels, and (N,) int64 positions of the images."""
+
 
 def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
     """Compute the features of every image of a split, in the data set's order, into a file.
@@ -38,28 +44,83 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     Args:
         path: a run's folder, a checkpoint, or a file of another program.
         config: which images, which layer, and the file.
-        place: this process, alone.
+        place: this rank; rank 0 writes.
 
     Returns:
-        The files that were written.
+        The files that are written.
 
     Raises:
         BackendError: pyarrow is missing, and a .parquet file was asked for.
         FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
     """
-    out = Path(config.out)
-    files = [out] if out.suffix == ".parquet" else [out, _table_of(out)]
-    if there := [file for file in files if file.exists() and not config.force]:
-        raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
-    check_targets(*files)
-    if out.suffix == ".parquet":
-        _import_pyarrow()
+    files = _targets(config) if place.leads else _files(config)
     subject = open_subject(path, config, place, layer=config.layer)
     loader = _loader(subject, config.split)
     subject.introduce()
+    parts = _in_order(subject, loader)
+    if not place.leads:
+        for _ in parts:
+            pass
+        return files
+    out = files[0]
     write = _write_parquet if out.suffix == ".parquet" else _write_npy
     with explained(FastSiamError, f"cannot write {out}"):
-        return write(subject, loader, out)
+        write(parts, subject.features, loader, out)
+    return files
+
+
+def preflight(path: Path, config: FeaturesConfig) -> None:
+    """Refuse what cannot work before ranks are started.
+
+    Raises:
+        BackendError: pyarrow is missing, and a .parquet file was asked for.
+        FastSiamError: says what else is wrong.
+    """
+    _targets(config)
+    place = Place(0, config.gpus * config.nodes, torch.device("cpu"))
+    _loader(open_subject(path, config, place, layer=config.layer), config.split)
+
+
+def _files(config: FeaturesConfig) -> list[Path]:
+    out = Path(config.out)
+    return [out] if out.suffix == ".parquet" else [out, _table_of(out)]
+
+
+def _targets(config: FeaturesConfig) -> list[Path]:
+    """Return the files to write, if they can be."""
+    files = _files(config)
+    if there := [file for file in files if file.exists() and not config.force]:
+        raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
+    check_targets(*files)
+    if files[0].suffix == ".parquet":
+        _import_pyarrow()
+    return files
+
+
+def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[Rows]:
+    """Yield the features, labels and positions of all ranks' images, in the data set's order.
+
+    The ranks take batches in turn (``_loader``). One whose images are all bad is left out.
+    """
+    place, shown = subject.place, loader.rows()
+    own = (
+        (features, labels, torch.tensor(list(islice(shown, len(labels))), device=place.device))
+        for features, labels in subject.extract(loader, "image")
+    )
+    if place.world == 1:
+        yield from own
+        return
+    nothing = (
+        torch.empty(0, subject.features, device=place.device),
+        *(torch.empty(0, dtype=torch.int64, device=place.device) for _ in range(2)),
+    )
+    part = next(own, nothing)
+    for first in range(0, loader.images, subject.batch * place.world):
+        turn = first // subject.batch + place.rank
+        has_it = len(part[2]) > 0 and int(part[2][0]) // subject.batch == turn
+        features, labels, rows = (gather_uneven(x) for x in (part if has_it else nothing))
+        yield features, labels, rows
+        part = next(own, nothing) if has_it else part
 
 
 def _table_of(out: Path) -> Path:
@@ -67,9 +128,9 @@ def _table_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.csv")
 
 
-def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
+def _write_npy(parts: Iterable[Rows], dims: int, loader: EvalLoader, out: Path) -> None:
     table = _table_of(out)
-    shape = {"shape": (loader.images, subject.features), "descr": "<f4", "fortran_order": False}
+    shape = {"shape": (loader.images, dims), "descr": "<f4", "fortran_order": False}
     with (
         written_whole(out) as temporary,
         written_whole(table) as temporary_table,
@@ -79,19 +140,18 @@ def _write_npy(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
         np.lib.format.write_array_header_2_0(array, shape)
         rows = csv.writer(file)
         rows.writerow(("row", "name", "label", "class"))
-        names, shown, row = loader.names(), loader.rows(), count()
-        for features, labels in subject.extract(loader, "image"):
+        names, row = loader.names(), count()
+        for features, labels, shown in parts:
             array.write(features.cpu().numpy().astype("<f4").tobytes())
-            for label in labels.tolist():
-                rows.writerow((next(row), names[next(shown)], label, _class(loader, label)))
+            for label, image in zip(labels.tolist(), shown.tolist(), strict=True):
+                rows.writerow((next(row), names[image], label, _class(loader, label)))
         # Bad images may have been left out. The header has room for any number of rows.
         array.seek(0)
-        shape["shape"] = (next(row), subject.features)
+        shape["shape"] = (next(row), dims)
         np.lib.format.write_array_header_2_0(array, shape)
-    return [out, table]
 
 
-def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path]:
+def _write_parquet(parts: Iterator[Rows], dims: int, loader: EvalLoader, out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -100,21 +160,32 @@ def _write_parquet(subject: Subject, loader: EvalLoader, out: Path) -> list[Path
             ("name", pa.string()),
             ("label", pa.int64()),
             ("class", pa.string()),
-            ("feature", pa.list_(pa.float32(), subject.features)),
+            ("feature", pa.list_(pa.float32(), dims)),
         ]
     )
-    names, shown, parts = loader.names(), loader.rows(), subject.extract(loader, "image")
+    names = loader.names()
     with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        while group := list(islice(parts, max(1, _GROUP_ROWS // subject.batch))):
-            features, labels = (torch.cat(x).cpu().numpy() for x in zip(*group, strict=True))
+        for group in _grouped(parts):
+            features, labels, shown = (torch.cat(x).cpu().numpy() for x in zip(*group, strict=True))
             columns = [
-                [names[row] for row in islice(shown, len(labels))],
+                [names[image] for image in shown.tolist()],
                 labels,
                 [_class(loader, label) for label in labels.tolist()],
-                pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), subject.features),
+                pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), dims),
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
-    return [out]
+
+
+def _grouped(parts: Iterable[Rows]) -> Iterator[list[Rows]]:
+    """Yield batches together that have enough rows."""
+    group: list[Rows] = []
+    for part in parts:
+        group.append(part)
+        if sum(len(labels) for _, labels, _ in group) >= _GROUP_ROWS:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _class(loader: EvalLoader, label: int) -> str:
@@ -196,6 +267,9 @@ def _loader(subject: Subject, split: Split, chosen: NDArray[np.int64] | None = N
         subject.augment,
         resize=subject.resize,
         batch=subject.batch,
+        rank=subject.place.rank,
+        world=subject.place.world,
+        in_turn=True,
         device=subject.place.device,
         chosen=chosen,
     )

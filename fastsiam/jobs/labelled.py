@@ -21,7 +21,7 @@ from torch import Tensor
 from fastsiam.bad_images import BadImage
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.config.evaluate import LabelConfig
-from fastsiam.distributed import complete, gather_uneven
+from fastsiam.distributed import complete, minimum_across_ranks
 from fastsiam.errors import BackendError, FastSiamError
 from fastsiam.evaluate.features import collected, frozen
 from fastsiam.evaluate.records import TrainingDataFacts
@@ -248,14 +248,14 @@ class CachedFeatures:
         self._features = torch.empty(total, subject.features, dtype=storage, device=device)
         self._labels = to_device(train.labels, device)
         shares = [len(share) for share in np.array_split(np.arange(total), place.world)]
-        first, shown = sum(shares[: place.rank]), train.rows()
-        absent = np.full(shares[place.rank], True)  # rows without features: of bad images
+        shown = train.rows()
+        absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
         for part, _ in subject.extract(train, "training: image"):
-            rows = list(islice(shown, len(part)))
-            absent[rows] = False
-            self._features[to_device(first + np.array(rows), device)] = part.to(storage)
+            rows = torch.tensor(list(islice(shown, len(part))), device=device)
+            absent[rows] = 0
+            self._features[rows] = part.to(storage)
         complete(self._features, shares)
-        bad = gather_uneven(to_device(absent.astype(np.uint8), device)).nonzero().flatten().tolist()
+        bad = minimum_across_ranks(absent).nonzero().flatten().tolist()
         self._order = Order(
             images=total,
             batch=images.batch,

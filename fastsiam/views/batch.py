@@ -131,10 +131,10 @@ class EvalLoader(Protocol):
         """(``images``,) labels of all ranks' images, -1 where the data has none."""
 
     def names(self) -> list[str]:
-        """Return the names of this rank's images within the data set, in order."""
+        """Return the names of all ranks' images within the data set, in order."""
 
     def rows(self) -> Iterator[int]:
-        """Yield which of this rank's images are shown: positions among ``names``, ascending.
+        """Yield which images this rank shows: positions among ``names``, ascending.
 
         Take as many after each batch as it has images: a bad image may be left out, which is known
         when its batch is there.

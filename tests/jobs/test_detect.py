@@ -110,7 +110,7 @@ def killed_at(call: int, run: Path, config: DetectConfig) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(self, *arguments)
 
-    DetectorTraining.step = counted  # type: ignore[method-assign]
+    DetectorTraining.step = counted  # type: ignore[assignment,method-assign]
     evaluate_detection(run, config, HERE)
 
 

@@ -22,6 +22,8 @@ from fastsiam.report.pictures import Captioned
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
+from tests.tiers import rest_slow
 
 HERE = Place(0, 1, torch.device("cpu"))
 
@@ -61,6 +63,32 @@ def test_parquet(run: Path, tmp_path: Path) -> None:
     array = np.array(table["feature"].to_pylist(), np.float32)
     np.testing.assert_allclose(array, expected(run).numpy(), rtol=1e-5, atol=1e-6)
     assert table["name"][9].as_py() == "class1/001.jpg" and table["label"][9].as_py() == 1
+
+
+@pytest.mark.parametrize("ending", rest_slow(["npy", "parquet"]))
+@pytest.mark.parametrize("ranks", rest_slow([2, 3]))
+def test_ranks_write_the_file_of_one(
+    ending: str, ranks: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    """Bad images too: one in a batch, and all of a batch."""
+    run = train_here(with_settings(small, max_steps=1), "imagenet")
+    folder = write_images(tmp_path / "own", classes=2, each=150)
+    for bad in ("class0/001.jpg", "class0/004.jpg", "class0/005.jpg"):
+        (folder / bad).write_bytes(b"no image")
+    flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--feature-batch", "2"]
+    flags += ["--bad-images", "replace"]
+    one, several = tmp_path / f"one.{ending}", tmp_path / f"several.{ending}"
+    fastsiam("features", str(run), "--out", str(one), *flags)
+    done = fastsiam_on_ranks(
+        ranks, "features", str(run), "--out", str(several), "--gpus", str(ranks), *flags
+    )
+    assert f"wrote {several}" in done[0].stdout and not done[1].stdout
+    assert several.read_bytes() == one.read_bytes()
+    if ending == "npy":
+        assert np.load(one).shape == (297, 32)
+        table, same = (path.with_name(f"{path.name}.csv") for path in (one, several))
+        assert same.read_bytes() == table.read_bytes()
+        assert "class0/004.jpg" not in table.read_text()
 
 
 def test_projections_and_unlabelled_images_of_another_folder(run: Path, tmp_path: Path) -> None:

@@ -265,14 +265,31 @@ def test_ranks_share_the_chosen_images(name: str, world: int, images: Path) -> N
     assert torch.equal(torch.cat([b.label for b in batches]), everything.label[index])
     assert all(loader.images == 7 for loader in loaders)
     store = open_store(root, "train")
-    assert [n for own in loaders for n in own.names()] == [store.name(i) for i in chosen.tolist()]
+    names = [store.name(i) for i in chosen.tolist()]
+    assert all(loader.names() == names for loader in loaders)
+    rows = [row for loader in loaders for row in loader.rows()]
+    assert rows == list(range(7))
+
+
+@pytest.mark.parametrize("name", rest_slow(PIPELINES))
+def test_ranks_take_batches_in_turn(name: str, images: Path) -> None:
+    root, chosen = readable(name, images / "train"), np.arange(3, 24)
+    found: dict[int, list[int]] = {}
+    for rank in range(3):
+        loader = build(name, root, batch=4, rank=rank, world=3, chosen=chosen, in_turn=True)
+        rows, batches = loader.rows(), list(loader)
+        found |= {rank + 3 * i: batch.index.tolist() for i, batch in enumerate(batches)}
+        assert [row + 3 for row in rows] == [i for batch in batches for i in batch.index.tolist()]
+    assert [found[i] for i in range(6)] == [
+        list(range(3 + 4 * i, min(24, 7 + 4 * i))) for i in range(6)
+    ]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_rank_without_images(name: str, images: Path) -> None:
     root = readable(name, images / "train")
     loader = build(name, root, rank=3, world=4, chosen=np.array([4, 6]))
-    assert list(loader) == [] and loader.names() == [] and loader.images == 2
+    assert list(loader) == [] and list(loader.rows()) == [] and loader.images == 2
 
 
 @pytest.mark.parametrize("chosen", [[1, 1], [2, 1], [-1, 3], [3, 24]])
