@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastsiam.pipelines.store import open_store
 from tests.conftest import ROOT, write_images
 from tests.pipelines.cases import NEEDS, readable
 
@@ -90,3 +91,10 @@ def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(Image.open(path)), images[int(path.stem)])
     digit = np.asarray(Image.open(next((tmp_path / "sets/digits").rglob("00000.png"))))
     assert digit.reshape(-1)[:17].tolist() == [round(i * 255 / 16) for i in range(17)]
+
+
+def test_many_images_are_a_data_set(tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "docs" / "examples" / "many_images.py"))["main"](12, str(tmp_path))
+    store = open_store(tmp_path, "train")
+    assert store.labels.tolist() == list(range(12))
+    assert store.decode(11).size == (64, 64)
