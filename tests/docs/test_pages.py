@@ -64,7 +64,7 @@ def lines(block: Block) -> Iterator[list[str]]:
         while words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
             variables[assigned[1]] = assigned[2]
             words = words[1:]
-        if "-c" in words:  # a shell's
+        if "-c" in words and words[0] != "python":  # a shell's
             yield from lines(replace(block, text=words.pop()))
         while "&&" in words:
             cut = words.index("&&")
