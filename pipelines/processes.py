@@ -70,6 +70,9 @@ def forked(
     try:
         yield run
     except BrokenProcessPool as error:
+        # Before it has ended, the pool's own thread waits for the dead process too, and the system
+        # tells how it ended to one of them alone.
+        pool.shutdown(wait=True, cancel_futures=True)
         raise WorkerError(_dead(processes)) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
