@@ -8,16 +8,21 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from types import FrameType
 from typing import Any
 
 from fastsiam.errors import WorkerError
 from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import cores
 from fastsiam.launched import signal_name
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a command early: Ctrl-C, a scheduler's end, a terminal that is closed."""
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5
@@ -56,7 +61,8 @@ def forked(
         rest = iter(tasks)
         while True:
             for task in rest:
-                waiting.add(pool.submit(_checked, function, task))
+                with signals_held():  # a pool of which half was started cannot be ended
+                    waiting.add(pool.submit(_checked, function, task))
                 processes[:] = processes or pool._processes.values()  # all begin with the first
                 if len(waiting) >= 2 * workers + 2:
                     break
@@ -110,6 +116,37 @@ def _dead(processes: Iterable[Any]) -> str:
             which = f"process {process.pid}, one of {len(known)} at work,"
             return killed(which, process.exitcode)
     return f"one of {len(known)} processes at work was killed; {_GOES_ON}"
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Have a signal that would stop this process come at the end of the block, not within it.
+
+    A process that is forked within is deaf to Ctrl-C until it says otherwise.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no signal reaches this one
+        yield
+        return
+    held: list[int] = []
+    parent = os.getpid()
+
+    def hold(number: int, _: FrameType | None) -> None:
+        if os.getpid() == parent:
+            held.append(number)
+        elif number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    before = {one: signal.getsignal(one) for one in STOPS}
+    for one in before:
+        signal.signal(one, hold)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        for first in held[:1]:
+            signal.raise_signal(first)
 
 
 def leave_signals_to_the_parent() -> None:

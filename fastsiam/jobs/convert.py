@@ -15,9 +15,9 @@ from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
 from fastsiam.files import quoted
+from fastsiam.leaving import ECHO, leave_at_once
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
-
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from fastsiam.pipelines.processes import STOPS
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
@@ -124,12 +124,22 @@ def _count(number: int, word: str, ending: str = "s") -> str:
 
 @contextlib.contextmanager
 def stoppable(then: str) -> Iterator[None]:
-    """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``."""
+    """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``.
+
+    A second signal ends the process at once; one that is ignored (``nohup``) stays so.
+    """
+    first: float | None = None
 
     def stop(number: int, _: FrameType | None) -> None:
-        raise Interrupted(f"stopped; {then}", exit_code=128 + number)
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            raise Interrupted(f"stopped; {then}", exit_code=128 + number)
+        if time.monotonic() - first > ECHO:
+            leave_at_once(number)
 
-    before = {number: signal.signal(number, stop) for number in _STOPS}
+    heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

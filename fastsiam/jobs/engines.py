@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from fastsiam.config import ConvertConfig
 from fastsiam.environment import be_found_by_children
 from fastsiam.errors import FastSiamError
+from fastsiam.pipelines.processes import signals_held
 
 LOST = -signal.SIGKILL
 """Exit code of a task whose worker is gone with all that it knew."""
@@ -87,19 +88,22 @@ def run_task(task: Task) -> Outcome:
             1, f"{host} does not see {task.folder}: workers need the same files", host=host
         )
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(
-            task.words,
-            cwd=task.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            preexec_fn=_end_with_the_parent,
-        )
+        process = None
         try:
+            with signals_held():
+                process = subprocess.Popen(
+                    task.words,
+                    cwd=task.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    preexec_fn=_end_with_the_parent,
+                )
             _, status, used = os.wait4(process.pid, 0)
         except BaseException:
-            process.terminate()
-            process.wait()
+            if process is not None:
+                process.terminate()
+                process.wait()
             raise
         process.returncode = os.waitstatus_to_exitcode(status)
         said.seek(max(0, said.seek(0, os.SEEK_END) - _MOST_SAID))

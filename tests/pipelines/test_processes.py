@@ -1,0 +1,153 @@
+"""Forked processes: what a signal does while they are being started."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.errors import Interrupted
+from fastsiam.jobs.convert import stoppable
+from fastsiam.jobs.engines import Task, run_task
+from fastsiam.leaving import ECHO
+from fastsiam.pipelines.processes import STOPS, forked, signals_held
+from tests.processes import Forked
+
+
+@contextlib.contextmanager
+def handled(how: Any) -> Any:
+    before = {number: signal.signal(number, how) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_held_signal_comes_at_the_end(number: signal.Signals) -> None:
+    came: list[str] = []
+    with handled(lambda *_: came.append("signal")):
+        with signals_held():
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            came.append("within")
+        assert came == ["within", "signal"]  # as the system does, one for all that waited
+        signal.raise_signal(number)
+    assert came == ["within", "signal", "signal"]
+
+
+def test_signals_that_are_ignored_stay_so_and_other_threads_hold_none() -> None:
+    with handled(signal.SIG_IGN), signals_held():
+        signal.raise_signal(signal.SIGHUP)
+    seen: list[Any] = []
+
+    def look() -> None:
+        with signals_held():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+def test_a_child_is_deaf_to_ctrl_c_and_is_ended_by_sigterm() -> None:
+    for number, expected in ((signal.SIGINT, 3), (signal.SIGTERM, -signal.SIGTERM)):
+        with signals_held():
+            child = os.fork()
+            if not child:
+                signal.raise_signal(number)
+                os._exit(3)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == expected
+
+
+def _begin() -> None:
+    pass
+
+
+def _twice(number: int) -> int:
+    return 2 * number
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_signal_while_processes_are_forked_ends_them_all(
+    after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's own start, cut in the middle, left a process that nobody told to end."""
+    original: Callable[..., None] = ProcessPoolExecutor._spawn_process  # type: ignore[attr-defined]
+    begun: list[int] = []
+
+    def spawn(self: ProcessPoolExecutor) -> None:
+        if len(begun) == after:
+            os.kill(os.getpid(), signal.SIGTERM)
+        begun.append(1)
+        original(self)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", spawn)
+    with pytest.raises(Interrupted), stoppable("on"), forked(3, _begin) as run:
+        list(run(_twice, range(20)))
+    assert len(begun) == 3 and not multiprocessing.active_children()
+
+
+def test_results_come_whatever_their_number() -> None:
+    with forked(2, _begin) as run:
+        assert sorted(run(_twice, range(50))) == [2 * number for number in range(50)]
+        assert list(run(_twice, ())) == []
+
+
+def test_a_signal_while_a_task_is_begun_ends_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original: Any = subprocess.Popen
+    begun: list[Any] = []
+
+    def popen(*arguments: Any, **how: Any) -> Any:
+        begun.append(original(*arguments, **how))
+        signal.raise_signal(signal.SIGINT)
+        return begun[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    words = (sys.executable, "-c", "import time; time.sleep(600)")
+    with pytest.raises(Interrupted), stoppable("on"):
+        run_task(Task(1, words, str(tmp_path)))
+    assert begun[0].returncode == -signal.SIGTERM
+
+
+def _slow_to_leave(folder: Path) -> None:
+    """Take a minute to end, as one that waits for a disk that is gone."""
+    with stoppable("on"):
+        try:
+            (folder / "begun").touch()
+            time.sleep(60)
+        finally:
+            (folder / "leaving").touch()
+            time.sleep(60)
+
+
+def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
+    process = Forked(_slow_to_leave, tmp_path)
+    for mark in ("begun", "leaving"):
+        while not (tmp_path / mark).exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(2 * ECHO if mark == "leaving" else 0)
+        process.send(signal.SIGINT)
+    assert process.wait(30).returncode == 128 + signal.SIGINT
+
+
+def test_nohup_is_heeded() -> None:
+    with handled(signal.SIG_IGN), stoppable("on"):
+        for number in STOPS:
+            signal.raise_signal(number)
