@@ -15,7 +15,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
 from fastsiam.files import quoted
-from fastsiam.leaving import ECHO, leave_at_once
+from fastsiam.leaving import ECHO, first_is_handled, leave_at_once
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
 from fastsiam.pipelines.processes import STOPS
 
@@ -134,6 +134,7 @@ def stoppable(then: str) -> Iterator[None]:
         nonlocal first
         if first is None:
             first = time.monotonic()
+            first_is_handled()  # the program's own handler, once this one is gone
             raise Interrupted(f"stopped; {then}", exit_code=128 + number)
         if time.monotonic() - first > ECHO:
             leave_at_once(number)
