@@ -23,7 +23,7 @@ from fastsiam.errors import DataError, FastSiamError, WorkerError, lacks_memory
 from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import own_cores
 
-from .processes import killed, leave_signals_to_the_parent
+from .processes import killed, leave_signals_to_the_parent, signals_held
 from .shared_memory import ITEMS_AHEAD
 from .store import Store
 
@@ -108,7 +108,7 @@ class LoaderProcesses:
 
     def _begun(self) -> Iterator[Any]:
         before = signal.getsignal(signal.SIGCHLD)
-        with _explained(self._processes()):
+        with _explained(self._processes()), signals_held():
             iterator = iter(self._loader)
         if threading.current_thread() is threading.main_thread() and before is not None:
             signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever we are
