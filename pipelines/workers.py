@@ -108,11 +108,12 @@ class LoaderProcesses:
 
     def _begun(self) -> Iterator[Any]:
         before = signal.getsignal(signal.SIGCHLD)
-        with _explained(self._processes()), signals_held():
-            iterator = iter(self._loader)
-        if threading.current_thread() is threading.main_thread() and before is not None:
-            signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever we are
-        return iterator
+        try:
+            with _explained(self._processes()), signals_held():
+                return iter(self._loader)
+        finally:
+            if threading.current_thread() is threading.main_thread() and before is not None:
+                signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever we are
 
     @property
     def _persistent(self) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -69,6 +70,13 @@ def write_images(
             image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
             image.save(folder / f"class{kind}" / f"{number:03d}.jpg", quality=95)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_handler_of_torch() -> Iterator[None]:
+    """End each test without what a DataLoader of other programs sets: it raises in later tests."""
+    yield
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -96,7 +96,8 @@ def test_a_signal_while_processes_are_forked_ends_them_all(
         original(self)
 
     monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", spawn)
-    with pytest.raises(Interrupted), stoppable("on"), forked(3, _begin) as run:
+    ended = pytest.raises(Interrupted)
+    with ended, handled(signal.SIG_DFL), stoppable("on"), forked(3, _begin) as run:
         list(run(_twice, range(20)))
     assert len(begun) == 3 and not multiprocessing.active_children()
 
@@ -120,7 +121,8 @@ def test_a_signal_while_a_task_is_begun_ends_the_task(
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     words = (sys.executable, "-c", "import time; time.sleep(600)")
-    with pytest.raises(Interrupted), stoppable("on"):
+    ended = pytest.raises(Interrupted)
+    with ended, handled(signal.default_int_handler), stoppable("on"):
         run_task(Task(1, words, str(tmp_path)))
     assert begun[0].returncode == -signal.SIGTERM
 
