@@ -35,14 +35,6 @@ def begin() -> None:
         sys.stderr = _Named(sys.stderr, f"[rank {rank}] ")
 
 
-def signal_name(number: int) -> str:
-    """Return what a signal is called, such as SIGTERM; real-time signals have numbers alone."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def ending_with(parent: int) -> Callable[[], None]:
     """Return what a new process does to get SIGTERM when the thread that started it ends.
 

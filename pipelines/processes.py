@@ -19,10 +19,7 @@ from typing import Any
 from fastsiam.errors import WorkerError
 from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import cores
-from fastsiam.launched import signal_name
-
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a command early: Ctrl-C, a scheduler's end, a terminal that is closed."""
+from fastsiam.signals import STOPS, handled, signal_name
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5
@@ -137,14 +134,10 @@ def signals_held() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    before = {one: signal.getsignal(one) for one in STOPS}
-    for one in before:
-        signal.signal(one, hold)
     try:
-        yield
+        with handled(STOPS, hold):
+            yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
         for first in held[:1]:
             signal.raise_signal(first)
 

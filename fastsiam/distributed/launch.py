@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastsiam.environment import be_found_by_children
 from fastsiam.errors import RANK_LOST, SIGNALLED
-from fastsiam.launched import LAUNCHER, signal_name
+from fastsiam.launched import LAUNCHER
+from fastsiam.signals import signal_name
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

@@ -19,6 +19,7 @@ from torch.distributed import DistError
 import fastsiam
 from fastsiam.config.nodes import NodesConfig
 from fastsiam.errors import RANK_LOST, SIGNALLED, DeviceError
+from fastsiam.signals import handled
 
 from .gathering import Gathering, Order, Word
 from .launch import STOPS, Attempt, Ending, attempt, launch, launching
@@ -92,12 +93,8 @@ def _raised_signals() -> Iterator[None]:
     def raise_it(number: int, frame: object) -> None:
         raise SignalException(signal.Signals(number).name, signal.Signals(number))
 
-    before = {number: signal.signal(number, raise_it) for number in STOPS}
-    try:
+    with handled(STOPS, raise_it):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from fastsiam.errors import DataError, Interrupted
 from fastsiam.files import quoted
 from fastsiam.leaving import ECHO, first_is_handled, leave_at_once
 from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
-from fastsiam.pipelines.processes import STOPS
+from fastsiam.signals import STOPS, handled
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
@@ -139,10 +138,5 @@ def stoppable(then: str) -> Iterator[None]:
         if time.monotonic() - first > ECHO:
             leave_at_once(number)
 
-    heard = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heard}
-    try:
+    with handled(STOPS, stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

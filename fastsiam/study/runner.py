@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -20,8 +20,9 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
-from fastsiam.launched import ending_with, signal_name
+from fastsiam.launched import ending_with
 from fastsiam.leaving import ECHO, first_is_handled
+from fastsiam.signals import STOPS, handled, signal_name
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
 
@@ -29,7 +30,6 @@ _TICK = 0.1
 """Seconds between two looks at the processes."""
 _RANKS_LINES = 20
 """Last lines of a log among which a run's error is: with several ranks others may follow it."""
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] = ()) -> None:
@@ -55,7 +55,7 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     done = len(runs) - len(left)
     console.say(f"{len(runs):,} runs, {done:,} of them done")
     work = _Work(console, total=len(left))
-    with _stopping(work):
+    with handled(STOPS, work.stop):
         work.go(deque(left), slots=slots(config, gpus))
 
 
@@ -236,15 +236,3 @@ def _failed(run: Run, code: int) -> FastSiamError:
 def _last_lines(path: Path, count: int) -> list[str]:
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return [line.strip() for line in lines if line.strip()][-count:]
-
-
-@contextlib.contextmanager
-def _stopping(work: _Work) -> Iterator[None]:
-    """Hand signals to the work while inside, but those that this program is deaf to."""
-    heard = [number for number in _STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, work.stop) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,26 @@ from fastsiam.errors import Interrupted
 from fastsiam.jobs.convert import stoppable
 from fastsiam.jobs.engines import Task, run_task
 from fastsiam.leaving import ECHO
-from fastsiam.pipelines.processes import STOPS, forked, signals_held
+from fastsiam.pipelines.processes import forked, signals_held
+from fastsiam.signals import STOPS
 from tests.processes import Forked
 
 
 @contextlib.contextmanager
-def handled(how: Any) -> Any:
-    before = {number: signal.signal(number, how) for number in STOPS}
+def as_if(handler: Any) -> Iterator[None]:
+    """Have the signals handled so, also where whatever began the tests has them ignored."""
+    before = {number: signal.signal(number, handler) for number in STOPS}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @pytest.mark.parametrize("number", STOPS)
 def test_a_held_signal_comes_at_the_end(number: signal.Signals) -> None:
     came: list[str] = []
-    with handled(lambda *_: came.append("signal")):
+    with as_if(lambda *_: came.append("signal")):
         with signals_held():
             signal.raise_signal(number)
             signal.raise_signal(number)
@@ -49,7 +51,7 @@ def test_a_held_signal_comes_at_the_end(number: signal.Signals) -> None:
 
 
 def test_signals_that_are_ignored_stay_so_and_other_threads_hold_none() -> None:
-    with handled(signal.SIG_IGN), signals_held():
+    with as_if(signal.SIG_IGN), signals_held():
         signal.raise_signal(signal.SIGHUP)
     seen: list[Any] = []
 
@@ -97,7 +99,7 @@ def test_a_signal_while_processes_are_forked_ends_them_all(
 
     monkeypatch.setattr(ProcessPoolExecutor, "_spawn_process", spawn)
     ended = pytest.raises(Interrupted)
-    with ended, handled(signal.SIG_DFL), stoppable("on"), forked(3, _begin) as run:
+    with ended, as_if(signal.SIG_DFL), stoppable("on"), forked(3, _begin) as run:
         list(run(_twice, range(20)))
     assert len(begun) == 3 and not multiprocessing.active_children()
 
@@ -122,7 +124,7 @@ def test_a_signal_while_a_task_is_begun_ends_the_task(
     monkeypatch.setattr(subprocess, "Popen", popen)
     words = (sys.executable, "-c", "import time; time.sleep(600)")
     ended = pytest.raises(Interrupted)
-    with ended, handled(signal.default_int_handler), stoppable("on"):
+    with ended, as_if(signal.default_int_handler), stoppable("on"):
         run_task(Task(1, words, str(tmp_path)))
     assert begun[0].returncode == -signal.SIGTERM
 
@@ -150,6 +152,6 @@ def test_a_second_ctrl_c_ends_a_conversion_at_once(tmp_path: Path) -> None:
 
 
 def test_nohup_is_heeded() -> None:
-    with handled(signal.SIG_IGN), stoppable("on"):
+    with as_if(signal.SIG_IGN), stoppable("on"):
         for number in STOPS:
             signal.raise_signal(number)
