@@ -119,7 +119,7 @@ def _dead(processes: Iterable[Any]) -> str:
 def signals_held() -> Iterator[None]:
     """Have a signal that would stop this process come at the end of the block, not within it.
 
-    A process that is forked within is deaf to Ctrl-C until it says otherwise.
+    A process that is forked within leaves them to its parent from its first moment on.
     """
     if threading.current_thread() is not threading.main_thread():  # no signal reaches this one
         yield
@@ -131,8 +131,7 @@ def signals_held() -> Iterator[None]:
         if os.getpid() == parent:
             held.append(number)
         elif number != signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
+            _end_soon()
 
     try:
         with handled(STOPS, hold):
@@ -143,13 +142,19 @@ def signals_held() -> Iterator[None]:
 
 
 def leave_signals_to_the_parent() -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach the whole group; the parent still needs its results.
+    """What stops a command reaches the whole group; the parent still needs its workers' results.
 
-    After SIGTERM a worker goes on for a few seconds, and then it ends: it may be the parent's
-    multiprocessing that sent it, which waits for the worker before the parent exits.
+    After SIGTERM or SIGHUP a worker goes on for a few seconds, and then it ends: it may be the
+    parent's multiprocessing that sent it, which waits for the worker before the parent exits.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_GRACE_SECONDS))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_soon)
+
+
+def _end_soon(*_: object) -> None:
+    signal.alarm(_GRACE_SECONDS)
 
 
 def _checked(function: Callable[[Any], Any], task: Any) -> Any:

@@ -128,13 +128,22 @@ def attempt(how: Attempt) -> Ending:
         rdzv_endpoint=how.endpoint,
         rdzv_configs=dict(how.settings),
         max_restarts=0,
-        signals_to_handle=",".join(number.name for number in STOPS),
+        signals_to_handle=",".join(number.name for number in _heard()),
     )
     try:
         elastic_launch(config, sys.executable)("-m", "fastsiam", *how.arguments)
     except ChildFailedError as error:
         return _ending(*_first_failure(error.failures))
     return Ending(0)
+
+
+def _heard() -> list[signal.Signals]:
+    """Return what the launcher obeys: not what it is deaf to (nohup), which torch would undo."""
+    return [
+        number
+        for number in STOPS
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+    ]
 
 
 def _ending(rank: int, code: int) -> Ending:

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -193,6 +194,7 @@ class Ray:
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
         """Run tasks; see ``Engine``."""
         ray = self._ray
+        before = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(
                 address=self._address or "local",
@@ -204,6 +206,8 @@ class Ray:
             raise FastSiamError(
                 f"no cluster of ray answers at {self._address} ({error})"
             ) from error
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # ray's own exits without a word of ours
         try:
             remote = ray.remote(max_retries=0)(run_task)
             waiting = {remote.remote(task): task for task in tasks}

@@ -35,10 +35,14 @@ export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # from sbatch, which srun does n
 out={out}
 {head}srun --kill-on-bad-exit=0 {command}
 code=$?
-state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z]*')
+job=$SLURM_JOB_ID
+if [[ ${{SLURM_ARRAY_TASK_ID-}} ]]; then  # the last of an array bears the number of them all
+    job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+fi
+state=$(scontrol show job --oneliner "$job" | grep -o 'JobState=[A-Z]*')
 if [[ $code =~ ^(75|137|138|143)$ && $state != JobState=CANCELLED ]] &&
     ((${{SLURM_RESTART_COUNT:-0}} < {requeues})); then
-    scontrol requeue "$SLURM_JOB_ID"
+    scontrol requeue "$job"
 fi
 exit $code
 """

@@ -21,7 +21,7 @@ from fastsiam.errors import Interrupted
 from fastsiam.jobs.convert import stoppable
 from fastsiam.jobs.engines import Task, run_task
 from fastsiam.leaving import ECHO
-from fastsiam.pipelines.processes import forked, signals_held
+from fastsiam.pipelines.processes import forked, leave_signals_to_the_parent, signals_held
 from fastsiam.signals import STOPS
 from tests.processes import Forked
 
@@ -65,14 +65,28 @@ def test_signals_that_are_ignored_stay_so_and_other_threads_hold_none() -> None:
     assert seen == [signal.getsignal(signal.SIGTERM)]
 
 
-def test_a_child_is_deaf_to_ctrl_c_and_is_ended_by_sigterm() -> None:
-    for number, expected in ((signal.SIGINT, 3), (signal.SIGTERM, -signal.SIGTERM)):
-        with signals_held():
+@pytest.mark.parametrize("number", STOPS)
+def test_a_child_leaves_signals_to_its_parent(number: signal.Signals) -> None:
+    """Ctrl-C is none of its business; the others end it some seconds later."""
+    for prepare in (bool, leave_signals_to_the_parent):
+        with as_if(signal.SIG_DFL), signals_held():
             child = os.fork()
             if not child:
+                prepare()
                 signal.raise_signal(number)
-                os._exit(3)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == expected
+                os._exit(3 if signal.alarm(0) else 4)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code == (4 if number == signal.SIGINT else 3)
+
+
+def test_a_child_is_deaf_to_what_its_parent_is_deaf_to() -> None:
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        leave_signals_to_the_parent()
+        signal.raise_signal(signal.SIGHUP)
+        os._exit(3 if signal.alarm(0) else 4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
 
 
 def _begin() -> None:

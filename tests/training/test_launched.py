@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from fastsiam import checkpoint as checkpoints
+from fastsiam.cli import main
 from fastsiam.config import TrainConfig
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT
-from tests.processes import command, fastsiam
-from tests.tiers import slow
+from tests.processes import Forked, command, fastsiam
+from tests.tiers import rest_slow, slow
 
 
 @pytest.mark.parametrize(
@@ -26,8 +27,10 @@ from tests.tiers import slow
         (1, signal.SIGTERM, 143),
         (1, signal.SIGINT, 130),
         (1, signal.SIGUSR1, 138),
+        (1, signal.SIGHUP, 129),
         (2, signal.SIGTERM, 143),
         slow((2, signal.SIGINT, 130)),
+        slow((2, signal.SIGHUP, 129)),
     ],
 )
 def test_signals_save_and_leave(
@@ -41,7 +44,7 @@ def test_signals_save_and_leave(
     while len(read_metrics(run)) < 5:
         assert process.poll() is None
         time.sleep(0.05)
-    if number == signal.SIGINT:
+    if number in (signal.SIGINT, signal.SIGHUP):
         os.killpg(process.pid, number)  # as a terminal does: to every process of the group
     else:
         process.send(number)
@@ -52,6 +55,32 @@ def test_signals_save_and_leave(
     assert "Traceback" not in errors
     state = checkpoints.load(run)
     assert state.step >= 5 and state.step == read_metrics(run)[-1]["step"]
+
+
+def _under_nohup(*arguments: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sys.argv = ["fastsiam", *arguments]
+    main()
+
+
+@pytest.mark.parametrize("processes", rest_slow([2, 1]))
+def test_under_nohup_a_closed_terminal_is_nothing(
+    processes: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_settings(
+        small, epochs=3000, save_every=10**6, knn_every=0, pipeline="torchvision", gpus=processes
+    )
+    run = tmp_path / "run"
+    process = Forked(_under_nohup, "train", *flags(config), "--workers", "1", session=True)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        seen = len(read_metrics(run))
+        while len(read_metrics(run)) < seen + 5:
+            assert process.poll() is None, process.wait().stderr
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
+    done = process.wait(60)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "SIGTERM: stopped after step" in done.stderr and "SIGHUP" not in done.stderr
 
 
 def test_a_signal_to_launcher_and_ranks_at_once_still_saves(
