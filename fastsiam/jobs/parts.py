@@ -31,7 +31,9 @@ def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
     """
     out = Path(config.out) if config.out else beside(opened(config.root))
     engine = engine_of(config, out)
-    tasks = tasks_of([*words, "--out", str(out)], range(1, config.parts + 1), config.parts)
+    # A worker that somebody else started has an environment of its own.
+    whole = [*words, "--source", str(config.root), "--out", str(out)]
+    tasks = tasks_of(whole, range(1, config.parts + 1), config.parts)
     with stoppable("the same command goes on with the parts that are missing"):
         failed = _made(engine, tasks, config)
     for task, outcome in failed:

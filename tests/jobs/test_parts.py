@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fastsiam.errors import FastSiamError
 from fastsiam.jobs import parts
 from fastsiam.jobs.engines import (
     Engine,
+    Outcome,
     Task,
     engine_of,
     run_task,
@@ -169,6 +170,24 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(
     assert done.stderr.splitlines()[-1].endswith("goes on with the parts that are missing")
     fastsiam(*asked)
     assert len(open_store(tmp_path / "out", "train")) == 60
+
+
+def test_workers_are_told_where_the_data_are(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have been started with another FASTSIAM_DATA, or none."""
+
+    class Elsewhere:
+        def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+            monkeypatch.delenv("FASTSIAM_DATA")
+            yield from ((task, run_task(task)) for task in tasks)
+
+    monkeypatch.setenv("FASTSIAM_DATA", str(images))
+    monkeypatch.setattr(parts, "engine_of", lambda *_: Elsewhere())
+    out = tmp_path / "out"
+    config = ConvertConfig(out=str(out), parts=2, engine="dask")
+    parts.convert_parts(config, ["convert", "folder", "--parts", "2"])
+    assert len(open_store(out, "train")) == 24
 
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
