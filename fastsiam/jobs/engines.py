@@ -33,6 +33,8 @@ from fastsiam.pipelines.processes import signals_held
 LOST = -signal.SIGKILL
 """Exit code of a task whose worker is gone with all that it knew."""
 _PR_SET_PDEATHSIG = 1
+_TICK = 0.5
+"""Seconds for which a signal waits while ray is asked."""
 _MOST_SAID = 100_000
 """Characters of what a task said that are kept: the last."""
 
@@ -212,9 +214,10 @@ class Ray:
             remote = ray.remote(max_retries=0)(run_task)
             waiting = {remote.remote(task): task for task in tasks}
             while waiting:
-                (ready, *_), _ = ray.wait(list(waiting), num_returns=1)
-                task = waiting.pop(ready)
-                yield task, _outcome(partial(ray.get, ready))
+                with signals_held():  # an exception of a handler's would be ray's own fault to it
+                    found, _ = ray.wait(list(waiting), num_returns=1, timeout=_TICK)
+                for ready in found:
+                    yield waiting.pop(ready), _outcome(partial(ray.get, ready))
         finally:
             ray.shutdown()
 

@@ -152,9 +152,12 @@ def test_an_error_ends_a_part_alone(images: Path, tmp_path: Path) -> None:
     assert len(re.findall("is made", done.stderr)) == 2 and len(open_store(out, "train")) == 23
 
 
-@pytest.mark.parametrize("engine", rest_slow(["local", "dask"]))
-def test_ctrl_c_ends_all_and_the_same_command_goes_on(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("engine", "number"),
+    rest_slow([("local", signal.SIGINT), ("dask", signal.SIGINT), ("ray", signal.SIGTERM)]),
+)
+def test_a_signal_ends_all_and_the_same_command_goes_on(
+    engine: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     needs(engine)
     write_images(tmp_path / "images", classes=2, each=30, side=900)
@@ -164,9 +167,9 @@ def test_ctrl_c_ends_all_and_the_same_command_goes_on(
     while not list((tmp_path / "out").glob("*.partial")):
         assert process.poll() is None, process.wait().stderr
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     done = process.wait(120)  # and all that share its output
-    assert done.returncode == 130, done.stderr
+    assert done.returncode == 128 + number, done.stderr
     assert done.stderr.splitlines()[-1].endswith("goes on with the parts that are missing")
     fastsiam(*asked)
     assert len(open_store(tmp_path / "out", "train")) == 60
