@@ -95,7 +95,7 @@ def load(home: Path, facts: list[list[str | int]]) -> Index | None:
         size = int(known["images"]) * ROW.itemsize
         rows = np.frombuffer(body[:size], ROW)
         return Index(rows, tuple(known["classes"]), bool(known["split"]), body[size:])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -30,9 +30,12 @@ def test_the_index_is_built_once(
         second = ArchiveStore([path])
     assert not caplog.text and (first.rows == second.rows).all()
     body = kept.read_bytes()
-    kept.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))  # damaged
-    ArchiveStore([path])
-    assert kept.read_bytes() == body
+    flipped = body[:-1] + bytes([body[-1] ^ 1])
+    too_large = body.replace(b'"images": 3', b'"images": 1e999')
+    for damaged in (flipped, too_large):
+        kept.write_bytes(damaged)
+        assert damaged != body and len(ArchiveStore([path])) == 3
+        assert kept.read_bytes() == body
     tar(path, [("a/0.jpg", jpeg(7))])  # another file
     assert len(ArchiveStore([path])) == 1
 
