@@ -278,18 +278,22 @@ class Slurm:
 
     def _wait_for(self, script: Path) -> None:
         """Submit an array and wait until the last of its tasks has ended."""
-        process = subprocess.Popen(
-            ["sbatch", "--wait", "--parsable", str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None and process.stderr is not None
-        job = process.stdout.readline().strip().partition(";")[0]
+        process, job = None, ""
         try:
+            with signals_held():  # until it is known what is to be cancelled
+                process = subprocess.Popen(
+                    ["sbatch", "--wait", "--parsable", str(script)],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is for this process alone
+                )
+                assert process.stdout is not None
+                job = process.stdout.readline().strip().partition(";")[0]
             _, said = process.communicate()
         except BaseException:
-            process.kill()
+            if process:
+                process.kill()
             if job:
                 subprocess.run(["scancel", job], check=False)
             raise

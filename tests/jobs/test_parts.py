@@ -46,14 +46,21 @@ for number in numbers.split(","):
 """
 
 
+def put_programs(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    """Put programs first on the path."""
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
 @pytest.fixture
 def fake_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put a program for sbatch on the path, which runs the tasks here; return what it was given."""
-    calls, programs = tmp_path / "calls", tmp_path / "bin"
-    programs.mkdir()
-    (programs / "sbatch").write_text(FAKE_SBATCH.format(python=sys.executable, calls=str(calls)))
-    (programs / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    calls = tmp_path / "calls"
+    text = FAKE_SBATCH.format(python=sys.executable, calls=str(calls))
+    put_programs(tmp_path / "bin", monkeypatch, sbatch=text)
     return calls
 
 
@@ -173,6 +180,28 @@ def test_a_signal_ends_all_and_the_same_command_goes_on(
     assert done.stderr.splitlines()[-1].endswith("goes on with the parts that are missing")
     fastsiam(*asked)
     assert len(open_store(tmp_path / "out", "train")) == 60
+
+
+@pytest.mark.parametrize("said_first", [True, False])
+def test_what_slurm_was_given_is_cancelled(
+    said_first: bool, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if Ctrl-C comes before sbatch has said the job's number."""
+    begun, cancelled = tmp_path / "begun", tmp_path / "cancelled"
+    says = ["echo 42", "sleep 0.5", f"touch {begun}"]
+    if not said_first:
+        says = [f"touch {begun}", "sleep 1", "echo 42"]
+    sbatch = "\n".join(["#!/bin/sh", *says, "exec sleep 600", ""])
+    scancel = f'#!/bin/sh\necho "$@" > {cancelled}\n'
+    put_programs(tmp_path / "bin", monkeypatch, sbatch=sbatch, scancel=scancel)
+    asked = ["--source", str(images), "--out", str(tmp_path / "out"), "--parts", "2"]
+    process = command("convert", "folder", *asked, "--engine", "slurm", session=True)
+    while not begun.exists():
+        assert process.poll() is None, process.wait().stderr
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60).returncode == 128 + signal.SIGINT
+    assert cancelled.read_text() == "42\n"
 
 
 def test_workers_are_told_where_the_data_are(
