@@ -8,14 +8,15 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import fastsiam
 from fastsiam.report.markdown import markdown
-from tests.fuzz.run import fuzz
+from tests.fuzz.run import Finding, fuzz
 from tests.fuzz.targets import TARGETS
 
 RECORD = Path(__file__).parent / "record.json"
@@ -28,7 +29,8 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1000, help="of each target")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=0, help="0: until all cases are done")
+    parser.add_argument("--minutes", type=float, default=1e9, help="in all, shared by the targets")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--record", type=Path, help="file to count the cases in")
     parser.add_argument("--table", action="store_true", help="print the record as a table")
     asked = parser.parse_args()
@@ -38,19 +40,24 @@ def main() -> int:
     if unknown := [name for name in asked.targets if name not in TARGETS]:
         parser.error(f"no target {unknown[0]!r}; there are {', '.join(TARGETS)}")
     os.nice(19)
-    failed, until = False, time.monotonic() + 60 * (asked.minutes or 1e9)
-    for name in asked.targets or TARGETS:
-        if time.monotonic() > until:
-            break
-        done, found = fuzz(TARGETS[name], seed=asked.seed, first=asked.first, count=asked.cases)
-        print(f"{name}: {done:,} cases, {len(found)} findings", flush=True)
-        for finding in found[:20]:
-            print(f"  {finding}", flush=True)
-        failed |= bool(found)
-        if asked.record:
-            of = {"seed": asked.seed, "first": asked.first}
-            note(asked.record, name, **of, cases=done, found=len(found))
+    failed, names = False, asked.targets or list(TARGETS)
+    of = {"seed": asked.seed, "first": asked.first}
+    seconds = 60 * asked.minutes * asked.jobs / len(names)
+    with ProcessPoolExecutor(asked.jobs, get_context("fork")) as pool:
+        work = {pool.submit(_cases, x, **of, count=asked.cases, seconds=seconds): x for x in names}
+        for future in as_completed(work):
+            name, (done, found) = work[future], future.result()
+            print(f"{name}: {done:,} cases, {len(found)} findings", flush=True)
+            for finding in found[:20]:
+                print(f"  {finding}", flush=True)
+            failed |= bool(found)
+            if asked.record:
+                note(asked.record, name, **of, cases=done, found=len(found))
     return int(failed)
+
+
+def _cases(name: str, **how: Any) -> tuple[int, list[Finding]]:
+    return fuzz(TARGETS[name], **how)  # a target itself cannot be sent to a process
 
 
 def note(path: Path, name: str, *, seed: int, first: int, cases: int, found: int) -> None:

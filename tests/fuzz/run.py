@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import math
 import mmap
 import os
 import random
@@ -17,6 +18,7 @@ import signal
 import struct
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -65,7 +67,9 @@ def case(corpus: Sequence[bytes], target: Target, seed: int, number: int) -> byt
     return target.wrap(damaged(corpus, chance))
 
 
-def fuzz(target: Target, *, seed: int, first: int, count: int) -> tuple[int, list[Finding]]:
+def fuzz(
+    target: Target, *, seed: int, first: int, count: int, seconds: float = math.inf
+) -> tuple[int, list[Finding]]:
     """Do some cases of a target.
 
     Args:
@@ -73,6 +77,7 @@ def fuzz(target: Target, *, seed: int, first: int, count: int) -> tuple[int, lis
         seed: of the cases.
         first: number of the first.
         count: how many.
+        seconds: after which no other process begins its cases.
 
     Returns:
         How many were done, and those that went wrong.
@@ -83,15 +88,15 @@ def fuzz(target: Target, *, seed: int, first: int, count: int) -> tuple[int, lis
         made.mkdir()
         corpus, beside = target.corpus(made), target.beside(made)
         assert corpus
-        number, end = first, first + count
-        while number < end:
+        number, end, until = first, first + count, time.monotonic() + seconds
+        while number < end and time.monotonic() < until:
             last = min(number + _BATCH, end)
             shutil.rmtree(work, ignore_errors=True)
             work.mkdir()
             done, found = _in_child(target, corpus, beside, work, seed, range(number, last))
             findings += found
             number = done
-    return count, findings
+    return number - first, findings
 
 
 def _in_child(

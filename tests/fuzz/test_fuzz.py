@@ -104,6 +104,12 @@ def test_what_a_reader_may_not_do_is_noticed(reader: Callable[[Path], object], s
     assert all(said in one.what for one in found), found
 
 
+def test_it_ends_when_time_is_over() -> None:
+    target = Target(lambda folder: [b"whole"], "x", blunder)
+    done, found = fuzz(target, seed=0, first=7, count=10**9, seconds=0.01)
+    assert 0 < done < 10**6 and [one.number for one in found] == list(range(7, 7 + done))
+
+
 def test_a_case_is_a_function_of_seed_and_number() -> None:
     target = Target(lambda folder: [], "x", len)  # type: ignore[arg-type]
     corpus = [b"some content" * 9, b"another" * 7]
