@@ -124,7 +124,7 @@ def _images(
         if data.dtype != "u1" or own.shape != (len(rows),):
             raise ValueError("other types or lengths than CIFAR's")
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{path}: {member} is damaged ({error}); fetch it again") from error
+        raise DataError(f"{path}: {member} is damaged ({why(error)}); fetch it again") from error
     return np.ascontiguousarray(rows.transpose(0, 2, 3, 1)), own
 
 
@@ -190,7 +190,7 @@ def _unpickle(path: Path, member: str, data: bytes) -> dict[bytes, Any]:
     except DataError:
         raise
     except Exception as error:  # a broken pickle raises anything
-        raise DataError(f"{path}: {member} is damaged ({error}); fetch it again") from error
+        raise DataError(f"{path}: {member} is damaged ({why(error)}); fetch it again") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: {member} is no file of CIFAR; fetch it again")
     return content

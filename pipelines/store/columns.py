@@ -118,7 +118,7 @@ def errors() -> tuple[type[Exception], ...]:
     """Return what pyarrow raises on files that it cannot read."""
     import pyarrow
 
-    return (OSError, ValueError, KeyError, TypeError, StopIteration, pyarrow.ArrowException)
+    return (OSError, ValueError, LookupError, TypeError, StopIteration, pyarrow.ArrowException)
 
 
 def short(error: Exception) -> str:

@@ -7,6 +7,7 @@ places of their bytes (``parquet_index``).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -81,6 +82,8 @@ class ParquetStore(TableStore):
                     "--out DIR, and name DIR or what it is uploaded to"
                 )
             self._places = placed(root, here, self._columns)
+            if len(self._places.size) != len(self.labels):
+                raise DataError(f"{root} is damaged: its columns are of several lengths")
             self._refuse_paths_alone(self._places.size)
 
     def sizes(self) -> NDArray[np.int64]:
@@ -104,11 +107,12 @@ class ParquetStore(TableStore):
         paths: list[str | None] = []
         for file, columns in zip(self._paths, self._columns, strict=True):
             table = _open(file)
-            try:
+            own: list[str | None] = []
+            with contextlib.suppress(*errors()):  # an image column without paths
                 column = table.read([f"{columns.image}.path"]).column(columns.image)
-                paths += [row and row["path"] for row in column.to_pylist()]
-            except errors():  # an image column without paths
-                paths += [None] * table.metadata.num_rows
+                own = [row and row["path"] for row in column.to_pylist()]
+            rows = table.metadata.num_rows
+            paths += own if len(own) == rows else [None] * rows
         return paths
 
     def _read_labels(self, tables: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -106,20 +106,29 @@ def _places(files: list[Mapped], rows: NDArray[np.void]) -> Places:
 
 def _groups(files: list[Path], columns: list[Columns]) -> list[_Group]:
     """Describe the image column of every row group, as the files' footers tell."""
-    from pyarrow import parquet
-
     found = []
     for file, (path, own) in enumerate(zip(files, columns, strict=True)):
-        facts = parquet.read_metadata(path)
-        for number in range(facts.num_row_groups):
-            group = facts.row_group(number)
-            leaves = [group.column(i) for i in range(group.num_columns)]
-            leaf = next(leaf for leaf in leaves if leaf.path_in_schema == own.bytes)
-            start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
-            compressed = leaf.compression != "UNCOMPRESSED"
-            end, size = start + leaf.total_compressed_size, leaf.total_uncompressed_size
-            found.append(_Group(file, number, start, end, compressed, size))
+        try:
+            found += [_Group(file, *facts) for facts in _facts(path, own)]
+        except errors() as error:
+            raise DataError(f"{path} is damaged in its footer: {short(error)}") from error
     return found
+
+
+def _facts(path: Path, columns: Columns) -> Iterator[tuple[int, int, int, bool, int]]:
+    """Yield of each row group of a file what ``_Group`` tells of its image column."""
+    from pyarrow import parquet
+
+    facts = parquet.read_metadata(path)
+    for number in range(facts.num_row_groups):
+        group = facts.row_group(number)
+        leaves = {leaf.path_in_schema: leaf for leaf in map(group.column, range(group.num_columns))}
+        if (leaf := leaves.get(columns.bytes)) is None:
+            raise ValueError(f"row group {number} has no column {columns.bytes!r}")
+        start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
+        compressed = leaf.compression != "UNCOMPRESSED"
+        end = start + leaf.total_compressed_size
+        yield number, start, end, compressed, leaf.total_uncompressed_size
 
 
 def _images(path: Path, columns: Columns, group: int) -> Iterator[bytes]:

@@ -369,6 +369,18 @@ def test_damage_is_one_line(damage: Callable[[Path], None], images: Path, tmp_pa
         open_store(root, "val")
 
 
+def test_a_footer_that_names_other_columns_than_the_schema(images: Path, tmp_path: Path) -> None:
+    root = as_on_the_hub(tmp_path / "hub", images)
+    path = sorted(root.rglob("train-*.parquet"))[0]
+    content = path.read_bytes()
+    assert content.count(b"\x05image\x05bytes") > 0  # where a row group says whose pages they are
+    path.write_bytes(content.replace(b"\x05image\x05bytes", b"\x05imagf\x05bytes"))
+    with pytest.raises(
+        DataError, match=rf"{path} is damaged in its footer: row group 0 has no col"
+    ):
+        open_store(root, "train")
+
+
 def test_without_pyarrow(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     roots = [as_saved(tmp_path / "saved", images), as_on_the_hub(tmp_path / "hub", images)]
     real = builtins.__import__
