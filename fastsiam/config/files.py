@@ -158,7 +158,7 @@ def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     for section, values in content.items():
         if section not in section_flags():
             what = "setting" if any(section == flag.name for flag in known.values()) else "section"
-            raise ValueError(_unknown(what, section, known))
+            raise ValueError(_unknown(what, str(section), known))
         require(isinstance(values, dict), f"{section} must be a table of settings, not {values!r}")
         for key, value in values.items():
             dotted = f"{section}.{str(key).replace('-', '_')}"

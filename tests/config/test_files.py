@@ -144,6 +144,7 @@ def test_what_is_wrong_is_named_in_one_line(text: str, message: str, tmp_path: P
         ("a.yaml", "a: [1", r"a\.yaml cannot be read as YAML: .*line 1"),
         ("a.json", "{", r"a\.json cannot be read as JSON: .*line 1"),
         ("a.yaml", "- 1", "settings must be a table of sections"),
+        ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section 7; there are data, "),
         ("a.txt", "", r"a\.txt: settings are in files \.toml, \.yaml, \.yml, \.json"),
     ],
 )
