@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastsiam.config.plain import from_plain
 from fastsiam.errors import CheckpointError
 from fastsiam.files import parsed_json
 
@@ -61,6 +62,6 @@ def parsed(text: str) -> list[BadImage]:
         ValueError: it is none.
     """
     try:
-        return [BadImage(**parsed_json(line)) for line in text.splitlines()]
+        return [from_plain(BadImage, parsed_json(x), where="image") for x in text.splitlines()]
     except TypeError as error:
-        raise ValueError(f"it has other fields: {error}") from error
+        raise ValueError(f"it lacks fields: {error}") from error

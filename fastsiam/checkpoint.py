@@ -239,7 +239,10 @@ def _differs(state: Any) -> bool:
     if not isinstance(state, dict) or not isinstance(state.get("digest"), str):
         return False
     written = {name: value for name, value in state.items() if name != "digest"}
-    return digest_of(written) != str(state["digest"])
+    try:
+        return digest_of(written) != str(state["digest"])
+    except RuntimeError:  # of what was never written: a list within itself, a tensor without bytes
+        return True
 
 
 def load_newest(run: Path) -> tuple[Checkpoint | None, str]:

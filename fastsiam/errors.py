@@ -102,6 +102,12 @@ _NO_MEMORY = (
 """What libraries say in errors of other types: torch's allocators, CUDA's libraries, the system."""
 
 
+def in_a_line(name: object) -> str:
+    """Return a name out of a file as messages show it: escaped where it would break their line."""
+    text = str(name)
+    return text if text.isprintable() else repr(text)
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Tell whether memory is what an error is about: the host's or a GPU's."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

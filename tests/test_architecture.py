@@ -15,9 +15,9 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 
 FLOORS = (
     "__main__", "cli", "bench", "study", "jobs", "detection", "pipelines", "report", "interchange",
-    "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint", "config",
-    "environment", "kernels", "console", "leaving", "launched", "bad_images", "caches", "files",
-    "signals", "textures", "trace", "urls", "errors", "__init__",
+    "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint",
+    "bad_images", "config", "environment", "kernels", "console", "leaving", "launched", "caches",
+    "files", "signals", "textures", "trace", "urls", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import FastSiamError, in_a_line
 from fastsiam.files import explained, parsed_json
 
 from .checks import or_nearest, require
@@ -158,10 +158,10 @@ def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     for section, values in content.items():
         if section not in section_flags():
             what = "setting" if any(section == flag.name for flag in known.values()) else "section"
-            raise ValueError(_unknown(what, str(section), known))
+            raise ValueError(_unknown(what, in_a_line(section), known))
         require(isinstance(values, dict), f"{section} must be a table of settings, not {values!r}")
         for key, value in values.items():
-            dotted = f"{section}.{str(key).replace('-', '_')}"
+            dotted = f"{section}.{in_a_line(key).replace('-', '_')}"
             if dotted not in known:
                 raise ValueError(_unknown("setting", dotted, known))
             name = known[dotted].name

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fastsiam.errors import in_a_line
 
 from .checks import or_nearest, require
 from .methods import METHOD_CONFIGS, MethodConfig
@@ -51,7 +54,8 @@ def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
     if get_origin(kind) is tuple:
         return _tuple_of(get_args(kind), value, where)
     if kind is float and type(value) is int:
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     if _fits(kind, value):
         return value
     raise ValueError(f"{where} must be {_called(kind)}, not {value!r}")
@@ -66,7 +70,7 @@ def _dataclass_of(kind: type, values: dict[str, Any], where: str) -> Any:
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
     for name in values:
-        dotted = prefix + name
+        dotted = prefix + in_a_line(name)
         refusal = f"unknown setting {dotted}"
         require(name in known, or_nearest(refusal, dotted, (prefix + one for one in known)))
     return kind(**{k: from_plain(hints[k], v, where=prefix + k) for k, v in values.items()})

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.console import counted
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, in_a_line
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import Backbone
 
 _SHOWN = 3
 """Keys that a line names; of the others it gives the number."""
+_LONGEST = 100
+"""Characters of a key in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,4 +174,4 @@ def listed(keys: Iterable[str]) -> str:
     """Return the first of some keys for people, and how many more there are."""
     keys = list(keys)
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(keys[:_SHOWN]) + more
+    return ", ".join(in_a_line(key)[:_LONGEST] for key in keys[:_SHOWN]) + more

@@ -146,8 +146,9 @@ def _placed(
     _, offsets, content = data.buffers()
     if not len(data) or content is None or not content.size:
         return np.zeros(len(data), np.int64), np.zeros(len(data), np.int64)
-    edges = np.frombuffer(offsets, np.int64 if wide else np.int32)
-    edges = edges[data.offset : data.offset + len(data) + 1].astype(np.int64)
+    end = data.offset + len(data) + 1  # the buffer may be longer, by any number of bytes
+    edges = np.frombuffer(offsets, np.int64 if wide else np.int32, end)[data.offset :]
+    edges = edges.astype(np.int64)
     begin = content.address - memory.ctypes.data
     if not 0 <= begin <= len(memory) - content.size:
         raise DataError(f"{path} is compressed: save the data set again without compression")

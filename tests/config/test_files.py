@@ -145,6 +145,8 @@ def test_what_is_wrong_is_named_in_one_line(text: str, message: str, tmp_path: P
         ("a.json", "{", r"a\.json cannot be read as JSON: .*line 1"),
         ("a.yaml", "- 1", "settings must be a table of sections"),
         ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section 7; there are data, "),
+        ("a.yaml", '"o\\np": {}', r"a\.yaml: unknown section 'o\\np'; there are data, "),
+        ("a.json", '{"optim": {"l\\nr": 1}}', r"a\.json: unknown setting optim\.'l\\nr'"),
         ("a.txt", "", r"a\.txt: settings are in files \.toml, \.yaml, \.yml, \.json"),
     ],
 )
