@@ -57,8 +57,9 @@ def columns_of(path: object, schema: Any) -> Columns:
         DataError: no column can hold images, or several can; names them.
     """
     features = _features(schema)
-    told = [name for name in schema.names if _type(features.get(name)) == "Image"]
-    images = told or [field.name for field in schema if _can_hold_images(field.type)]
+    able = [field.name for field in schema if _can_hold_images(field.type)]
+    told = [name for name in able if _type(features.get(name)) == "Image"]
+    images = told or able
     if len(images) > 1:
         images = [name for name in _IMAGES if name in images][:1] or images
     if len(images) != 1:

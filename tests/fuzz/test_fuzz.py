@@ -28,7 +28,7 @@ def test_readers_bear_damaged_files(name: str, cases: int) -> None:
 
 
 FOUND = {
-    "arrow": (31023,),
+    "arrow": (31023, 76379),
     "bad images of a run": (87365,),
     "checkpoint": (26385,),
     "checkpoint pickle": (27857,),
