@@ -68,8 +68,9 @@ def columns_of(path: object, schema: Any) -> Columns:
             f"{path} has {len(images) or 'no'} columns that can hold images{which}; one is wanted: "
             "a struct of bytes and path, or bytes; name it 'image', or take the others away"
         )
-    named = [name for name in _LABELS if _can_hold_labels(schema, name)]
-    listed = [name for name in schema.names if _type(features.get(name)) == "ClassLabel"]
+    labels = [field.name for field in schema if _can_hold_labels(field.type)]
+    named = [name for name in _LABELS if name in labels]
+    listed = [name for name in labels if _type(features.get(name)) == "ClassLabel"]
     label = named[0] if named else listed[0] if len(listed) == 1 else None
     names = (features.get(label) or {}).get("names") if label else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
@@ -102,7 +103,10 @@ def numbered(
             "alike"
         )
     if not _is_text(kinds[0]):
-        found = [np.asarray(part.cast("int64").fill_null(-1), np.int64) for part in parts]
+        try:
+            found = [np.asarray(part.cast("int64").fill_null(-1), np.int64) for part in parts]
+        except errors() as error:
+            raise DataError(f"{source} has labels that number no class: {short(error)}") from error
         labels = np.maximum(np.concatenate(found), -1)
         classes = classes or numbered_classes(labels, source)
     else:
@@ -136,12 +140,9 @@ def _can_hold_images(kind: Any) -> bool:
     return _is_bytes(kind)
 
 
-def _can_hold_labels(schema: Any, name: str) -> bool:
+def _can_hold_labels(kind: Any) -> bool:
     from pyarrow import types
 
-    if name not in schema.names:
-        return False
-    kind = schema.field(name).type
     kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_integer(kind)) or _is_text(kind)
 

@@ -75,17 +75,15 @@ def placed(root: Place, files: list[Path], columns: list[Columns]) -> Places:
         raise DataError(f"{len(files):,} parquet files are more than the {_MOST_FILES:,} possible")
     mapped = [Mapped(path) for path in files]
     facts, kept_in = file_facts(mapped), homes(mapped)
-    groups = _groups(files, columns)
-    if not any(group.compressed for group in groups):
-        for home in kept_in:
-            if (index := load(home, facts)) is not None:
-                return _places(mapped, index.rows)
     for home in kept_in:
+        if (index := load(home, facts)) is not None:
+            return _places(mapped, index.rows)
         unpacked = _unpacked(home)
         if unpacked.is_file() and unpacked.stat().st_size:
             own = [Mapped(unpacked)]
             if (index := load(home, facts + file_facts(own))) is not None:
                 return _places(own, index.rows)
+    groups = _groups(files, columns)
     source = str(files[0]) if len(files) == 1 else f"{len(files)} parquet files in {root}"
     if not any(group.compressed for group in groups):
         began = time.monotonic()
@@ -111,7 +109,7 @@ def _groups(files: list[Path], columns: list[Columns]) -> list[_Group]:
         try:
             found += [_Group(file, *facts) for facts in _facts(path, own)]
         except errors() as error:
-            raise DataError(f"{path} is damaged in its footer: {short(error)}") from error
+            raise DataError(f"{path} is damaged: {short(error)}") from error
     return found
 
 
@@ -119,16 +117,19 @@ def _facts(path: Path, columns: Columns) -> Iterator[tuple[int, int, int, bool, 
     """Yield of each row group of a file what ``_Group`` tells of its image column."""
     from pyarrow import parquet
 
-    facts = parquet.read_metadata(path)
-    for number in range(facts.num_row_groups):
-        group = facts.row_group(number)
-        leaves = {leaf.path_in_schema: leaf for leaf in map(group.column, range(group.num_columns))}
-        if (leaf := leaves.get(columns.bytes)) is None:
-            raise ValueError(f"row group {number} has no column {columns.bytes!r}")
-        start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
-        compressed = leaf.compression != "UNCOMPRESSED"
-        end = start + leaf.total_compressed_size
-        yield number, start, end, compressed, leaf.total_uncompressed_size
+    with parquet.ParquetFile(path, memory_map=True) as table:
+        schema = table.metadata.schema
+        place = [leaf.path for leaf in map(schema.column, range(len(schema)))].index(columns.bytes)
+        for number in range(table.metadata.num_row_groups):
+            # pyarrow ends the process at a column's damaged facts, unless it meets them by reading
+            next(table.iter_batches(1, [number], [columns.bytes], use_threads=False), None)
+            leaf = table.metadata.row_group(number).column(place)
+            if leaf.path_in_schema != columns.bytes:
+                raise ValueError(f"row group {number} has no column {columns.bytes!r}")
+            start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
+            compressed = leaf.compression != "UNCOMPRESSED"
+            end = start + leaf.total_compressed_size
+            yield number, start, end, compressed, leaf.total_uncompressed_size
 
 
 def _images(path: Path, columns: Columns, group: int) -> Iterator[bytes]:
@@ -166,9 +167,8 @@ def _found(
                     said = time.monotonic()
                     log.info(f"indexing {source}: {len(by_number):,} of {len(groups):,} parts")
         parts = [by_number[number] for number in range(len(groups))]
-    if any(part is None for part in parts):
-        return None
-    return np.concatenate([part for part in parts if part is not None])
+    whole = [part for part in parts if part is not None]
+    return np.concatenate([np.empty(0, ROW), *whole]) if len(whole) == len(parts) else None
 
 
 _shared: tuple[list[Mapped], list[Columns], list[_Group]]

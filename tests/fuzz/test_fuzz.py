@@ -28,12 +28,12 @@ def test_readers_bear_damaged_files(name: str, cases: int) -> None:
 
 
 FOUND = {
-    "arrow": (31023, 76379),
+    "arrow": (31023, 76379, 169997),
     "bad images of a run": (87365,),
     "checkpoint": (26385,),
     "checkpoint pickle": (27857,),
     "cifar pickle": (4380,),
-    "parquet": (2798, 10614, 25682, 27208),
+    "parquet": (2798, 10614, 25682, 27208, 47261, 99159, 107367, 235950),
     "settings in YAML": (3110, 45063),
     "tar index": (6137,),
     "weights": (38813,),
