@@ -20,7 +20,6 @@ from fastsiam.kernels.cores import local_ranks
 from .backends import BACKENDS, BASELINE, SPEEDS, Backend, how_to_convert
 from .room import free_bytes
 from .store import Store
-from .store.probe import header
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +123,7 @@ def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tupl
     found: list[int] = []
     for index in sample.tolist():
         try:
-            own = header(store, index, store.read(index))
+            own = store.header(index, store.read(index))
         except DataError:
             continue
         found.append(3 * own.height * own.width)

@@ -29,8 +29,7 @@ from .dali_errors import no_memory, reason, refuses_an_image
 from .dali_graph import build_graph, cut_arguments, part_arguments
 from .geometric import Cuts
 from .store import Store
-from .store.base import Bytes
-from .store.probe import Flags, header, is_all_code
+from .store.probe import Bytes, is_all_code
 from .workers import closes_at_exit, count
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BY_PIL = int(Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL)
-"""Images that PIL decodes: what DALI makes of them depends on the device, or differs from PIL's."""
 _PIL_REFUSES = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
 """Pixels of an image beyond which PIL says that it is a bomb, where DALI runs out of memory."""
 _PART = 16
@@ -234,10 +231,10 @@ class Cropper:
         """Read an image as bytes of which DALI makes the pixels that PIL makes, and its size."""
         data = self._store.read(index)
         try:
-            head = header(self._store, index, data)
+            head = self._store.header(index, data)
         except ImageError:  # PIL may bear with more than we do
             return _as_ppm(self._store.decode(index))
-        width, height = head.width, head.height
+        height, width = self._store.rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
             return _as_ppm(self._store.decode(index))  # which may refuse it for that
         if planes.is_record(data):
@@ -247,7 +244,7 @@ class Cropper:
                 raise self._store.cannot_decode(index, error) from error
         elif self._store.raw_size(index) is None:
             # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
-            odd = head.flags & _BY_PIL or width * height > _PIL_REFUSES
+            odd = self._store.rules.needs_pillow(head) or width * height > _PIL_REFUSES
             if not (by_pil or odd) and is_all_code(data, head):
                 return np.frombuffer(data, np.uint8), height, width
             return _as_ppm(self._store.decode(index))

@@ -17,6 +17,7 @@ from fastsiam.urls import Url
 
 from .remote.cache import cached
 from .store import Split, Store, open_store, picked
+from .store.decode import ImageRules
 from .subsets import hold_out
 
 
@@ -63,7 +64,9 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64]]:
 
 def _opened(data: DataConfig, split: Split) -> Store:
     with cached(data):
-        return open_store(data.root, split)
+        store = open_store(data.root, split)
+    store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
+    return store
 
 
 def others(store: Store, held: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -19,7 +19,6 @@ from fastsiam.bench.contest import Work
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.kernels import library
 from fastsiam.pipelines import Store, open_store
-from fastsiam.pipelines.store.probe import header
 from fastsiam.views.draws import draw_views
 
 _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
@@ -109,7 +108,7 @@ def _by_turbo(store: Store, data: Sequence[bytes], workers: int) -> Callable[[in
 
 def _sizes(store: Store, data: Sequence[bytes]) -> NDArray[np.int64]:
     """Return (images, 2) height and width."""
-    heads = [header(store, index, one) for index, one in enumerate(data)]
+    heads = [store.header(index, one) for index, one in enumerate(data)]
     return np.array([(head.height, head.width) for head in heads])
 
 

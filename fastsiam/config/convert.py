@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from fastsiam.urls import Url
 
 from .checks import require
-from .data import DataConfig
+from .data import Alpha, DataConfig, Exif, check_image_rules
 
 EngineName = Literal["local", "slurm", "ray", "dask"]
 
@@ -40,6 +40,13 @@ class ConvertConfig:
         "subsampled. What is not a JPEG, or is shrunk, is encoded as one first. "
         "FFCV's own readers refuse such files."
     )
+    exif: Exif = "ignore"
+    (
+        "Orientation in an image's EXIF data: ignore it, as torchvision does; or apply it, which "
+        "re-encodes the images that it turns."
+    )
+    alpha: Alpha = "drop"
+    """Transparent pixels: drop the transparency; or lay the image over white or black."""
     limit: int = 0
     """Take at most so many images of each split, the classes in their proportions; 0 takes all."""
     seed: int = 0
@@ -92,6 +99,7 @@ class ConvertConfig:
         )
         require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
         require(not (self.yuv and self.raw), "--yuv and --raw exclude each other: choose one")
+        check_image_rules(self.exif, self.alpha)
         number, count = self.part_of
         require(
             1 <= number <= count <= 99999,

@@ -19,6 +19,20 @@ PipelineSetting = Literal["auto", Pipeline]
 """One by name, or the one that ``fastsiam.pipelines.automatic`` chooses for the images."""
 
 
+Exif = Literal["ignore", "apply"]
+Alpha = Literal["drop", "white", "black"]
+
+
+def check_image_rules(exif: str, alpha: str) -> None:
+    """Refuse unknown values of ``exif`` and ``alpha``.
+
+    Raises:
+        ValueError: names the ones that are known.
+    """
+    for name, value, known in (("exif", exif, get_args(Exif)), ("alpha", alpha, get_args(Alpha))):
+        require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Data: where the images are and how they are loaded."""
@@ -47,6 +61,16 @@ class DataConfig:
         "What to do about an image that cannot be decoded: stop; or replace, which shows another "
         "image in its place, the same by any pipeline on any number of processes, and leaves it "
         "out of evaluations. May change when a run goes on."
+    )
+    exif: Exif = "ignore"
+    (
+        "Orientation in an image's EXIF data: ignore it, as torchvision does; or apply it, so that "
+        "photographs of phones are upright. A .beton file is as --exif of its conversion made it."
+    )
+    alpha: Alpha = "drop"
+    (
+        "Transparent pixels: drop the transparency, as torchvision does, which shows the colours "
+        "that are stored under it; or lay the image over white or black."
     )
     pipeline: PipelineSetting = "auto"
     (
@@ -95,6 +119,7 @@ class DataConfig:
             self.bad_images in ("stop", "replace"),
             f"bad-images must be stop or replace, not {self.bad_images!r}",
         )
+        check_image_rules(self.exif, self.alpha)
         known = get_args(PipelineSetting)
         require(
             self.pipeline in known,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastsiam.errors import DataError
+from fastsiam.pipelines.store.decode import decode
 
 from .annotations import DetectionSet, Picture
 from .masks import pixels
@@ -77,8 +77,8 @@ def opened(dataset: DetectionSet, index: int) -> Image.Image:
     picture = dataset.picture(index)
     content = dataset.read(index)
     try:
-        image = Image.open(io.BytesIO(content)).convert("RGB")
-    except Exception as error:  # Pillow raises anything for damaged files
+        image = decode(content)
+    except ValueError as error:
         raise DataError(f"{dataset.name}: {picture.file} cannot be decoded ({error})") from error
     if image.size != (picture.width, picture.height):
         raise DataError(

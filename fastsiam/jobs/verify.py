@@ -29,7 +29,6 @@ from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
 from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.pipelines.shuffle import window_of
-from fastsiam.pipelines.store.probe import header
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch, Loader
 from fastsiam.views.digest import added, seen_in, written
@@ -306,8 +305,8 @@ class _Sizes:
     def of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (N, 2) height and width of some images."""
         for i in index[self._known[index, 0] == 0].tolist():
-            found = header(self._store, i, self._store.read(i))
-            self._known[i] = found.height, found.width
+            found = self._store.header(i, self._store.read(i))
+            self._known[i] = self._store.rules.size(found)
         return self._known[index]
 
 

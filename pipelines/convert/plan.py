@@ -28,7 +28,7 @@ _HOW: dict[str, Any] = {
 }  # fmt: skip
 _ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1, **_HOW}
 """Options that have no part in what a finished file holds: one value stands for all others."""
-_LATER: dict[str, Any] = {"yuv": False, **_HOW}
+_LATER: dict[str, Any] = {"yuv": False, "exif": "ignore", "alpha": "drop", **_HOW}
 """Options that earlier versions had not: at these values, what they made is the same."""
 
 

@@ -11,14 +11,15 @@ from PIL import Image
 from fastsiam.config import ConvertConfig
 from fastsiam.kernels import planes
 
-from ..store.base import Bytes, decode
 from ..store.beton import JPEG, PLANES, RAW
-from ..store.probe import Flags, Probe, ends, probe
+from ..store.decode import ImageRules, decode
+from ..store.probe import Bytes, Flags, Probe, ends, probe
 
 UNCHANGED = "unchanged"
 _LARGEST_SIDE = 65_500
 """libjpeg's limit; the file format's is 65,535."""
 _REENCODED = {
+    int(Flags.DEEP): "re-encoded: scaled to 8 bits",
     int(Flags.NOT_JPEG): "re-encoded: not a JPEG",
     int(Flags.CMYK): "re-encoded: CMYK",
     int(Flags.UNUSUAL): "re-encoded: unusual JPEG",
@@ -62,7 +63,7 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
         return _prepared(data, raw_size, config)
     if raw_size is None:
         found = _checked(data)
-        if _target(found.width, found.height, config) is None:
+        if _target(found.width, found.height, config) is None and not _rules(config).turns(found):
             if planes.is_record(data):
                 return Record(data, PLANES, found.height, found.width, UNCHANGED)
             own = Record(data, JPEG, found.height, found.width, "planes")
@@ -98,7 +99,8 @@ def _prepared(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConf
     found = _checked(data)
     how = _why_not(found, config)
     if how != UNCHANGED:
-        return _encode(decode(data), config, how, pixels=bool(config.raw))
+        image = decode(data, rules=_rules(config))
+        return _encode(image, config, how, pixels=bool(config.raw))
     if found.rotation:
         data, how = _without(data, found.rotation), "EXIF rotation left out"
     return Record(data, JPEG, found.height, found.width, how)
@@ -125,9 +127,15 @@ def _why_not(found: Probe, config: ConvertConfig) -> str:
     for flag, how in _REENCODED.items():
         if found.flags & flag:
             return how
+    if _rules(config).turns(found):
+        return "re-encoded: EXIF rotation applied"
     if _target(found.width, found.height, config) is not None:
         return "re-encoded: resized"
     return UNCHANGED
+
+
+def _rules(config: ConvertConfig) -> ImageRules:
+    return ImageRules(exif=config.exif, alpha=config.alpha)
 
 
 def _without(data: Bytes, segments: tuple[tuple[int, int], ...]) -> bytes:

@@ -13,7 +13,7 @@ from fastsiam.files import explained
 
 from ..processes import forked
 from ..store import BetonStore, beton_files
-from ..store.base import decode
+from ..store.decode import decode
 from .manifest import read_manifests
 
 _AT_ONCE = 512

@@ -6,13 +6,14 @@ archive, folders of Hugging Face's ``datasets``, a folder of images.
 
 from .archive import ArchiveStore
 from .arrow import ArrowStore
-from .base import Bytes, Split, Store
+from .base import Split, Store
 from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore
 from .joined import JoinedStore
 from .parquet import ParquetStore, open_parquet
 from .picked import picked
+from .probe import Bytes
 from .recognise import beton_files, open_store
 
 __all__ = [

@@ -21,10 +21,10 @@ from fastsiam.errors import DataError, NoSplitError
 from ..remote.path import Place
 from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
-from .base import Bytes, Split, Store
+from .base import Split, Store
 from .blocks import blocks
 from .files import File, open_file
-from .probe import Flags
+from .probe import Bytes, Flags
 from .tar import gunzip
 
 log = logging.getLogger(__name__)
@@ -108,8 +108,10 @@ class ArchiveStore(Store):
         path = self._files[row["file"]].path
         return f"{self.name(index)} (in {path}, {row['size']:,} bytes at {row['offset']:,})"
 
-    def dimensions(self) -> NDArray[np.int64]:
-        """Return height and width of each image: (images, 2)."""
+    def dimensions(self) -> NDArray[np.int64] | None:
+        """Return height and width of each image: (images, 2); None if some are to be turned."""
+        if self.rules.exif == "apply" and (self.rows["flags"] & Flags.ROTATED).any():
+            return None  # the index does not say by how much
         return np.stack([self.rows["height"], self.rows["width"]], axis=1).astype(np.int64)
 
     def sizes(self) -> NDArray[np.int64]:

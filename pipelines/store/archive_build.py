@@ -29,9 +29,9 @@ from ..remote.file import Onward
 from ..remote.server import PARALLEL
 from .archive_classes import arranged, webdataset_key
 from .archive_index import ROW, Index, file_facts, homes, keep, load
-from .base import Bytes, is_image_name
+from .base import is_image_name
 from .files import File
-from .probe import Flags, probe
+from .probe import Bytes, Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
 
 ALONE_BYTES = 2**28

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
-from .base import Bytes
 from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
 from .mapped import Mapped
+from .probe import Bytes
 from .table import Places, TableStore
 
 STATE = "state.json"

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import quoted
-from fastsiam.kernels import mappings, planes
+from fastsiam.kernels import mappings
 from fastsiam.trace import span
 
 from ..remote.path import Place, RemotePath
 from .blocks import in_order
+from .decode import ImageRules, decode
 from .files import File
+from .probe import Bytes, Probe, probe
 
 Split = Literal["train", "val"]
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
-"""Formats that Pillow may find in a file, whatever its name; readers of others start programs."""
-
 _MOST_CLASSES = 10**6
 
 _FEW_FILES = 16
-
-Bytes = bytes | memoryview
-"""An encoded image, a JPEG's planes, or the pixels of a raw image.
-
-A memoryview looks into a mapped file."""
 
 
 class Store(ABC):
@@ -63,6 +55,8 @@ class Store(ABC):
     None where every image is read by itself. A piece, such as a row group of a parquet file, is
     read as a whole.
     """
+    rules: ImageRules = ImageRules()
+    """How its files become RGB where they leave a choice."""
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -98,8 +92,24 @@ class Store(ABC):
         return None
 
     def dimensions(self) -> NDArray[np.int64] | None:
-        """Return height and width of each image: (images, 2); None if only its header tells."""
+        """Return height and width of each decoded image: (images, 2); None if unknown."""
         return None
+
+    def set_rules(self, rules: ImageRules) -> None:
+        """Decode by these rules from now on; before the store is picked from or shared."""
+        self.rules = rules
+
+    def header(self, index: int, data: Bytes) -> Probe:
+        """Read an image's header, ``data`` being what ``read(index)`` returned.
+
+        Raises:
+            DataError: it is not an image; names the file.
+        """
+        raw = self.raw_size(index)
+        try:
+            return probe(data) if raw is None else Probe(*raw, 0)
+        except ValueError as error:
+            raise self.cannot_decode(index, error) from error
 
     @abstractmethod
     def sizes(self) -> NDArray[np.int64]:
@@ -153,7 +163,7 @@ class Store(ABC):
         return True
 
     def decode(self, index: int) -> Image.Image:
-        """Decode an image to RGB as torchvision's default loader does: EXIF rotation is left alone.
+        """Decode an image to RGB by the store's rules.
 
         Raises:
             DataError: the file is missing, truncated, too large or no image; names the file.
@@ -163,7 +173,7 @@ class Store(ABC):
             data = self.read(index)
         try:
             with span("decode"):
-                return decode(data, self.raw_size(index))
+                return decode(data, self.raw_size(index), self.rules)
         except ValueError as error:
             raise self.cannot_decode(index, error) from error
 
@@ -188,32 +198,6 @@ class Store(ABC):
             f"{self.repair}, or convert all but such: "
             f"fastsiam convert folder --source {quoted(self.origin or self.root)} --skip-bad"
         )
-
-
-def decode(data: Bytes, raw_size: tuple[int, int] | None = None) -> Image.Image:
-    """Decode one image to RGB, or wrap H x W x 3 pixels of a given (height, width).
-
-    Planes of a JPEG (``fastsiam.kernels.planes``) become what the JPEG would.
-
-    Raises:
-        ValueError: the bytes are not an image; says why.
-        BackendError: they are planes, and the code for them is not there.
-    """
-    if raw_size is not None:
-        return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
-    if planes.is_record(data):
-        return Image.fromarray(planes.to_pixels(data))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(data), formats=FORMATS).convert("RGB")
-    except MemoryError:
-        raise
-    except UnidentifiedImageError as error:
-        raise ValueError("it is not an image" if len(data) else "it is empty") from error
-    except Exception as error:  # Pillow's decoders raise whatever a broken file makes them
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(reason.split(":")[0].split("<_io")[0].strip()) from error
 
 
 def numbered_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:

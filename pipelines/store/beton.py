@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,14 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import Bytes, Store, numbered_classes
+from .base import Store, numbered_classes
 from .blocks import blocks
+from .decode import ImageRules
 from .files import File, open_file
 from .mapped import Mapped
+from .probe import Bytes
+
+log = logging.getLogger(__name__)
 
 VERSION = 2
 HEADER = np.dtype(
@@ -151,6 +156,17 @@ class BetonStore(Store):
     def mapped(self) -> Sequence[File]:
         """Return the file."""
         return (self._file,)
+
+    def set_rules(self, rules: ImageRules) -> None:
+        """Warn where the rules are not those of the conversion, which decided for good."""
+        for option, default in asdict(ImageRules()).items():
+            wanted = getattr(rules, option)
+            converted = self.about.get("options", {}).get(option, default)
+            if wanted not in (default, converted):
+                _warn_once(
+                    f"--{option} {wanted} has no effect on {self.root}, which was converted with "
+                    f"--{option} {converted}: convert the images again with --{option} {wanted}"
+                )
 
     @property
     def ours(self) -> bool:
@@ -271,6 +287,11 @@ class BetonStore(Store):
             raise _damaged(path, "sizes and lengths of its images do not agree")
         if self.classes and self.labels.max(initial=-1) >= len(self.classes):
             raise _damaged(path, "it has labels without a class name")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def head(

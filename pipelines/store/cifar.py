@@ -23,7 +23,8 @@ from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.files import why
 
-from .base import Bytes, Split, Store
+from .base import Split, Store
+from .probe import Bytes
 
 SIDE = 32
 ARCHIVES = ("cifar-10-python.tar.gz", "cifar-100-python.tar.gz")

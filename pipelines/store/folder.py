@@ -15,7 +15,8 @@ from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.files import explained, reason
 
-from .base import IMAGE_ENDINGS, Bytes, Store, is_image_name
+from .base import IMAGE_ENDINGS, Store, is_image_name
+from .probe import Bytes
 
 _STAT_THREADS, _STAT_CHUNK = 16, 512
 """Threads that ask for files' sizes, and files that each asks for at a time.

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, ImageError
 
 from ..remote.path import Place
-from .base import Bytes, Store
+from .base import Store
+from .decode import ImageRules
 from .files import File
+from .probe import Bytes
 
 
 class JoinedStore(Store):
@@ -48,6 +50,11 @@ class JoinedStore(Store):
             own.setdefault(number, []).append(index - int(self._first[number]))
         for number, images in own.items():
             self.stores[number].ahead(images)
+
+    def set_rules(self, rules: ImageRules) -> None:
+        """Pass the rules on: each part knows how it was converted."""
+        for store in self.stores:
+            store.set_rules(rules)
 
     def mapped(self) -> Sequence[File]:
         """Return the files of all stores."""

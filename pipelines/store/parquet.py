@@ -21,10 +21,11 @@ from fastsiam.files import quoted
 from ..remote import RemoteFile, RemotePath
 from ..remote.file import AsFile
 from ..remote.path import Place
-from .base import Bytes, Split
+from .base import Split
 from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
 from .files import File
 from .parquet_index import placed
+from .probe import Bytes
 from .table import Places, TableStore
 
 PARQUET = ".parquet"

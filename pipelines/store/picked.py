@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import ImageError
 
-from .base import Bytes, Store
+from .base import Store
 from .beton import BetonStore
 from .files import File
+from .probe import Bytes
 
 
 def picked(store: Store, positions: NDArray[np.int64]) -> Store:
@@ -40,7 +41,7 @@ class PickedStore(Store):
         self.kind, self.root, self.classes = store.kind, store.root, store.classes  # type: ignore[misc]
         self.labels = store.labels[positions]
         self.groups = None if store.groups is None else store.groups[positions]
-        self._store, self._positions = store, positions
+        self._store, self._positions, self.rules = store, positions, store.rules
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes."""

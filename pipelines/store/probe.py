@@ -13,14 +13,21 @@ import struct
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fastsiam.kernels import planes
 from fastsiam.kernels.markers import next_marker
 
-from .base import FORMATS, Bytes, Store
+Bytes = bytes | memoryview
+"""An encoded image, a JPEG's planes, or the pixels of a raw image.
+
+A memoryview looks into a mapped file."""
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
+"""Formats that Pillow may find in a file, whatever its name; readers of others start programs."""
 
 _SOI, _EOI = b"\xff\xd8", b"\xff\xd9"
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _SOF = {0xC0: 0, 0xC1: 0, 0xC2: 1}
 """Frame headers that every JPEG decoder reads (baseline, extended, progressive)."""
 _OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
@@ -43,7 +50,7 @@ class Flags(enum.IntFlag):
     NOT_JPEG = 8
     """Another format, whatever the file's name says; planes of a JPEG are one too."""
     ROTATED = 16
-    """EXIF asks viewers to turn it. torchvision does not, nor does any pipeline here."""
+    """EXIF asks viewers to turn it; ``--exif apply`` does."""
     GZIP = 32
     """Compressed within its archive."""
     UNUSUAL = 64
@@ -52,6 +59,10 @@ class Flags(enum.IntFlag):
     """Its header cannot be read."""
     HELD_OUT = 256
     """Nothing unusual: the image lies in a folder val/ or test/ of its archive."""
+    TRANSPARENT = 512
+    """Some of its pixels may be transparent."""
+    DEEP = 1024
+    """Gray of more than 8 bits, or floats: scaled to 8 bits."""
 
 
 _PROGRESSIVE, _GRAY, _CMYK = int(Flags.PROGRESSIVE), int(Flags.GRAY), int(Flags.CMYK)
@@ -65,12 +76,17 @@ class Probe:
 
     height: int
     width: int
+    """As stored: before the EXIF orientation is applied."""
     flags: int
     """Sum of the ``Flags`` that hold."""
     scan: int = 0
     """JPEG: where the first scan begins."""
     rotation: tuple[tuple[int, int], ...] = ()
     """JPEG: where each EXIF segment begins and ends, if one of them asks to turn it."""
+    orientation: int = 0
+    """EXIF orientation, 1 to 8; 0 where the file names none.
+
+    Of PNG and WebP the EXIF data count that come before the pixels. Pillow itself turns TIFFs."""
 
 
 def probe(data: Bytes) -> Probe:
@@ -85,24 +101,56 @@ def probe(data: Bytes) -> Probe:
         raise ValueError("it is empty")
     if planes.is_record(data):
         return Probe(*planes.size_of(data), int(Flags.NOT_JPEG))
-    try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return Probe(image.height, image.width, int(Flags.NOT_JPEG))
-    except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
-        raise ValueError("it is not an image") from error
+    image = opened_by_pillow(data)
+    flags = int(Flags.NOT_JPEG)
+    if has_alpha(image):
+        flags |= int(Flags.TRANSPARENT)
+    if is_deep(image):
+        flags |= int(Flags.DEEP)
+    orientation = _orientation(image.info.get("exif", b"")) if image.format != "TIFF" else 0
+    if orientation not in (0, 1):
+        flags |= _ROTATED
+    return Probe(image.height, image.width, flags, orientation=orientation)
 
 
-def header(store: Store, index: int, data: Bytes) -> Probe:
-    """Read the header of a store's image, ``data`` being what ``store.read(index)`` returned.
+def opened_by_pillow(data: Bytes) -> Image.Image:
+    """Let Pillow read an image's header; its pixels are decoded when they are asked for.
 
     Raises:
-        DataError: it is not an image; names the file.
+        ValueError: it is not an image of a format that is read; says why.
     """
-    raw = store.raw_size(index)
     try:
-        return probe(data) if raw is None else Probe(*raw, 0)
-    except ValueError as error:
-        raise store.cannot_decode(index, error) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Image.open(io.BytesIO(data), formats=FORMATS)
+    except MemoryError:
+        raise
+    except UnidentifiedImageError as error:
+        if not len(data):
+            raise ValueError("it is empty") from error
+        if data[:4] in _TIFF:
+            raise ValueError(
+                "it is a TIFF with channels, bit depth or compression that Pillow does not read"
+            ) from error
+        raise ValueError("it is not an image") from error
+    except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
+        raise ValueError(first_line(error)) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the reason that an error of Pillow gives, without addresses of objects."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return reason.split(":")[0].split("<_io")[0].strip()
+
+
+def has_alpha(image: Image.Image) -> bool:
+    """Tell whether some pixels of an image may be transparent."""
+    return image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Tell whether an image is gray of more than 8 bits, or of floats."""
+    return image.mode.startswith("I") or image.mode == "F"
 
 
 def ends(data: Bytes, scan: int) -> bool:
@@ -132,7 +180,7 @@ def is_all_code(data: Bytes, head: Probe) -> bool:
 
 def _jpeg(data: Bytes) -> Probe:
     """Walk from marker to marker up to the first scan."""
-    flags, size, adobe = 0, (0, 0), -1
+    flags, size, adobe, orientation = 0, (0, 0), -1, 0
     exif: list[tuple[int, int]] = []
     place, end = 2, len(data)
     while place + 4 <= end:
@@ -163,7 +211,8 @@ def _jpeg(data: Bytes) -> Probe:
                 flags |= _UNUSUAL
         elif marker == _APP1 and data[body : body + 6] == b"Exif\x00\x00":
             exif.append((place, following))
-            if _orientation(data[body:following]) not in (0, 1):
+            orientation = orientation or _orientation(data[body:following])
+            if orientation not in (0, 1):
                 flags |= _ROTATED
         elif marker == _APP14 and length >= 14 and data[body : body + 5] == b"Adobe":
             adobe = data[body + 11]
@@ -172,7 +221,8 @@ def _jpeg(data: Bytes) -> Probe:
                 raise ValueError("its JPEG header names no size")
             if adobe == 0 and not flags & (_GRAY | _CMYK):
                 flags |= _UNUSUAL
-            return Probe(*size, flags, following, tuple(exif) if flags & _ROTATED else ())
+            rotation = tuple(exif) if flags & _ROTATED else ()
+            return Probe(*size, flags, following, rotation, orientation)
         place = following
     raise ValueError("it is truncated within its header")
 

@@ -15,9 +15,10 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from .base import Bytes, Store
+from .base import Store
 from .blocks import blocks
 from .mapped import Mapped
+from .probe import Bytes
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from pathlib import PurePosixPath
 from fastsiam.errors import DataError
 
 from ..remote.path import Place
-from .base import Bytes, is_image_name
+from .base import is_image_name
+from .probe import Bytes
 
 GZIP_MAGIC = b"\x1f\x8b"
 """The first bytes of whatever gzip compressed."""

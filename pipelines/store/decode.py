@@ -1,0 +1,141 @@
+"""Decode an encoded image to 8-bit RGB: the same pixels in every pipeline.
+
+docs/data.md has the table of what becomes of bit depths, transparency, orientation and pages.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.config.data import Alpha, Exif
+from fastsiam.kernels import planes
+
+from .probe import Bytes, Flags, Probe, first_line, has_alpha, is_deep, opened_by_pillow, probe
+
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright, by its EXIF orientation."""
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+_BY_PILLOW = int(Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRules:
+    """How a file becomes RGB where it leaves a choice; see ``DataConfig``."""
+
+    exif: Exif = "ignore"
+    alpha: Alpha = "drop"
+
+    def turns(self, head: Probe) -> bool:
+        """Whether the image is transposed after decoding."""
+        return self.exif == "apply" and head.orientation in _TRANSPOSE
+
+    def needs_pillow(self, head: Probe) -> bool:
+        """Whether Pillow must decode the image: other decoders differ, or know no such rule."""
+        return bool(head.flags & _BY_PILLOW) or self.turns(head)
+
+    def size(self, head: Probe) -> tuple[int, int]:
+        """Return the (height, width) of the decoded image."""
+        swaps = self.turns(head) and head.orientation >= 5
+        return (head.width, head.height) if swaps else (head.height, head.width)
+
+
+def decode(
+    data: Bytes, raw_size: tuple[int, int] | None = None, rules: ImageRules = ImageRules()
+) -> Image.Image:
+    """Decode one image to RGB, or wrap H x W x 3 pixels of a given (height, width).
+
+    Planes of a JPEG (``fastsiam.kernels.planes``) become what the JPEG would. Of several pages or
+    frames, the first is decoded.
+
+    Raises:
+        ValueError: the bytes are not an image that can be decoded; says why.
+        BackendError: they are planes, and the code for them is not there.
+    """
+    if raw_size is not None:
+        return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
+    if planes.is_record(data):
+        return Image.fromarray(planes.to_pixels(data))
+    image = opened_by_pillow(data)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = _as_rgb(image, rules)
+    except (MemoryError, _RangeError):
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever a broken file makes them
+        raise ValueError(first_line(error)) from error
+    return _turned(image, data) if rules.exif == "apply" else image
+
+
+class _RangeError(ValueError):
+    """The range of an image's values is unknown."""
+
+
+def _as_rgb(image: Image.Image, rules: ImageRules) -> Image.Image:
+    if is_deep(image):
+        image = Image.fromarray(_as_eight_bits(image))
+    if rules.alpha != "drop" and has_alpha(image):
+        behind = Image.new("RGBA", image.size, rules.alpha)
+        return Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
+    if image.mode == "RGB":
+        image.load()
+        return image
+    return image.convert("RGB")
+
+
+def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
+    """Scale a gray image of more than 8 bits by the range of its type: (H, W) uint8.
+
+    Unsigned integers of up to 16 bits are scaled by 255 / (2^bits - 1), floats by 255, both
+    rounded to the nearest.
+
+    Raises:
+        _RangeError: it is unknown: 32-bit or signed integers, or floats outside 0 to 1.
+    """
+    if image.mode == "F":
+        return _floats_as_eight_bits(np.asarray(image))
+    tags = getattr(image, "tag_v2", None)  # of a TIFF
+    if image.mode == "I" and tags is not None:
+        raise _RangeError(
+            "its pixels are signed or 32-bit integers, whose range is unknown; save it with 8 or "
+            "16 unsigned bits, or as floats from 0 to 1"
+        )
+    most = 2 ** (16 if tags is None else tags[_BITS_PER_SAMPLE][0]) - 1
+    values = np.asarray(image).astype(np.uint32)  # mode I without tags: 16 bits, of a PNG or PGM
+    if tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        values = most - values
+    scaled: NDArray[np.uint8] = ((values * 510 + most) // (2 * most)).astype(np.uint8)
+    return scaled
+
+
+def _floats_as_eight_bits(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    low, high = float(values.min()), float(values.max())
+    if not 0 <= low <= high <= 1:  # also where one is no number
+        raise _RangeError(
+            f"its pixels are floats from {low:g} to {high:g}, and only 0 to 1 has a meaning; scale "
+            "them to that range, or save the image with 8 or 16 bits"
+        )
+    scaled: NDArray[np.uint8] = np.floor(values.astype(np.float64) * 255 + 0.5).astype(np.uint8)
+    return scaled
+
+
+def _turned(image: Image.Image, data: Bytes) -> Image.Image:
+    """Apply the EXIF orientation of the file that an image was decoded from."""
+    try:
+        orientation = probe(data).orientation
+    except ValueError:  # Pillow reads some files whose header this program refuses
+        return image
+    return image.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else image
