@@ -10,7 +10,16 @@ from .checks import require, require_at_least_one
 from .evaluate import EvalConfig
 from .train import Precision
 
-NOT_OF_DETECTION = {"holdout", "bad_images", "pipeline", "crop", "resize", "feature_batch"}
+NOT_OF_DETECTION = {
+    "holdout",
+    "bad_images",
+    "exif",
+    "alpha",
+    "pipeline",
+    "crop",
+    "resize",
+    "feature_batch",
+}
 """Settings of the other evaluations, which cut their images alike."""
 
 

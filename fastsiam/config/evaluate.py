@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
 from .checks import require, require_at_least_one, share
-from .data import ImagePipeline
+from .data import Alpha, Exif, ImagePipeline
 from .model import Stem
 from .nodes import NodesConfig
 from .train import Precision
@@ -36,6 +36,10 @@ class EvalConfig(NodesConfig):
         "stop for other files. replace leaves it out, and in training with labels on random crops "
         "shows another in its place."
     )
+    exif: Literal["run", Exif] = "run"
+    """EXIF orientation, as of train; run is as the run had it, ignore for other files."""
+    alpha: Literal["run", Alpha] = "run"
+    """Transparent pixels, as of train; run is as the run had it, drop for other files."""
     pipeline: Literal["run", "auto", ImagePipeline] = "run"
     (
         "How images are loaded, as of train; run is as the run had it, auto for other files. "
@@ -80,8 +84,13 @@ class EvalConfig(NodesConfig):
             self.bad_images in ("run", "stop", "replace"),
             f"bad-images must be run, stop or replace, not {self.bad_images!r}",
         )
-        for name, kind in (("pipeline", ImagePipeline), ("precision", Precision)):
-            known = list(dict.fromkeys(("run", "auto", *get_args(kind))))
+        for name, kind in (
+            ("exif", Literal["run", Exif]),
+            ("alpha", Literal["run", Alpha]),
+            ("pipeline", Literal["run", "auto", ImagePipeline]),
+            ("precision", Literal["run", Precision]),
+        ):
+            known = get_args(kind)
             value = getattr(self, name)
             require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
         stems = get_args(Stem)

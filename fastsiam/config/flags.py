@@ -19,7 +19,7 @@ from .views import AugmentConfig, ViewConfig
 
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
-FIXED_SETTINGS = {"data": ("holdout", "shuffle")}
+FIXED_SETTINGS = {"data": ("holdout", "shuffle", "exif", "alpha")}
 """Settings of the other sections that define what is trained."""
 
 _SECTIONS = {ViewConfig: AugmentConfig, BackboneConfig: ModelConfig}

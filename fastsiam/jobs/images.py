@@ -31,6 +31,7 @@ from fastsiam.pipelines.remembered import (
 from fastsiam.pipelines.shuffle import Window, described
 from fastsiam.pipelines.splits import open_whole, others
 from fastsiam.pipelines.store import picked
+from fastsiam.pipelines.survey import survey
 from fastsiam.training.folder import RunFolder
 
 _WAYS_OUT = "restore the data, or choose another --out for a new run"
@@ -52,6 +53,10 @@ class RunImages:
 
     window: Window | None = None
     """What shuffles them, of a run that is shuffled within a window."""
+
+    def survey(self) -> list[str]:
+        """Say how many images --exif, --alpha or scaling to 8 bits affect."""
+        return [] if self.store is None else survey(self.store).notes(self.store.rules)
 
     def shuffle(self, config: TrainConfig) -> str:
         """Say how good the shuffle of a window is, "" where all images are shuffled alike."""

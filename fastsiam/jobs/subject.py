@@ -318,6 +318,8 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
         shuffle="full",
         pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
+        exif=trained_on.exif if config.exif == "run" else config.exif,
+        alpha=trained_on.alpha if config.alpha == "run" else config.alpha,
         bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
     )
     if data.holdout and not config.holdout and has_validation(data.root):

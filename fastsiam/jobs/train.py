@@ -169,7 +169,8 @@ def _train(
             if damaged:
                 console.warn(damaged)
                 checkpoints.put_aside(folder.path)
-            for note in filter(None, [said, *images.notes, images.shuffle(config), hint]):
+            notes = [said, *images.notes, *images.survey(), images.shuffle(config), hint]
+            for note in filter(None, notes):
                 console.say(note)
             own = checkpoints.last(folder.path)
             if start is not None and images.moves_rows(start) and own.is_file():

@@ -25,6 +25,21 @@ def z_std(z: Tensor) -> Tensor:
     return z.std(0, unbiased=False).mean() * math.sqrt(z.shape[1])
 
 
+def flat_share(view: Tensor) -> Tensor:
+    """Measure how flat images are: about 0.02 for photographs, 1 for images of one colour.
+
+    Args:
+        view: (N, 3, S, S) views. Of more than 64 images or 32 x 32 pixels, that many are used.
+
+    Returns:
+        Scalar: share of the pixels of a channel that have that channel's most frequent value,
+        averaged over channels and images.
+    """
+    stride = max(1, view.shape[-1] // 32)
+    rows = view[:64, :, ::stride, ::stride].float().flatten(2).flatten(0, 1)
+    return (rows == rows.mode(dim=1, keepdim=True).values).float().mean()
+
+
 def effective_rank(z: Tensor) -> Tensor:
     """Count the dimensions in use, which ``z_std`` does not see (dimensional collapse).
 

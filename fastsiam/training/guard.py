@@ -8,6 +8,9 @@ SPREAD = 0.5
 """z_std below this share of the usual is a collapse in progress; see ``lowest_spread``."""
 UNTRAINED = 0.2
 """Untrained ResNets' z_std is above this, whatever the head: MoCo's is lowest, .42 to .57."""
+FLAT = 0.5
+"""More of the first batch's pixels having their image's most frequent value is worth a warning;
+see ``collapse.flat_share``."""
 RANK = 4.0
 """Fewer dimensions than this carry nothing, whatever their spread; tiny batches have fewer."""
 
@@ -57,6 +60,19 @@ class CollapseGuard:
         self._centred = centred
         self._first: float | None = None
         self._warned = False
+        self._advice = self.ADVICE
+
+    def check_images(self, flat_share: float) -> str | None:
+        """Return a warning if images are constant or saturated; it then leads the advice, too."""
+        if flat_share <= FLAT:
+            return None
+        warning = (
+            f"{flat_share:.0%} of the pixels of the first batch have their image's most frequent "
+            "value: the images are constant, saturated, or have a plain background; look at them "
+            "with `fastsiam views --data DIR`"
+        )
+        self._advice = f"{warning}; other {self.ADVICE}"
+        return warning
 
     def check(self, step: int, spread: float, rank: float) -> str | None:
         """Return a warning, once for each episode.
@@ -72,7 +88,7 @@ class CollapseGuard:
             return None
         message = (
             f"the representation collapses at step {step:,}: std {spread:.3f} "
-            f"(healthy: near {bound / SPREAD:.2g}), effective rank {rank:.1f}; {self.ADVICE}"
+            f"(healthy: near {bound / SPREAD:.2g}), effective rank {rank:.1f}; {self._advice}"
         )
         if self._stops:
             raise TrainingError(message)

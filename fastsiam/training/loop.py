@@ -197,6 +197,7 @@ class _Training:
         """Take a step; log and save if it is time for it."""
         if self._done == self._first:  # kernels may have been compiled, data decoded
             self._console.say(f"first batch after {time.monotonic() - self._began:.1f} s")
+            self._points.check_images(batch)
         self._unlogged = self._take_step(batch, at=self._done)
         self._done += 1
         self._seen.add(batch.seen)

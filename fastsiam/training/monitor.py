@@ -16,7 +16,7 @@ from fastsiam.console import Console
 from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import NOT_FINITE, TrainingError
 from fastsiam.training.clock import Clock
-from fastsiam.training.collapse import gram, rank_of_gram, z_std
+from fastsiam.training.collapse import flat_share, gram, rank_of_gram, z_std
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
@@ -24,6 +24,7 @@ from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.watch import Watch
+from fastsiam.views.batch import Batch
 
 T = TypeVar("T")
 
@@ -132,6 +133,11 @@ class LogPoints:
         """
         self._finite.note(done, loss)
         self._settle_early()
+
+    def check_images(self, batch: Batch) -> None:
+        """Warn if most pixels of a batch have one value; waits for the device."""
+        if self._judges and (warning := self._guard.check_images(flat_share(batch.view1).item())):
+            self._console.warn(warning)
 
     def check_finite(self, done: int, *, saved: object) -> None:
         """Refuse to go on after a loss or a weight that is not finite; waits for the device.

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -74,6 +75,9 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     whole.resize((150, 120)).save(place("png"))
     picture(3).convert("RGBA").save(place("png-alpha"))
     picture(4).convert("P").save(place("png-palette"))
+    deep = np.asarray(whole.convert("L").resize((150, 120))).astype(np.uint16) * 257
+    Image.fromarray(deep).save(place("png-16-bits"))
+    Image.fromarray(deep.astype(np.float32) / 65535).save(place("png-floats"), "TIFF")
     return root
 
 
@@ -86,8 +90,8 @@ def source(kind: str, all_kinds: Path) -> Path:
     return all_kinds if kind == "folder" else out
 
 
-def batches(name: str, root: Path, augment: AugmentConfig, epoch: int) -> list[Batch]:
-    data = DataConfig(data=str(root), pipeline=name, workers=2)  # type: ignore[arg-type]
+def batches(name: str, root: Path, augment: AugmentConfig, epoch: int, **rules: str) -> list[Batch]:
+    data = DataConfig(data=str(root), pipeline=name, workers=2, **rules)  # type: ignore[arg-type]
     loader = build_loader(data, augment, batch=10, seed=3)
     try:
         return list(loader.epoch(epoch))
@@ -111,6 +115,28 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
             assert torch.equal(ours.label, theirs.label)
             for one, other in zip(ours.views, theirs.views, strict=True):
                 assert levels(one, other).max() <= EXACT
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=NEEDS.get(name, [])) for name in ("dali", "ffcv", "memory")]
+)
+def test_exif_and_alpha_are_applied_alike(name: str, all_kinds: Path) -> None:
+    rules = {"exif": "apply", "alpha": "white"}
+    source = all_kinds
+    if name == "ffcv":
+        source = all_kinds.with_name("ruled")
+        convert_data(
+            "folder",
+            ConvertConfig(
+                source=str(all_kinds), out=str(source), raw=True, exif="apply", alpha="white"
+            ),
+        )
+    expected = batches("torchvision", source, VIEWS, 1, **rules)
+    plain = batches("torchvision", all_kinds, VIEWS, 1)
+    assert any(not torch.equal(a.view1, b.view1) for a, b in zip(expected, plain, strict=True))
+    for ours, theirs in zip(batches(name, source, VIEWS, 1, **rules), expected, strict=True):
+        for one, other in zip(ours.views, theirs.views, strict=True):
+            assert levels(one, other).max() <= EXACT
 
 
 @pytest.mark.parametrize(("name", "kind"), ONE_OF_EACH)

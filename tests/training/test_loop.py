@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -309,6 +310,16 @@ def test_the_guard_speaks_up(
         warnings = capfd.readouterr().err.count("warning: the representation collapses")
         assert 1 <= warnings < 8  # once an episode, not at every log point
         assert checkpoints.load(tmp_path / "run").step == 120
+
+
+def test_constant_images_are_reported_before_the_guard_guesses(
+    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number, path in enumerate(sorted((images / "train").glob("*/*.jpg"))):
+        Image.new("RGB", (24, 24), (255, 255, 255 - number)).save(path)
+    run_once(with_settings(small, knn_every=0, epochs=1), tmp_path / "run")
+    first, *_ = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert "100% of the pixels of the first batch have their image's most frequent value" in first
 
 
 class HostReads(TorchDispatchMode):

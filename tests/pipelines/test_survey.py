@@ -1,0 +1,50 @@
+"""What a run says of its images before it starts: orientation, transparency, bit depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.jobs.train import train_here
+from fastsiam.pipelines import open_split, survey
+from tests.configs import with_settings
+from tests.sources import picture, rotated_jpeg
+
+
+def test_a_run_says_once_what_its_options_affect(
+    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = images / "train" / "class0"
+    (folder / "a.jpg").write_bytes(rotated_jpeg(0))
+    picture(1).convert("RGBA").save(folder / "b.png")
+    Image.fromarray(np.zeros((30, 40), np.uint16)).save(folder / "c.png")
+    config = with_settings(small, epochs=1, knn_every=0)
+    train_here(config, "demo")
+    text = capfd.readouterr().err
+    for line in (
+        "1 of 27 sampled images have an EXIF orientation, which is ignored; --exif apply",
+        "1 of 27 sampled images have transparency, which is dropped; --alpha white",
+        "1 of 27 sampled images have 16-bit or float pixels, which are scaled",
+    ):
+        assert text.count(line) == 1
+    out = str(images / "other")
+    train_here(with_settings(config, exif="apply", alpha="black", out=out), "demo")
+    text = capfd.readouterr().err
+    assert "which --exif apply turns upright" in text and "are laid over black" in text
+
+
+def test_ordinary_images_are_not_worth_a_line(images: Path) -> None:
+    store = open_split(DataConfig(data=str(images)), "train")
+    assert survey.survey(store).notes(store.rules) == []
+
+
+def test_a_large_data_set_is_sampled(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "_SAMPLE", 5)
+    (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
+    store = open_split(DataConfig(data=str(images)), "train")
+    assert survey.sample_of(store, np.arange(24)).tolist() == [0, 5, 11, 17, 23]
+    assert survey.survey(store).sampled == 4
