@@ -102,10 +102,18 @@ def test_validation_images_are_refused_beside_it(images: Path) -> None:
     assert len(parts(images / "train")[1]) == 3
 
 
-@pytest.mark.parametrize("holdout", ["10", "0%", "100%", "-5%", "many%", "nan%"])
+@pytest.mark.parametrize("holdout", ["10", "100%", "-5%", "many%", "nan%", "00"])
 def test_what_is_no_share_is_refused(holdout: str) -> None:
-    with pytest.raises(ValueError, match="holdout is a share above 0% and below 100%, such as 10%"):
+    with pytest.raises(
+        ValueError, match="holdout is a share above 0% and below 100%, such as 10%, or 0 for none"
+    ):
         DataConfig(holdout=holdout)
+
+
+@pytest.mark.parametrize("none", ["0", "0%"])
+def test_zero_is_no_holdout(none: str, photos: Path) -> None:
+    data = DataConfig(data=str(photos), holdout=none)
+    assert data == DataConfig(data=str(photos)) and len(open_split(data, "train")) == 60
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
