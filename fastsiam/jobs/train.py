@@ -23,10 +23,9 @@ from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place, minimum_across_ranks
 from fastsiam.environment import environment
-from fastsiam.errors import DataError, DeviceError, FastSiamError
+from fastsiam.errors import DataError, DeviceError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.files import explained
 from fastsiam.jobs.bad_images import bad_images_of
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.jobs.introduction import introduce
@@ -43,7 +42,7 @@ from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
-from fastsiam.training.folder import PATIENCE, RunFolder
+from fastsiam.training.folder import PATIENCE, RunFolder, created
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate, Watched
 from fastsiam.training.numerics import autocast_type, with_settled_precision
@@ -119,22 +118,29 @@ def check_shares(config: TrainConfig, world: int) -> None:
         raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
 
 
-def run_folder(config: TrainConfig, recipe: str) -> Path:
-    """Return the run's folder, made if it is not there."""
+@contextlib.contextmanager
+def run_folder(config: TrainConfig, recipe: str) -> Iterator[Path]:
+    """Create the run's folder if it is not there; if nothing is written into it, remove it again.
+
+    Raises:
+        FastSiamError: it cannot be created.
+    """
     folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
-    with explained(FastSiamError, f"cannot make the run folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    with created(folder):
+        yield folder
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
-    run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
-    folder = RunFolder(run, console=console)
-    patience = PATIENCE if distributed.is_worker() else 0.0
-    with folder.taken(patience=patience) if place.leads else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        own = str(stack.enter_context(run_folder(config, recipe))) if place.leads else ""
+        run = Path(distributed.from_leader(own))
+        folder = RunFolder(run, console=console)
+        if place.leads:
+            patience = PATIENCE if distributed.is_worker() else 0.0
+            stack.enter_context(folder.taken(patience=patience))
         _train(config, recipe, folder, place, console)
     distributed.finish()
     return run
@@ -171,6 +177,8 @@ def _train(
                 checkpoints.put_aside(folder.path)
             for note in filter(None, [said, *images.notes, images.shuffle(config), hint]):
                 console.say(note)
+        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
+        if place.leads:  # nothing is written before the data, the settings and the model fit
             own = checkpoints.last(folder.path)
             if start is not None and images.moves_rows(start) and own.is_file():
                 checkpoints.save(own, start)  # before the consent, which is given once
@@ -178,8 +186,6 @@ def _train(
             bad.write()
             if start is not None and not own.is_file():
                 checkpoints.save(own, start)  # it is this run's too
-        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
-        if place.leads:
             _write_config(step.config, recipe, folder)
         monitor = _monitor(step.config, place, console, dtype)
         train(
