@@ -9,9 +9,10 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,9 @@ from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
-    extended,
     goes_on,
     initial_weights,
-    starting_point,
+    start_of,
     take_weights,
 )
 from fastsiam.jobs.subject import as_evaluated, labelled_loaders
@@ -45,7 +45,7 @@ from fastsiam.training.compile import with_settled_compilation, without_compilat
 from fastsiam.training.folder import PATIENCE, RunFolder, created
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate, Watched
-from fastsiam.training.numerics import autocast_type, with_settled_precision
+from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.trackers import check_trackers
 from fastsiam.views.batch import EvalLoader, Loader
@@ -150,20 +150,16 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
-    start, begun, damaged = starting_point(config, folder.path, place)
-    config, start, said = extended(config, start)
-    began_with = None if start is None else start.config
-    config = with_settled_precision(config, place.device, began_with=began_with)
-    if start is not None:
-        start.check_continues(config)
-    images = run_images(config, begun)
+    config, beginning = start_of(config, folder.path, place)
+    start = beginning.checkpoint
+    images = run_images(config, beginning.folder)
     _on_all_ranks(True, place)  # have read the run's list, which the leader writes below
     config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
     config, chosen = with_settled_pipeline(config, place, images.store, start)
     if chosen:
         console.say(chosen)
     dtype = autocast_type(config.numerics.precision, place.device)
-    bad = bad_images_of(config, images, begun, folder, place)
+    bad = bad_images_of(config, images, beginning.folder, folder, place)
     loader = _loader(config, place, images, dtype, bad)
     try:
         if start is not None:
@@ -172,10 +168,11 @@ def _train(
         config, hint = _with_settled_compilation(config, start, loader.steps)
         if place.leads:
             introduce(console, config, place, loader, dtype, folder.path, start)
-            if damaged:
-                console.warn(damaged)
+            if beginning.damaged:
+                console.warn(beginning.damaged)
                 checkpoints.put_aside(folder.path)
-            for note in filter(None, [said, *images.notes, images.shuffle(config), hint]):
+            notes = [*beginning.notes, *images.notes, images.shuffle(config), hint]
+            for note in filter(None, notes):
                 console.say(note)
         step = _prepared_step(config, place, loader, start, console)  # no loader works until then
         if place.leads:  # nothing is written before the data, the settings and the model fit
@@ -186,7 +183,7 @@ def _train(
             bad.write()
             if start is not None and not own.is_file():
                 checkpoints.save(own, start)  # it is this run's too
-            _write_config(step.config, recipe, folder)
+            _write_config(step.config, recipe, folder, {} if start is None else start.branch)
         monitor = _monitor(step.config, place, console, dtype)
         train(
             step,
@@ -303,7 +300,11 @@ def _on_all_ranks(true_here: bool, place: Place) -> bool:
     return bool(minimum_across_ranks(torch.tensor(float(true_here), device=place.device)))
 
 
-def _write_config(config: TrainConfig, recipe: str, folder: RunFolder) -> None:
+def _write_config(
+    config: TrainConfig, recipe: str, folder: RunFolder, branch: Mapping[str, Any]
+) -> None:
     settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    if branch:
+        settings["branch"] = branch
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
