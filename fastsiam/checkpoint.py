@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import differences
+from fastsiam.config.flags import changes_text, differences
 from fastsiam.errors import CheckpointError, DamagedError
 from fastsiam.files import explained, lack_of_room, reason, written_whole
 
@@ -51,24 +51,29 @@ class Checkpoint:
     files of versions that kept none."""
     weights: str = ""
     """Digest of ``model`` as it was saved (``digest_of``); empty in files of such versions."""
+    branch: dict[str, Any] = field(default_factory=dict)
+    """Where the run branched off another, as config.json has it (``fastsiam.jobs.start``); empty if
+    it did not."""
 
     @property
     def epoch(self) -> float:
         """Epochs done."""
         return self.step / self.steps_per_epoch
 
-    def check_continues(self, config: TrainConfig) -> None:
+    def check_continues(self, config: TrainConfig, *, advice: str = "give the same ones") -> None:
         """Refuse to go on as something else.
+
+        Args:
+            config: the settings to go on with.
+            advice: what to do if they differ, for the message.
 
         Raises:
             CheckpointError: names the settings that differ.
         """
         if changed := differences(self.config, config):
-            longer = config.optim.epochs > self.config.optim.epochs
-            more = f"; --extend {config.optim.epochs} makes this run longer" if longer else ""
             raise CheckpointError(
-                f"the checkpoint was trained with other settings ({'; '.join(changed)}); "
-                f"give the same ones, or another --out for a new run{more}"
+                "the checkpoint was trained with other settings "
+                f"({changes_text(changed)}); {advice}"
             )
 
     def check_images(self, images: int) -> None:
@@ -85,7 +90,7 @@ class Checkpoint:
             )
 
 
-_LATER = ("seen", "weights")
+_LATER = ("seen", "weights", "branch")
 """Fields that files of earlier versions lack."""
 
 

@@ -58,7 +58,11 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64]]:
     store = _opened(data, "train")
     held = hold_out(store, percent=data.held_percent)
     if not len(held):
-        raise DataError(f"--holdout finds no class with two images in {store.root}")
+        raise DataError(
+            f"--holdout {data.holdout} leaves at least one image of each class in training, and no "
+            f"class of {store.root} has two: leave --holdout out, or sort the images into train/ "
+            "and val/ yourself"
+        )
     return store, held
 
 

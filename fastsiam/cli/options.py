@@ -24,15 +24,15 @@ from fastsiam.config.files import (
     recorded,
     run_folder,
 )
-from fastsiam.config.flags import Flag, from_flags, to_flags, train_flags
+from fastsiam.config.flags import BRANCH_SETTINGS, Flag, from_flags, to_flags, train_flags
 from fastsiam.config.recipes import RECIPES
 
 _CHOSEN = "fastsiam.chosen"
 """Key of what is known of the settings while the options are read."""
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
-_LENGTH = "epochs", "restarts", "extend", "extend_schedule"
-"""Settings of how long a run is, which ``--extend`` changes."""
+_OF_A_BRANCH = *BRANCH_SETTINGS, "restarts", "extend", "extend_schedule"
+"""Settings in which a branch may differ from the run that it branched off."""
 
 
 def settings_command(
@@ -241,7 +241,7 @@ def _defaults(context: typer.Context) -> Settings:
 
 
 def _of_a_branch(context: typer.Context, out: str) -> Settings | None:
-    """Return the settings of a branch that has begun: its length is its own, not its origin's.
+    """Return the settings of a branch that has begun: its optimiser's are its own.
 
     Args:
         context: of the command.
@@ -251,8 +251,8 @@ def _of_a_branch(context: typer.Context, out: str) -> Settings | None:
     if "run" not in chosen or not out or not (Path(out) / "config.json").is_file():
         return None
     begun = _settings_of_run(Path(out))
-    length = {name: begun.flags[name] for name in _LENGTH}
-    flags = {**chosen["run"].flags, **length}
+    own = {name: begun.flags[name] for name in _OF_A_BRANCH if name in begun.flags}
+    flags = {**chosen["run"].flags, **own}
     context.meta[_CHOSEN] = {**chosen, "run": replace(chosen["run"], flags=flags)}
     return _defaults(context)
 

@@ -39,8 +39,8 @@ def _train(recipe: str, config: TrainConfig) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if world > 1 and not distributed.is_worker():
-        work = ranks_of(config, recipe, sys.argv[1:])
-        sys.exit(distributed.launch_ranks(work, config.run))
+        with ranks_of(config, recipe, sys.argv[1:]) as work:
+            sys.exit(distributed.launch_ranks(work, config.run))
     jobs.train_here(config, recipe)
 
 

@@ -40,23 +40,26 @@ def require_one_of(config: object, name: str, *known: str) -> None:
 
 
 def share(text: str, name: str) -> float:
-    """Return the percent of a share such as "10%", 0 of an empty one.
+    """Return the percent of a share such as "10%"; 0.0 for an empty text, "0" and "0%".
 
     Args:
         text: the setting.
         name: of the setting, for the message.
 
     Raises:
-        ValueError: it is no share above 0% and below 100%.
+        ValueError: it is neither 0 nor a share above 0% and below 100%.
     """
-    if not text:
+    if text in ("", "0", "0%"):
         return 0.0
     try:
         percent = float(text.removesuffix("%"))
     except ValueError:
         percent = 0.0
     good = text.endswith("%") and 0 < percent < 100
-    require(good, f"{name} is a share above 0% and below 100%, such as 10%, not {text!r}")
+    require(
+        good,
+        f"{name} is a share above 0% and below 100%, such as 10%, or 0 for none, not {text!r}",
+    )
     return percent
 
 

@@ -47,7 +47,7 @@ class DataConfig:
     holdout: str = ""
     (
         "Share of each class of the training images to leave out and validate on, such as 10%, "
-        "where there are no validation images: the same images in every command."
+        "where there are no validation images: the same images in every command. 0 is none."
     )
     shuffle: str = "full"
     (
@@ -109,7 +109,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         place(self.data)
-        share(self.holdout, "holdout")
+        if not share(self.holdout, "holdout"):
+            object.__setattr__(self, "holdout", "")  # 0, 0% and nothing are one setting
         require(
             re.fullmatch(r"full|window:[1-9][0-9]*", self.shuffle) is not None,
             f"shuffle must be full, or window:N with N images, such as window:16384, not "

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
-from .checks import require, require_at_least_one, share
+from .checks import require, require_at_least_one, require_one_of, share
 from .data import Alpha, Exif, ImagePipeline
 from .model import Stem
 from .nodes import NodesConfig
@@ -29,7 +29,10 @@ class EvalConfig(NodesConfig):
     data: str = ""
     """Data as of train, with a validation split where there is one; default: the run's."""
     holdout: str = ""
-    """Share of each class to validate on, as of train; default: the run's."""
+    (
+        "Share of each class to validate on, as of train; 0 is none. Default: the run's, if the "
+        "data are the run's own."
+    )
     bad_images: Literal["run", "stop", "replace"] = "run"
     (
         "What to do about an image that cannot be decoded, as of train; run is as the run had it, "
@@ -315,8 +318,12 @@ class FeaturesConfig(EvalConfig):
 
     out: str = "features.npy"
     """File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet."""
-    split: Literal["train", "val"] = "train"
-    """Which images; a folder without splits is train."""
+    split: Literal["auto", "train", "val"] = "auto"
+    (
+        "Which images. auto: all training images, those that --holdout holds out included. train: "
+        "without these. val: the held-out images, or the validation images. With a holdout a "
+        "column split says train or val of each image. A folder without splits is train."
+    )
     layer: Literal["backbone", "projector"] = "backbone"
     """Pooled features of the backbone (pool5), or the projections that the loss compares."""
     force: bool = False
@@ -324,6 +331,7 @@ class FeaturesConfig(EvalConfig):
 
     def __post_init__(self) -> None:
         EvalConfig.__post_init__(self)
+        require_one_of(self, "split", "auto", "train", "val")
         require(
             self.out.endswith((".npy", ".parquet")),
             f"out must end in .npy or .parquet, not {self.out!r}",

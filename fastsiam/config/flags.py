@@ -21,6 +21,21 @@ FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
 FIXED_SETTINGS = {"data": ("holdout", "shuffle", "exif", "alpha")}
 """Settings of the other sections that define what is trained."""
+BRANCH_SETTINGS = (
+    "epochs",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "lars_trust",
+    "lars_all",
+    "warmup_epochs",
+    "warmup_from",
+    "lr_end",
+    "accumulate",
+    "predictor_lr",
+)
+"""Settings of these that a branch of a run may change: the weights, the momenta and the number of
+steps done mean the same under other values. They do not under another batch or optimizer."""
 
 _SECTIONS = {ViewConfig: AugmentConfig, BackboneConfig: ModelConfig}
 """Sections of settings that other dataclasses than the section's own hold."""
@@ -123,23 +138,27 @@ def unknown_method(name: Any) -> str:
     return f"unknown method {name!r}; there are {', '.join(METHOD_CONFIGS)}"
 
 
-def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
-    """List the settings in which two runs train something different, as ``name: old -> new``."""
-    found = []
+def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two runs train something different, as name: (old, new)."""
+    found = {}
     for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
         before, after = (_settings(getattr(config, section)) for config in (old, new))
-        found += [
-            f"{name.replace('_', '-')}: {_said(before, name)} -> {_said(after, name)}"
-            for name in FIXED_SETTINGS.get(section, before | after)
-            if before.get(name) != after.get(name)
-        ]
+        for name in FIXED_SETTINGS.get(section, before | after):
+            if before.get(name) != after.get(name):
+                found[name] = before.get(name), after.get(name)
     return found
 
 
-def _said(settings: Mapping[str, Any], name: str) -> Any:
-    """Return a setting for a message, where an empty text would be nothing to see."""
-    value = settings.get(name)
-    return "none" if value == "" else value
+def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ") -> str:
+    """Return changed settings for a message, as ``name: old -> new``, in one line."""
+
+    def text(value: Any) -> Any:
+        return "none" if value == "" else value
+
+    return between.join(
+        f"{name.replace('_', '-')}: {text(old)} -> {text(new)}"
+        for name, (old, new) in changed.items()
+    )
 
 
 def _flags_of_section(kind: type) -> list[Flag]:

@@ -280,7 +280,8 @@ class RunConfig(NodesConfig):
     resume: str = "auto"
     (
         "auto goes on where the run folder's last checkpoint was; never starts anew; a run or a "
-        "checkpoint of one goes on there, with its settings, or with --out in another folder."
+        "checkpoint of one goes on there, with its settings. With --out it branches off into "
+        "another folder, with other optimizer settings if given."
     )
     extend: int = 0
     (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from fastsiam.evaluate.records import check_targets
 from fastsiam.files import explained, written_whole
 from fastsiam.jobs.subject import Subject, open_subject
 from fastsiam.pipelines import build_eval_loader, open_split
+from fastsiam.pipelines.splits import open_whole
 from fastsiam.pipelines.store import Split
 from fastsiam.report.pictures import Captioned, picture_rows, save_picture
 from fastsiam.views.batch import EvalLoader
@@ -34,11 +37,46 @@ Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """(N, d) float32 features, (N,) int64 labels, and (N,) int64 positions of the images."""
 
 
+@dataclass(frozen=True)
+class _Images:
+    """The images whose features are written, and what is written beside each."""
+
+    loader: EvalLoader
+    splits: NDArray[np.str_] | None = None
+    """(images,) "train" or "val" where a holdout applies."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of all ranks' images."""
+        return self.loader.names()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of ``table``."""
+        return ("name", "label", "class", *(() if self.splits is None else ("split",)))
+
+    def table(self, labels: Tensor, positions: Tensor) -> list[list[Any]]:
+        """Return the columns of N images.
+
+        Args:
+            labels: (N,) int64, -1 for none.
+            positions: (N,) int64 among all images.
+        """
+        numbers, shown, classes = labels.tolist(), positions.tolist(), self.loader.classes
+        columns = [
+            [self.names[image] for image in shown],
+            numbers,
+            [classes[label] if label >= 0 and classes else "" for label in numbers],
+        ]
+        return columns if self.splits is None else [*columns, self.splits[shown].tolist()]
+
+
 def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Path]:
-    """Compute the features of every image of a split, in the data set's order, into a file.
+    """Compute the features of every image, in the data set's order, into a file.
 
     ``.npy``: (images, d) float32, and beside it ``.npy.csv`` with row, name, label and class.
-    ``.parquet``: the columns name, label, class, and feature, a list of d float32.
+    ``.parquet``: the columns name, label, class, and feature, a list of d float32. With a holdout
+    there is also a column split, "train" or "val", after class.
     It is written as it is computed, and takes its name when it is whole.
 
     Args:
@@ -55,9 +93,9 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     """
     files = _targets(config) if place.leads else _files(config)
     subject = open_subject(path, config, place, layer=config.layer)
-    loader = _loader(subject, config.split)
     subject.introduce()
-    parts = _in_order(subject, loader)
+    images = _images(subject, config.split)
+    parts = _in_order(subject, images.loader)
     if not place.leads:
         for _ in parts:
             pass
@@ -65,7 +103,7 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     out = files[0]
     write = _write_parquet if out.suffix == ".parquet" else _write_npy
     with explained(FastSiamError, f"cannot write {out}"):
-        write(parts, subject.features, loader, out)
+        write(parts, subject.features, images, out)
     return files
 
 
@@ -78,7 +116,7 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
     """
     _targets(config)
     place = Place(0, config.gpus * config.nodes, torch.device("cpu"))
-    _loader(open_subject(path, config, place, layer=config.layer), config.split)
+    _images(open_subject(path, config, place, layer=config.layer), config.split)
 
 
 def _files(config: FeaturesConfig) -> list[Path]:
@@ -95,6 +133,20 @@ def _targets(config: FeaturesConfig) -> list[Path]:
     if files[0].suffix == ".parquet":
         _import_pyarrow()
     return files
+
+
+def _images(subject: Subject, split: Literal["auto", "train", "val"]) -> _Images:
+    """Open the images whose features are written."""
+    if not subject.data.holdout:
+        return _Images(_loader(subject, "train" if split == "auto" else split))
+    if split != "auto":
+        loader = _loader(subject, split)
+        return _Images(loader, np.full(loader.images, split))
+    _, held = open_whole(subject.data)
+    loader = _loader(replace(subject, data=replace(subject.data, holdout="")), "train")
+    splits = np.full(loader.images, "train")
+    splits[held] = "val"
+    return _Images(loader, splits)
 
 
 def _in_order(subject: Subject, loader: EvalLoader) -> Iterator[Rows]:
@@ -128,9 +180,9 @@ def _table_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.csv")
 
 
-def _write_npy(parts: Iterable[Rows], dims: int, loader: EvalLoader, out: Path) -> None:
+def _write_npy(parts: Iterable[Rows], dims: int, images: _Images, out: Path) -> None:
     table = _table_of(out)
-    shape = {"shape": (loader.images, dims), "descr": "<f4", "fortran_order": False}
+    shape = {"shape": (images.loader.images, dims), "descr": "<f4", "fortran_order": False}
     with (
         written_whole(out) as temporary,
         written_whole(table) as temporary_table,
@@ -139,39 +191,32 @@ def _write_npy(parts: Iterable[Rows], dims: int, loader: EvalLoader, out: Path) 
     ):
         np.lib.format.write_array_header_2_0(array, shape)
         rows = csv.writer(file)
-        rows.writerow(("row", "name", "label", "class"))
-        names, row = loader.names(), count()
+        rows.writerow(("row", *images.columns))
+        row = count()
         for features, labels, shown in parts:
             array.write(features.cpu().numpy().astype("<f4").tobytes())
-            for label, image in zip(labels.tolist(), shown.tolist(), strict=True):
-                rows.writerow((next(row), names[image], label, _class(loader, label)))
+            for values in zip(*images.table(labels, shown), strict=True):
+                rows.writerow((next(row), *values))
         # Bad images may have been left out. The header has room for any number of rows.
         array.seek(0)
         shape["shape"] = (next(row), dims)
         np.lib.format.write_array_header_2_0(array, shape)
 
 
-def _write_parquet(parts: Iterator[Rows], dims: int, loader: EvalLoader, out: Path) -> None:
+def _write_parquet(parts: Iterator[Rows], dims: int, images: _Images, out: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema(
-        [
-            ("name", pa.string()),
-            ("label", pa.int64()),
-            ("class", pa.string()),
-            ("feature", pa.list_(pa.float32(), dims)),
-        ]
-    )
-    names = loader.names()
+    kinds = [pa.int64() if name == "label" else pa.string() for name in images.columns]
+    feature = ("feature", pa.list_(pa.float32(), dims))
+    schema = pa.schema([*zip(images.columns, kinds, strict=True), feature])
     with written_whole(out) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for group in _grouped(parts):
-            features, labels, shown = (torch.cat(x).cpu().numpy() for x in zip(*group, strict=True))
+            features, labels, shown = (torch.cat(x).cpu() for x in zip(*group, strict=True))
+            flat = pa.array(features.numpy().reshape(-1))
             columns = [
-                [names[image] for image in shown.tolist()],
-                labels,
-                [_class(loader, label) for label in labels.tolist()],
-                pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), dims),
+                *images.table(labels, shown),
+                pa.FixedSizeListArray.from_arrays(flat, dims),
             ]
             writer.write_batch(pa.record_batch(columns, schema=schema))
 
@@ -186,10 +231,6 @@ def _grouped(parts: Iterable[Rows]) -> Iterator[list[Rows]]:
             group = []
     if group:
         yield group
-
-
-def _class(loader: EvalLoader, label: int) -> str:
-    return loader.classes[label] if label >= 0 and loader.classes else ""
 
 
 def _import_pyarrow() -> None:
@@ -229,6 +270,7 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
         place: this process, alone.
     """
     subject = open_subject(path, config, place)
+    subject.introduce()
     bank = open_split(subject.data, "train")
     split: Split = "val"
     try:

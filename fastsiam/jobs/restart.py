@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,12 +23,17 @@ _ANSWERS_IN = 120.0
 """Seconds in which a GPU has to have computed something: it starts CUDA, on a busy machine."""
 
 
-def ranks_of(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> Work:
-    """Return what the launchers of a run start, with ``arguments`` of the command line."""
+@contextlib.contextmanager
+def ranks_of(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> Iterator[Work]:
+    """Yield what the launchers of a run start, with ``arguments`` of the command line.
+
+    At the end the run's folder is removed if it is new and the ranks wrote nothing into it.
+    """
     folders: list[Path] = []
+    stack = contextlib.ExitStack()
 
     def take_folder() -> Sequence[str]:
-        folders.append(run_folder(config, recipe))
+        folders.append(stack.enter_context(run_folder(config, recipe)))
         with RunFolder(folders[0]).taken():
             pass  # refused here, or rank 0 would be when all have begun
         return "--out", str(folders[0])
@@ -40,14 +45,15 @@ def ranks_of(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> Work
         own = shares if config.run.nodes == 1 else lambda ranks: None
         return restarting(config, run, shares=own)(ranks)
 
-    return Work(
-        arguments=arguments,
-        gpus=config.run.gpus,
-        shares=shares,
-        restarts=config.run.max_restarts,
-        more=take_folder,
-        again=again,
-    )
+    with stack:
+        yield Work(
+            arguments=arguments,
+            gpus=config.run.gpus,
+            shares=shares,
+            restarts=config.run.max_restarts,
+            more=take_folder,
+            again=again,
+        )
 
 
 def restarting(

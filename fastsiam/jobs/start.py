@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -12,17 +12,126 @@ from torch import Tensor
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
-from fastsiam.config import TrainConfig
+from fastsiam.config import BackboneConfig, TrainConfig
 from fastsiam.config.files import run_folder
+from fastsiam.config.flags import BRANCH_SETTINGS, changes_text, differences
+from fastsiam.console import rounded
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
 from fastsiam.files import quoted
 from fastsiam.interchange import Pretrained, load_pretrained
 from fastsiam.methods import Method, method_skeleton
-from fastsiam.training.optim import longer
+from fastsiam.training.numerics import with_settled_precision
+from fastsiam.training.optim import decaying_rate, longer
 
 
-def starting_point(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run starts."""
+
+    checkpoint: Checkpoint | None
+    """What it goes on from, of the run's settings; None for a new run."""
+    folder: Path | None
+    """Folder of the run that goes on: the run's own, or that of the run it branches off."""
+    damaged: str
+    """What there is to say of a damaged last checkpoint, or ""."""
+    notes: tuple[str, ...]
+    """What else there is to say."""
+
+
+def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig, Start]:
+    """Find where a run starts, and resolve the settings that depend on it.
+
+    Args:
+        config: the run's settings.
+        run: its folder.
+        place: this rank; every rank calls it.
+
+    Returns:
+        The settings, with the precision resolved and extended as asked, and the start.
+
+    Raises:
+        CheckpointError: the run cannot go on, or not with these settings.
+    """
+    found, folder, damaged = _starting_point(config, run, place)
+    began_with = None if found is None else found.config
+    config = with_settled_precision(config, place.device, began_with=began_with)
+    branches = folder is not None and folder.resolve() != run.resolve()
+    start = _with_optimiser_of(config, found) if branches and found is not None else found
+    config, start, said = _extended(config, start)
+    if start is None or found is None:
+        return config, Start(checkpoint=None, folder=None, damaged=damaged, notes=(said,))
+    start.check_continues(config, advice=_advice(start.config, config, run))
+    if branches:
+        start, said = _branched(found, start, config)
+    return config, Start(checkpoint=start, folder=folder, damaged=damaged, notes=(said,))
+
+
+def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
+    """Return the start of a branch: the checkpoint with the optimiser settings of ``config``.
+
+    If other settings differ too, it is returned as it is, to be refused.
+
+    Raises:
+        CheckpointError: the branch would end before it begins.
+    """
+    changed = differences(start.config, config)
+    if not changed.keys() <= set(BRANCH_SETTINGS):
+        return start
+    if config.optim.epochs < start.epoch and "epochs" in changed:
+        raise CheckpointError(
+            f"the checkpoint is after epoch {rounded(start.epoch)}: a branch of it needs more than "
+            f"--epochs {config.optim.epochs}"
+        )
+    own = replace(start.config, optim=config.optim, model=config.model)
+    return replace(start, config=own)
+
+
+def _advice(old: TrainConfig, new: TrainConfig, run: Path) -> str:
+    """Say how to have the settings in which a run cannot go on."""
+    changed = differences(old, new).keys()
+    path = quoted(run if new.run.resume in ("auto", "never") else new.run.resume)
+    if changed & {f.name for f in fields(BackboneConfig)}:
+        return "give the same ones, or another --out for a new run"
+    if not changed <= set(BRANCH_SETTINGS):
+        return (
+            f"give the same ones, or start a new run from the weights: --init {path} with another "
+            "--out"
+        )
+    longer = new.optim.epochs > old.optim.epochs
+    more = f"; --extend {new.optim.epochs} makes this run longer" if longer else ""
+    return f"give the same ones, or branch off: --resume {path} with another --out{more}"
+
+
+def _branched(found: Checkpoint, start: Checkpoint, config: TrainConfig) -> tuple[Checkpoint, str]:
+    """Note in the start of a branch where it branched off, and what changed; say it, too.
+
+    Args:
+        found: the checkpoint, with the settings of the run that it is of.
+        start: the same with the branch's settings.
+        config: the branch's settings.
+    """
+    path = Path(config.run.resume)
+    changed = differences(found.config, start.config)
+    branch = {
+        "run": str((run_folder(path) or path.parent).resolve()),
+        "checkpoint": str(checkpoints.found(path).resolve()),
+        "step": found.step,
+        "epoch": found.epoch,
+        "changed": {name: {"from": old, "to": new} for name, (old, new) in changed.items()},
+    }
+    said = f"branches off {path} after step {found.step:,} (epoch {rounded(found.epoch)})"
+    if changed:
+        now = decaying_rate(found.config.optim, max(0, found.step - 1), found.steps_per_epoch)
+        then = decaying_rate(start.config.optim, found.step, found.steps_per_epoch)
+        said += (
+            f", {changes_text(changed, between=', ')}; "
+            f"learning rate: {now:.3g} now, {then:.3g} at the next step"
+        )
+    return replace(start, branch=branch), said
+
+
+def _starting_point(
     config: TrainConfig, run: Path, place: Place
 ) -> tuple[Checkpoint | None, Path | None, str]:
     """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
@@ -75,7 +184,7 @@ def _branches(config: TrainConfig, run: Path) -> bool:
     return checkpoints.found(named).resolve() != checkpoints.last(run).resolve()
 
 
-def extended(
+def _extended(
     config: TrainConfig, start: Checkpoint | None
 ) -> tuple[TrainConfig, Checkpoint | None, str]:
     """Give a run and its checkpoint the schedule that ``--extend`` asks for, and say what it is.

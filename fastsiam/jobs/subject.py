@@ -7,6 +7,7 @@ both is the business of ``jobs.evaluate``, writing the features out that of ``jo
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,8 @@ class Subject:
     """Images that go through it at a time."""
     place: Place
     console: Console
+    holdout_note: str = ""
+    """Why the run's holdout does not apply to these images; empty if it does or has none."""
 
     def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
         """Open this rank's share of the training images (or some) and of the validation images."""
@@ -85,19 +88,16 @@ class Subject:
             f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
             f"{short_name(self.dtype)} on {self.place.world} x {kind}"
         )
-        for line in (*self._held_out(), *lines):
+        for line in filter(None, (self.holdout_note, *self._held_out(), *lines)):
             self.console.say(line)
 
     def _held_out(self) -> Iterator[str]:
-        """Say on which of the training images is validated, if on any."""
+        """Say which share of the training images is held out, if any."""
         own, held = self.pretrained.config, self.data.holdout
-        if held:
-            yield f"validating on {held} of each class of the training images, held out"
-        if own is None or own.data.holdout == held:
-            return
         if not held:
-            yield f"{self.data.root} has validation images: the run's --holdout does not count"
-        elif own.data.root == self.data.root:
+            return
+        yield f"{held} of each class of the training images held out for validation"
+        if own and own.data.holdout != held and _is_same_place(own.data, self.data):
             yield "the network was trained on images that are held out here, without labels"
 
     def facts(self) -> NetworkFacts:
@@ -161,18 +161,20 @@ def open_subject(
         keep_freed_memory()
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
+    data, holdout_note = _data_settings(own.data if own else DataConfig(), config, place)
     return Subject(
         pretrained=pretrained,
         network=_placed(network, place),
         features=network.features,
         untrained=config.untrained,
-        data=_data_settings(own.data if own else DataConfig(), config, place),
+        data=data,
         augment=augment,
         resize=resize,
         dtype=autocast_of(config, own, place),
         batch=config.feature_batch,
         place=place,
         console=Console(quiet=not place.leads),
+        holdout_note=holdout_note,
     )
 
 
@@ -304,17 +306,23 @@ def _usual_input(stem: str) -> Input:
     return Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
-def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> DataConfig:
+def _data_settings(
+    trained_on: DataConfig, config: EvalConfig, place: Place
+) -> tuple[DataConfig, str]:
     """Settle which images are loaded, and by which pipeline; the same on every rank.
 
     A run that loaded no images has no pipeline to be evaluated by. Another run's is left where it
     cannot run, or cannot read these images: the user may never have asked for it.
+
+    Returns:
+        The settings, and why the run's holdout does not apply to these images, if so.
     """
     as_run = trained_on.pipeline if trained_on.loads_images else "auto"
+    holdout, note = _holdout(trained_on, config)
     data = replace(
         trained_on,
         data=config.data or trained_on.data,
-        holdout=config.holdout or trained_on.holdout,
+        holdout=holdout,
         shuffle="full",
         pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
@@ -322,18 +330,40 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
         alpha=trained_on.alpha if config.alpha == "run" else config.alpha,
         bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
     )
-    if data.holdout and not config.holdout and has_validation(data.root):
-        data = replace(data, holdout="")
     if config.pipeline != "run" and data.pipeline != "auto":
-        return data
+        return data, note
     try:
         store = open_split(data, "train")
     except DataError:  # there may be images of the other split, or whoever opens it says what is
-        return data
+        return data, note
     name = data.pipeline
     if name == "auto" or not works_on(store, name):
         name = choose_pipeline(data, store, device=place.device, keeps=False).name
-    return settled(data, from_leader(name))
+    return settled(data, from_leader(name)), note
+
+
+def _holdout(trained_on: DataConfig, config: EvalConfig) -> tuple[str, str]:
+    """Return the holdout that applies, and why it is not the run's where nobody asked for another.
+
+    A run's holdout is of the run's own data, as long as these have no validation images.
+    """
+    share = trained_on.holdout
+    if config.holdout or not share:
+        return config.holdout, ""
+    data = replace(trained_on, data=config.data or trained_on.data)
+    if not _is_same_place(data, trained_on):
+        return "", (
+            f"{data.root} is not the run's data ({trained_on.root}): the run's --holdout {share} "
+            "does not apply; give --holdout to hold out images here"
+        )
+    if has_validation(data.root):
+        return "", f"{data.root} has validation images: the run's --holdout {share} does not apply"
+    return share, ""
+
+
+def _is_same_place(one: DataConfig, other: DataConfig) -> bool:
+    """Tell whether two settings name the same data, by whatever path."""
+    return os.path.realpath(str(one.root)) == os.path.realpath(str(other.root))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

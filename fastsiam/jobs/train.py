@@ -9,9 +9,10 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +24,17 @@ from fastsiam.config import TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import Place, minimum_across_ranks
 from fastsiam.environment import environment
-from fastsiam.errors import DataError, DeviceError, FastSiamError
+from fastsiam.errors import DataError, DeviceError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.files import explained
 from fastsiam.jobs.bad_images import bad_images_of
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.jobs.introduction import introduce
 from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
-    extended,
     goes_on,
     initial_weights,
-    starting_point,
+    start_of,
     take_weights,
 )
 from fastsiam.jobs.subject import as_evaluated, labelled_loaders
@@ -43,10 +42,10 @@ from fastsiam.methods import build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
 from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
-from fastsiam.training.folder import PATIENCE, RunFolder
+from fastsiam.training.folder import PATIENCE, RunFolder, created
 from fastsiam.training.loop import last_step, train
 from fastsiam.training.monitor import Evaluate, Watched
-from fastsiam.training.numerics import autocast_type, with_settled_precision
+from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.trackers import check_trackers
 from fastsiam.views.batch import EvalLoader, Loader
@@ -119,22 +118,29 @@ def check_shares(config: TrainConfig, world: int) -> None:
         raise ValueError(f"{world} ranks cannot be cut into groups of {ranks} (sync-bn-ranks)")
 
 
-def run_folder(config: TrainConfig, recipe: str) -> Path:
-    """Return the run's folder, made if it is not there."""
+@contextlib.contextmanager
+def run_folder(config: TrainConfig, recipe: str) -> Iterator[Path]:
+    """Create the run's folder if it is not there; if nothing is written into it, remove it again.
+
+    Raises:
+        FastSiamError: it cannot be created.
+    """
     folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
-    with explained(FastSiamError, f"cannot make the run folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    with created(folder):
+        yield folder
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
-    run = Path(distributed.from_leader(str(run_folder(config, recipe)) if place.leads else ""))
     console = Console(quiet=not place.leads)
-    folder = RunFolder(run, console=console)
-    patience = PATIENCE if distributed.is_worker() else 0.0
-    with folder.taken(patience=patience) if place.leads else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        own = str(stack.enter_context(run_folder(config, recipe))) if place.leads else ""
+        run = Path(distributed.from_leader(own))
+        folder = RunFolder(run, console=console)
+        if place.leads:
+            patience = PATIENCE if distributed.is_worker() else 0.0
+            stack.enter_context(folder.taken(patience=patience))
         _train(config, recipe, folder, place, console)
     distributed.finish()
     return run
@@ -144,20 +150,16 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
-    start, begun, damaged = starting_point(config, folder.path, place)
-    config, start, said = extended(config, start)
-    began_with = None if start is None else start.config
-    config = with_settled_precision(config, place.device, began_with=began_with)
-    if start is not None:
-        start.check_continues(config)
-    images = run_images(config, begun)
+    config, beginning = start_of(config, folder.path, place)
+    start = beginning.checkpoint
+    images = run_images(config, beginning.folder)
     _on_all_ranks(True, place)  # have read the run's list, which the leader writes below
     config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
     config, chosen = with_settled_pipeline(config, place, images.store, start)
     if chosen:
         console.say(chosen)
     dtype = autocast_type(config.numerics.precision, place.device)
-    bad = bad_images_of(config, images, begun, folder, place)
+    bad = bad_images_of(config, images, beginning.folder, folder, place)
     loader = _loader(config, place, images, dtype, bad)
     try:
         if start is not None:
@@ -166,12 +168,20 @@ def _train(
         config, hint = _with_settled_compilation(config, start, loader.steps)
         if place.leads:
             introduce(console, config, place, loader, dtype, folder.path, start)
-            if damaged:
-                console.warn(damaged)
+            if beginning.damaged:
+                console.warn(beginning.damaged)
                 checkpoints.put_aside(folder.path)
-            notes = [said, *images.notes, *images.survey(), images.shuffle(config), hint]
+            notes = [
+                *beginning.notes,
+                *images.notes,
+                *images.survey(),
+                images.shuffle(config),
+                hint,
+            ]
             for note in filter(None, notes):
                 console.say(note)
+        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
+        if place.leads:  # nothing is written before the data, the settings and the model fit
             own = checkpoints.last(folder.path)
             if start is not None and images.moves_rows(start) and own.is_file():
                 checkpoints.save(own, start)  # before the consent, which is given once
@@ -179,9 +189,7 @@ def _train(
             bad.write()
             if start is not None and not own.is_file():
                 checkpoints.save(own, start)  # it is this run's too
-        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
-        if place.leads:
-            _write_config(step.config, recipe, folder)
+            _write_config(step.config, recipe, folder, {} if start is None else start.branch)
         monitor = _monitor(step.config, place, console, dtype)
         train(
             step,
@@ -298,7 +306,11 @@ def _on_all_ranks(true_here: bool, place: Place) -> bool:
     return bool(minimum_across_ranks(torch.tensor(float(true_here), device=place.device)))
 
 
-def _write_config(config: TrainConfig, recipe: str, folder: RunFolder) -> None:
+def _write_config(
+    config: TrainConfig, recipe: str, folder: RunFolder, branch: Mapping[str, Any]
+) -> None:
     settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    if branch:
+        settings["branch"] = branch
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastsiam.bad_images import read_bad_images
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
+from fastsiam.config.flags import FIXED_SECTIONS, changes_text, flags_by_section
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
@@ -51,6 +51,8 @@ class _Settings:
     recipe: str
     config: TrainConfig
     environment: dict[str, Any]
+    branch: str
+    """Which run it branched off, for people; empty if none."""
 
     @classmethod
     def of(cls, run: Path) -> _Settings:
@@ -63,9 +65,19 @@ class _Settings:
         try:
             found = parsed_json(path.read_text())
             config = TrainConfig.from_dict(found["config"])
-            return cls(found["recipe"], config, found["environment"])
+            return cls(found["recipe"], config, found["environment"], _branch(found))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
+
+
+def _branch(found: Mapping[str, Any]) -> str:
+    """Return where a run branched off another, for people; empty if it did not."""
+    if "branch" not in found:
+        return ""
+    at = found["branch"]
+    changed = {name: (one["from"], one["to"]) for name, one in at["changed"].items()}
+    point = f"branch of {at['run']} after step {at['step']:,} (epoch {rounded(at['epoch'])})"
+    return f"{point}: {changes_text(changed, between=', ') or 'the same settings'}"
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -191,6 +203,7 @@ def _facts(settings: _Settings) -> str:
         f"pipeline {config.data.pipeline}, "
         f"global batch {config.optim.batch}, {config.optim.epochs} epochs; {where}; "
         f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
+        f"{'; ' * bool(settings.branch)}{settings.branch}"
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import layered, read_settings
-from fastsiam.config.flags import differences, from_flags
+from fastsiam.config.flags import changes_text, differences, from_flags
 from fastsiam.config.study import StudyConfig
 from fastsiam.config.toml import to_toml
 from fastsiam.errors import FastSiamError
@@ -133,7 +133,7 @@ class Run:
         changed = differences(asked, self.config)
         if changed and (read_metrics(self.folder) or self.is_diverged):
             raise FastSiamError(
-                f"{self.folder} holds a run with other settings ({'; '.join(changed)}); choose "
+                f"{self.folder} holds a run with other settings ({changes_text(changed)}); choose "
                 "another --out, or delete the folder"
             )
 

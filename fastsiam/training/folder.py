@@ -1,4 +1,4 @@
-"""The folder of a run: of one process at a time, and made again if somebody deletes it."""
+"""The folder of a run: of one process at a time, made again if deleted, removed if unused."""
 
 from __future__ import annotations
 
@@ -23,6 +23,29 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 
 PATIENCE = 15.0
 """Seconds that a run which starts again waits for those it was to leave the folder: they save."""
+
+
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[None]:
+    """Create a run's folder and its parents; at the end remove those of them that are empty.
+
+    So a run that is refused before it writes anything leaves no folder. One that was there before
+    stays.
+
+    Raises:
+        FastSiamError: it cannot be created.
+    """
+    with explained(FastSiamError, f"cannot make the run folder {path}"):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if missing and os.listdir(path) == ["lock"] and not user_of(path):
+                (path / "lock").unlink()  # of a rank that was killed
+            for folder in missing:
+                folder.rmdir()
 
 
 def wait_until_free(run: Path, *, patience: float = PATIENCE) -> str:

@@ -14,6 +14,8 @@ from fastsiam.config import OptimConfig
 from fastsiam.console import rounded
 from fastsiam.methods import ParamGroup
 
+SETTINGS = ("momentum", "weight_decay", "trust", "adapt_all")
+"""What a parameter group holds of the settings, beside its rate, which every step sets."""
 _TOO_SMALL = 0.01
 """Share of the peak below which a cosine does not start anew from the last rate."""
 

@@ -46,6 +46,7 @@ class Saver:
         self._folder, self._step, self._clock, self._images = folder, step, clock, images
         self._seen = seen
         self._saved = None if start is None else start.step
+        self._branch = {} if start is None else start.branch
         self._before = before
 
     def save(self, done: int) -> Path:
@@ -83,6 +84,7 @@ class Saver:
             steps_per_epoch=self._step.steps_per_epoch,
             seen=self._seen.state(),
             weights="",  # as they are saved
+            branch=self._branch,
             **self._step.state(),
         )
         self._folder.restore()

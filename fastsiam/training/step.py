@@ -25,7 +25,7 @@ from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.trace import span
 from fastsiam.training.compile import compiling, first_line, kept_in, why_not, without_compilation
 from fastsiam.training.numerics import autocast, autocast_type, memory_format_of, use_numerics
-from fastsiam.training.optim import build_optimizer, rates_at, set_rates
+from fastsiam.training.optim import SETTINGS, build_optimizer, rates_at, set_rates
 from fastsiam.views.batch import Batch
 
 _RECORDING = 3
@@ -151,9 +151,13 @@ class TrainingStep:
     def load(
         self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
     ) -> None:
-        """Go on from what ``state`` returned."""
+        """Go on from what ``state`` returned, with the optimizer settings of ``config``."""
         self.method.load_state_dict(model)
+        groups = self.optimizer.param_groups
+        own = [{name: group[name] for name in SETTINGS if name in group} for group in groups]
         self.optimizer.load_state_dict(optimizer)
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)  # a branch may have others than the run it comes from
         self.scaler.load_state_dict(scaler)
 
     def _deferring(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:

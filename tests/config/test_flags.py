@@ -16,7 +16,7 @@ from fastsiam.config import (
     TrainConfig,
     ViewConfig,
 )
-from fastsiam.config.flags import differences, from_flags, to_flags, train_flags
+from fastsiam.config.flags import changes_text, differences, from_flags, to_flags, train_flags
 from fastsiam.config.recipes import RECIPES
 
 PAPER = TrainConfig()
@@ -85,12 +85,10 @@ def test_differences_are_named_as_flags() -> None:
     other = from_flags(
         to_flags(PAPER) | {"crop": "224,96", "dim": 64, "lr": 0.1, "log_every": 7, "workers": 3}
     )
-    assert differences(PAPER, other) == [
-        "crop: 224 -> 224,96",
-        "dim: 2048 -> 64",
-        "lr: 0.05 -> 0.1",
-    ]
-    assert differences(PAPER, PAPER) == []
+    found = differences(PAPER, other)
+    assert found == {"crop": (224, "224,96"), "dim": (2048, 64), "lr": (0.05, 0.1)}
+    assert changes_text(found) == "crop: 224 -> 224,96; dim: 2048 -> 64; lr: 0.05 -> 0.1"
+    assert differences(PAPER, PAPER) == {}
 
 
 def test_views_of_one_side_are_grouped() -> None:

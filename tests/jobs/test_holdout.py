@@ -6,7 +6,9 @@ import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +34,7 @@ from fastsiam.pipelines.remembered import names_of
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
 
 HERE = Place(0, 1, torch.device("cpu"))
 KNN = KnnConfig(k="5", workers=0, device="cpu")
@@ -72,8 +75,8 @@ def test_evaluations_of_a_run_need_no_flag(
         assert '"holdout": "25%"' in record.identity
     assert {r.kind for r in read_records(run)} == {"knn", "linear", "finetune"}
     said = capfd.readouterr().err
-    assert said.count("validating on 25% of each class of the training images, held out") == 3
-    assert "does not count" not in said and "was trained on images" not in said
+    assert said.count("25% of each class of the training images held out for validation") == 3
+    assert "does not apply" not in said and "was trained on images" not in said
 
 
 def test_a_file_takes_the_flag(weights: Path, images: Path) -> None:
@@ -102,15 +105,41 @@ def test_validation_images_elsewhere_go_before_the_runs_holdout(
     record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
     assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
     assert "holdout" not in record.identity
-    assert "the run's --holdout does not count" in capfd.readouterr().err
+    assert (
+        f"{images} is not the run's data ({images / 'train'}): the run's --holdout 25% does not "
+        "apply; give --holdout to hold out images here" in capfd.readouterr().err
+    )
     with pytest.raises(DataError, match="leave --holdout out"):
         evaluate_knn(run, replace(KNN, data=str(images), holdout="25%"), HERE)
 
 
+def test_validation_images_that_came_later_go_before_the_runs_holdout(
+    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.move(images / "val", tmp_path / "val")
+    run = train_here(with_settings(small, holdout="25%", batch=6, max_steps=1), "imagenet")
+    shutil.move(tmp_path / "val", images / "val")
+    record = evaluate_knn(run, KNN, HERE)
+    assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
+    said = f"{images} has validation images: the run's --holdout 25% does not apply"
+    assert said in capfd.readouterr().err
+
+
+def test_zero_turns_the_runs_holdout_off(run: Path) -> None:
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(run, replace(KNN, holdout="0"), HERE)
+
+
 def test_a_run_whose_data_moved_holds_out_the_same(run: Path, images: Path, tmp_path: Path) -> None:
     before = evaluate_knn(run, KNN, HERE)
+    (tmp_path / "link").symlink_to(images / "train")
+    linked = evaluate_knn(run, replace(KNN, data=str(tmp_path / "link")), HERE)
+    assert linked.identity == before.identity
     shutil.move(images / "train", tmp_path / "moved")
-    after = evaluate_knn(run, replace(KNN, data=str(tmp_path / "moved")), HERE)
+    moved = replace(KNN, data=str(tmp_path / "moved"))
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(run, moved, HERE)
+    after = evaluate_knn(run, replace(moved, holdout="25%"), HERE)
     assert after.identity == before.identity and after.results == before.results
 
 
@@ -127,19 +156,78 @@ def test_low_shot_parts_are_of_what_is_left(run: Path, images: Path, tmp_path: P
         evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
 
 
+def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
+    """Write features; return the rows beside them."""
+    write_features(run, FeaturesConfig(out=str(out), workers=0, force=True, **settings), HERE)
+    with out.with_name(f"{out.name}.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(np.load(out)) == len(table)
+    return table
+
+
 def test_features_and_neighbours_take_the_same_images(
     run: Path, images: Path, tmp_path: Path
 ) -> None:
     left, held = names(images / "train")
-    out = tmp_path / "f.npy"
     for split, expected in (("train", left), ("val", held)):
-        config = FeaturesConfig(out=str(out), split=split, workers=0, force=True)  # type: ignore[arg-type]
-        write_features(run, config, HERE)
-        with out.with_name("f.npy.csv").open() as file:
-            assert [row["name"] for row in csv.DictReader(file)] == expected
+        table = rows(run, tmp_path / "f.npy", split=split)
+        assert [row["name"] for row in table] == expected
+        assert {row["split"] for row in table} == {split}
     picture = draw_neighbours(run, NeighboursConfig(images=20, k=2, workers=0), HERE)
     many = draw_neighbours(run, NeighboursConfig(images=6, k=2, workers=0), HERE)
     assert picture.size == many.size  # six queries are held out, and no more
+
+
+def test_features_are_of_every_image(
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the run's data with the split of each; of other data, which no holdout applies to."""
+    left, held = names(images / "train")
+    table = rows(run, tmp_path / "f.npy")
+    assert [row["name"] for row in table] == sorted(left + held)
+    assert {row["name"] for row in table if row["split"] == "val"} == set(held)
+    assert [row["class"] for row in table] == [row["name"].split("/")[0] for row in table]
+    of_val = {row["row"] for row in table if row["split"] == "val"}
+    every = np.load(tmp_path / "f.npy")
+    rows(run, tmp_path / "v.npy", split="val")
+    np.testing.assert_allclose(
+        np.load(tmp_path / "v.npy"), every[sorted(map(int, of_val))], rtol=1e-5, atol=1e-6
+    )
+    assert "does not apply" not in capfd.readouterr().err
+    for settings in ({"holdout": "0"}, {"data": str(write_images(tmp_path / "own", each=5))}):
+        table = rows(run, tmp_path / "f.npy", **settings)
+        assert len(table) == (15 if "data" in settings else 24) and "split" not in table[0]
+        said = capfd.readouterr().err
+        assert said.count("the run's --holdout 25% does not apply") == ("data" in settings)
+    table = rows(run, tmp_path / "f.npy", data=str(tmp_path / "own"), holdout="20%")
+    assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15
+
+
+def test_ranks_write_the_splits_of_one(run: Path, images: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    flags = ["--device", "cpu", "--workers", "0", "--feature-batch", "4"]
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    fastsiam("features", str(run), "--out", str(one), *flags)
+    fastsiam_on_ranks(2, "features", str(run), "--out", str(two), "--gpus", "2", *flags)
+    assert two.read_bytes() == one.read_bytes()
+    table = pq.read_table(one)
+    assert table.column_names == ["name", "label", "class", "split", "feature"]
+    _, held = names(images / "train")
+    split = zip(table["name"].to_pylist(), table["split"].to_pylist(), strict=True)
+    assert [name for name, where in split if where == "val"] == held
+
+
+def test_neighbours_of_other_data_are_of_all_images(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_images(tmp_path / "own", each=2)
+    config = NeighboursConfig(data=str(folder), images=20, k=2, workers=0)
+    picture = draw_neighbours(run, config, HERE)
+    six = draw_neighbours(run, replace(config, images=6), HERE)
+    five = draw_neighbours(run, replace(config, images=5), HERE)
+    assert picture.size == six.size != five.size
+    assert "the run's --holdout 25% does not apply" in capfd.readouterr().err
 
 
 def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 from fastsiam.config import TrainConfig
-from fastsiam.errors import CheckpointError
+from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.interchange import load_pretrained
 from fastsiam.jobs.train import preflight, train_here
 from tests.configs import flags, with_settings
+from tests.conftest import write_images
 from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,39 @@ def test_a_variant_starts_from_what_fits_of_another(
     fresh = fresh or ("predictor" if variant.get("predictor") == "none" else "")
     said = capsys.readouterr().err
     assert (f"; fresh: {fresh}\n" in said) if fresh else "fresh" not in said
+
+
+def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, str]]:
+    """Yield runs that are refused at their start, each with a part of the message."""
+    ones = write_images(tmp_path / "ones", classes=9, each=1)
+    yield (
+        with_settings(small, data=str(ones), holdout="10%"),
+        "--holdout 10% leaves at least one image of each class in training, and no class of "
+        f"{ones} has two: leave --holdout out, or sort the images into train/ and val/ yourself",
+    )
+    yield with_settings(small, data=str(tmp_path / "none")), "no data at"
+    yield with_settings(small, batch=64), "fewer than one batch of 64"
+    yield with_settings(small, extend=9), "there is none to go on with"
+    first = train_here(with_settings(small, max_steps=1), "imagenet")
+    yield with_settings(small, resume=str(first), crop=14), "crop: 16 -> 14"
+
+
+def test_a_run_that_is_refused_leaves_no_folder(small: TrainConfig, tmp_path: Path) -> None:
+    for config, message in refusals(small, tmp_path):
+        with pytest.raises(FastSiamError, match=re.escape(message)):
+            train_here(with_settings(config, out=str(tmp_path / "runs" / "new")), "imagenet")
+        assert not (tmp_path / "runs").exists(), message
+
+
+def test_ranks_that_are_refused_leave_no_folder(small: TrainConfig, tmp_path: Path) -> None:
+    """By the launcher before it starts them, and after; by rank 0 of torchrun's."""
+    two = ["--gpus", "2", "--out", str(tmp_path / "runs" / "new")]
+    found = [*refusals(small, tmp_path)]
+    for config, message in (found[0], found[-1]):
+        said = fastsiam("train", *flags(config), *two, code=1).stderr
+        assert message in said and not (tmp_path / "runs").exists()
+        ranks = fastsiam_on_ranks(2, "train", *flags(config), *two, code=1)
+        assert message in ranks[0].stderr and not (tmp_path / "runs").exists()
 
 
 def test_training_starts_from_a_files_weights(

@@ -202,7 +202,7 @@ def test_settings_of_a_method_are_its_own(config: TrainConfig) -> None:
     assert from_flags(to_flags(config)) == config
     assert TrainConfig.from_dict(config.to_dict()) == config
     assert config.to_dict()["model"]["method"]["name"] == "everything"
-    assert differences(config, with_settings(config, queue=30)) == ["queue: 20 -> 30"]
+    assert differences(config, with_settings(config, queue=30)) == {"queue": (20, 30)}
     with pytest.raises(ValueError, match="predictor-dim is no setting of everything"):
         from_flags(to_flags(config) | {"predictor_dim": 4})
     with pytest.raises(ValueError, match="three views, not 2"):

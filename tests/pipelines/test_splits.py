@@ -86,7 +86,7 @@ def test_without_labels_it_is_a_share_of_all(tmp_path: Path) -> None:
 def test_a_class_of_one_image_keeps_it(tmp_path: Path) -> None:
     write_images(tmp_path / "few", classes=2, each=1)
     assert len(hold_out(open_store(tmp_path / "few", "train"), percent=50)) == 0
-    with pytest.raises(DataError, match="finds no class with two images"):
+    with pytest.raises(DataError, match=r"no class of .*few has two: leave --holdout out, or sort"):
         parts(tmp_path / "few")
     write_images(tmp_path / "few", classes=1, each=3)
     left, held = parts(tmp_path / "few", "99%")
@@ -102,10 +102,18 @@ def test_validation_images_are_refused_beside_it(images: Path) -> None:
     assert len(parts(images / "train")[1]) == 3
 
 
-@pytest.mark.parametrize("holdout", ["10", "0%", "100%", "-5%", "many%", "nan%"])
+@pytest.mark.parametrize("holdout", ["10", "100%", "-5%", "many%", "nan%", "00"])
 def test_what_is_no_share_is_refused(holdout: str) -> None:
-    with pytest.raises(ValueError, match="holdout is a share above 0% and below 100%, such as 10%"):
+    with pytest.raises(
+        ValueError, match="holdout is a share above 0% and below 100%, such as 10%, or 0 for none"
+    ):
         DataConfig(holdout=holdout)
+
+
+@pytest.mark.parametrize("none", ["0", "0%"])
+def test_zero_is_no_holdout(none: str, photos: Path) -> None:
+    data = DataConfig(data=str(photos), holdout=none)
+    assert data == DataConfig(data=str(photos)) and len(open_split(data, "train")) == 60
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)

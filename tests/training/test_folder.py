@@ -16,7 +16,7 @@ import pytest
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, FastSiamError
-from fastsiam.training.folder import RunFolder
+from fastsiam.training.folder import RunFolder, created
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
@@ -54,6 +54,25 @@ def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path)
         assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
     assert not (tmp_path / "lock").exists()
     os.kill(child, signal.SIGKILL)
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+    """With parents that are new; a lock that nobody holds is no content."""
+    run = tmp_path / "runs" / "deep" / "run"
+    for _ in range(2):
+        with pytest.raises(KeyError), created(run), RunFolder(run).taken():
+            raise KeyError
+        assert os.listdir(tmp_path) == []
+    with created(run):
+        (run / "lock").write_text("of a rank that was killed")
+    assert os.listdir(tmp_path) == []
+    with created(run):
+        (run / "config.json").touch()
+    assert (run / "config.json").exists()
+    (run / "config.json").unlink()
+    with created(run):
+        pass
+    assert run.is_dir()  # it was there before
 
 
 def take_and_count(path: Path, counts: Path) -> None:
