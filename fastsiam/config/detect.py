@@ -10,7 +10,10 @@ from .checks import require, require_at_least_one
 from .evaluate import EvalConfig
 from .train import Precision
 
-NOT_OF_DETECTION = {"holdout", "bad_images", "pipeline", "crop", "resize", "feature_batch"}
+NOT_OF_DETECTION = {
+    "image_column", "label_column", "holdout", "bad_images", "pipeline", "crop", "resize",
+    "feature_batch",
+}  # fmt: skip
 """Settings of the other evaluations, which cut their images alike."""
 
 

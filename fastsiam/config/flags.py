@@ -19,8 +19,10 @@ from .views import AugmentConfig, ViewConfig
 
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
-FIXED_SETTINGS = {"data": ("holdout", "shuffle")}
+FIXED_SETTINGS = {"data": ("holdout", "shuffle", "image_column")}
 """Settings of the other sections that define what is trained."""
+FIXED_IN_PLACE = ("image_column",)
+"""Those of them that may change if the data move: they may lie in another form there."""
 
 _SECTIONS = {ViewConfig: AugmentConfig, BackboneConfig: ModelConfig}
 """Sections of settings that other dataclasses than the section's own hold."""
@@ -126,12 +128,13 @@ def unknown_method(name: Any) -> str:
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """List the settings in which two runs train something different, as ``name: old -> new``."""
     found = []
+    moved = not old.data.has_same_root(new.data)
     for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
         before, after = (_settings(getattr(config, section)) for config in (old, new))
         found += [
             f"{name.replace('_', '-')}: {_said(before, name)} -> {_said(after, name)}"
             for name in FIXED_SETTINGS.get(section, before | after)
-            if before.get(name) != after.get(name)
+            if before.get(name) != after.get(name) and not (moved and name in FIXED_IN_PLACE)
         ]
     return found
 

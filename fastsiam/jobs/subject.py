@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
+from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console, duration
@@ -237,7 +237,10 @@ def labelled_loaders(
     if min(train.images, val.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not train.classes:
-        raise DataError(f"{data.root} has no class folders: this evaluation needs labels")
+        raise DataError(
+            f"{data.root} has no labels, which this evaluation needs: class folders, or a column "
+            "of labels (--label-column)"
+        )
     if train.classes != val.classes:
         raise DataError(
             f"the training and validation images under {data.root} have different class folders"
@@ -274,6 +277,7 @@ def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFact
         classes=len(train.classes),
         labels_crc32=f"{checksum:08x}",
         holdout=data.holdout or None,
+        image_column=data.image_column or None,
     )
 
 
@@ -311,16 +315,16 @@ def _data_settings(trained_on: DataConfig, config: EvalConfig, place: Place) -> 
     cannot run, or cannot read these images: the user may never have asked for it.
     """
     as_run = trained_on.pipeline if trained_on.loads_images else "auto"
+    columns = ColumnNames(config.image_column, config.label_column)
     data = replace(
-        trained_on,
-        data=config.data or trained_on.data,
+        trained_on.at(config.data, columns),
         holdout=config.holdout or trained_on.holdout,
         shuffle="full",
         pipeline=as_run if config.pipeline == "run" else config.pipeline,
         workers=config.workers,
         bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
     )
-    if data.holdout and not config.holdout and has_validation(data.root):
+    if data.holdout and not config.holdout and has_validation(data.root, data.columns):
         data = replace(data, holdout="")
     if config.pipeline != "run" and data.pipeline != "auto":
         return data

@@ -78,7 +78,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     """
     if config.yuv:
         planes.require()
-    found, sources = open_sources(kind, config.root, watcher.say)
+    found, sources = open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
     if (
         not config.out

@@ -23,6 +23,12 @@ from .files import File
 
 Split = Literal["train", "val"]
 
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "validation", "valid", "test"),
+}
+"""What data sets call a split; the first of the names that is there counts."""
+
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
