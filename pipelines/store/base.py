@@ -29,7 +29,8 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 }
 """What data sets call a split; the first of the names that is there counts."""
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+JPEG_ENDINGS = (".jpg", ".jpeg")
+IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 """Formats that Pillow may find in a file, whatever its name; readers of others start programs."""
