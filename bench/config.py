@@ -12,6 +12,7 @@ from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import (
     OWN_BACKBONES,
     AugmentConfig,
+    ColumnNames,
     DataConfig,
     ImagePipeline,
     Pipeline,
@@ -43,6 +44,10 @@ class BenchConfig:
         "Images to measure with, as of train. Default: $FASTSIAM_DATA, else ./data, "
         "else images that are made for it and resemble ImageNet's."
     )
+    image_column: str = ""
+    """Column that holds the images, as of train."""
+    label_column: str = ""
+    """Column that holds the labels, as of train."""
     images: int = 0
     (
         "Images of one repeat, taken evenly from the data (several times, if it holds fewer); "
@@ -178,6 +183,11 @@ class BenchConfig:
     def augment(self) -> AugmentConfig:
         """How images become views."""
         return self.train.augment
+
+    @property
+    def columns(self) -> ColumnNames:
+        """Columns of a table that hold images and labels, where they are named."""
+        return ColumnNames(self.image_column, self.label_column)
 
     @property
     def root(self) -> Path | Url:

@@ -99,7 +99,7 @@ def take_images(
     """
     target = folder / f"images-{count}"
     if users_own(config):
-        store = open_store(config.root, "train")
+        store = open_store(config.root, "train", columns=config.columns)
         most = min(count, len(store), _TAKEN)
         taken = np.linspace(0, len(store), most, endpoint=False, dtype=np.int64)
         _copy(store, taken.tolist(), count, target)

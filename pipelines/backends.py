@@ -198,7 +198,9 @@ class Backend:
 
 def how_to_convert(data: DataConfig) -> str:
     """Return the command that makes a .beton file of a data set."""
-    return f"fastsiam convert folder --source {quoted(data.root)} --out DIR"
+    names = data.columns._asdict().items()
+    columns = "".join(f" --{what}-column {quoted(name)}" for what, name in names if name)
+    return f"fastsiam convert folder --source {quoted(data.root)}{columns} --out DIR"
 
 
 def readiness() -> dict[Pipeline, str]:

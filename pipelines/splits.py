@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.config import DataConfig
+from fastsiam.config import AUTOMATIC, ColumnNames, DataConfig
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.urls import Url
 
@@ -50,7 +50,7 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64]]:
     """
     if not data.holdout:
         return _opened(data, "train"), np.zeros(0, np.int64)
-    if has_validation(data.root):
+    if has_validation(data.root, data.columns):
         raise DataError(
             f"{data.root} has validation images of its own, and --holdout {data.holdout} would "
             "take others: leave --holdout out, or move them away"
@@ -68,7 +68,7 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64]]:
 
 def _opened(data: DataConfig, split: Split) -> Store:
     with cached(data):
-        store = open_store(data.root, split)
+        store = open_store(data.root, split, columns=data.columns)
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
     return store
 
@@ -78,14 +78,14 @@ def others(store: Store, held: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.setdiff1d(np.arange(len(store)), held, assume_unique=True)
 
 
-def has_validation(root: Path | Url) -> bool:
+def has_validation(root: Path | Url, columns: ColumnNames = AUTOMATIC) -> bool:
     """Tell whether there are validation images at a place.
 
     Raises:
         DataError: there are no data, or they cannot be read.
     """
     try:
-        open_store(root, "val")
+        open_store(root, "val", columns=columns)
     except NoSplitError:
         return False
     return True

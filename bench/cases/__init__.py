@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fastsiam.bench.session import Session
 
 _COMMON = ("repeats", "device", "json")
-_IMAGES = ("data", "images", "recipe", "crop", "batch", "workers")
+_DATA = ("data", "image_column", "label_column")
+_IMAGES = (*_DATA, "images", "recipe", "crop", "batch", "workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ _ROWS = (
         name="cycles",
         help="What each stage of the CPU's kernels costs: ns and cycles a pixel, in one thread.",
         title="The CPU's kernels, stage by stage",
-        options=("data", "images", "recipe", "crop", *_COMMON),
+        options=(*_DATA, "images", "recipe", "crop", *_COMMON),
     ),
     Case(
         name="step",
@@ -106,7 +107,7 @@ _ROWS = (
         name="convert",
         help="fastsiam convert beside cp and FFCV's writer.",
         title="Converting",
-        options=("data", "images", "workers", *_COMMON),
+        options=(*_DATA, "images", "workers", *_COMMON),
     ),
     Case(
         name="startup",
@@ -118,7 +119,7 @@ _ROWS = (
         name="shuffle",
         help="How well --shuffle window:N mixes, beside a full shuffle; N by --values.",
         title="Shuffling within a window",
-        options=("data", "values", "batch", *_COMMON),
+        options=(*_DATA, "values", "batch", *_COMMON),
     ),
     Case(
         name="storage",

@@ -114,9 +114,8 @@ def _settled(session: Session, asked: PipelineSetting) -> Pipeline:
         if not own:
             make_images(Path(folder), 1)
         root = session.config.root if own else Path(folder)
-        choice = choose_pipeline(
-            DataConfig(data=str(root)), open_store(root, "train"), device=device, keeps=own
-        )
+        store = open_store(root, "train", columns=session.config.columns)
+        choice = choose_pipeline(DataConfig(data=str(root)), store, device=device, keeps=own)
     session.console.say(f"pipeline {choice.name}: {choice.why}")
     return choice.name
 

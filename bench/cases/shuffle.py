@@ -13,8 +13,7 @@ from fastsiam.bench.measure import clocked
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
-from fastsiam.config import DataConfig
-from fastsiam.pipelines import open_split
+from fastsiam.pipelines import open_store
 from fastsiam.pipelines.shuffle import Window, full_shuffle, quality
 from fastsiam.pipelines.store.blocks import in_order
 
@@ -48,7 +47,8 @@ def _lying(session: Session) -> tuple[NDArray[np.int64], NDArray[np.int64], str]
     if not session.config.data:
         labels = np.arange(_IMAGES) * _CLASSES // _IMAGES
         return labels, in_order(_IMAGES), f"{_IMAGES:,} images of {_CLASSES:,} classes, sorted"
-    store = open_split(DataConfig(data=session.config.data), "train")
+    config = session.config
+    store = open_store(config.root, "train", columns=config.columns)
     return store.labels, store.blocks(), f"{len(store):,} images of {store.root.name}"
 
 

@@ -56,6 +56,8 @@ def profile(
         typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
     ] = "auto",
     data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
+    image_column: Annotated[str, typer.Option(help="Column of the images, as of train.")] = "",
+    label_column: Annotated[str, typer.Option(help="Column of the labels, as of train.")] = "",
     recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
     batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
@@ -76,7 +78,15 @@ def profile(
     from fastsiam.bench.session import session
 
     try:
-        config = BenchConfig(data=data, recipe=recipe, batch=batch, workers=workers, device=device)
+        config = BenchConfig(
+            data=data,
+            image_column=image_column,
+            label_column=label_column,
+            recipe=recipe,
+            batch=batch,
+            workers=workers,
+            device=device,
+        )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if records:

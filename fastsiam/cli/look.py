@@ -75,7 +75,15 @@ def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
     return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
 
 
-_SHOWN = {"data", "exif", "alpha", "seed", *(flag.name for flag in section_flags()["augment"])}
+_SHOWN = {
+    "data",
+    "image_column",
+    "label_column",
+    "exif",
+    "alpha",
+    "seed",
+    *(flag.name for flag in section_flags()["augment"]),
+}
 app.command()(settings_command(views, options=_SHOWN, build=_seen))
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from .checks import require
 from .convert import ConvertConfig
-from .data import DataConfig, ImagePipeline, Pipeline, PipelineSetting
+from .data import (
+    AUTOMATIC,
+    ColumnNames,
+    DataConfig,
+    ImagePipeline,
+    Pipeline,
+    PipelineSetting,
+)
 from .methods import (
     METHOD_CONFIGS,
     BYOLConfig,
@@ -35,11 +42,13 @@ from .train import (
 from .views import AugmentConfig, ViewConfig
 
 __all__ = [
+    "AUTOMATIC",
     "METHOD_CONFIGS",
     "OWN_BACKBONES",
     "AugmentConfig",
     "BYOLConfig",
     "BackboneConfig",
+    "ColumnNames",
     "Compile",
     "ConvertConfig",
     "DataConfig",

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from fastsiam.urls import Url
 
 from .checks import require
-from .data import Alpha, DataConfig, Exif, check_image_rules
+from .data import Alpha, ColumnNames, DataConfig, Exif, check_image_rules
 
 EngineName = Literal["local", "slurm", "ray", "dask"]
 
@@ -20,6 +20,10 @@ class ConvertConfig:
 
     source: str = ""
     """Where the data are: a folder or a file. Default: $FASTSIAM_DATA, else ./data."""
+    image_column: str = ""
+    """Column that holds the images of parquet or Arrow data, or the paths of a list."""
+    label_column: str = ""
+    """Column that holds the labels of parquet or Arrow data, or of a list."""
     out: str = ""
     (
         "Folder for train.beton, val.beton and manifest.json. "
@@ -30,7 +34,10 @@ class ConvertConfig:
     short_side: int = 0
     """Shrink images whose shorter side has more pixels than this; 0 leaves them."""
     quality: int = 95
-    """JPEG quality of the images that have to be encoded; the others keep their bytes."""
+    (
+        "JPEG quality of images that are encoded: other formats than JPEG, CMYK, and what is "
+        "shrunk; other JPEGs keep their bytes."
+    )
     raw: bool | None = None
     """Store pixels, not JPEGs: for small images. Default: only those that come as pixels."""
     yuv: bool = False
@@ -110,6 +117,11 @@ class ConvertConfig:
     def root(self) -> Path | Url:
         """Where the data are, with the default filled in."""
         return DataConfig(data=self.source).root
+
+    @property
+    def columns(self) -> ColumnNames:
+        """Columns of a table that hold images and labels, where they are named."""
+        return ColumnNames(self.image_column, self.label_column)
 
     @property
     def part_of(self) -> tuple[int, int]:

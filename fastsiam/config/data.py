@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from fastsiam.urls import Url, place
 
@@ -33,6 +33,16 @@ def check_image_rules(exif: str, alpha: str) -> None:
         require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
+class ColumnNames(NamedTuple):
+    """Columns of a table that hold the images and their labels; "" lets types and names decide."""
+
+    image: str = ""
+    label: str = ""
+
+
+AUTOMATIC = ColumnNames()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Data: where the images are and how they are loaded."""
@@ -41,8 +51,19 @@ class DataConfig:
     (
         "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
         "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
-        "without; tars, .beton and .parquet also by an address: s3://, gs://, az:// or https://. "
+        "without; a list of image files (.csv or .parquet with a column path); tars, .beton and "
+        ".parquet also by an address: s3://, gs://, az:// or https://. "
         "Default: $FASTSIAM_DATA, else ./data."
+    )
+    image_column: str = ""
+    (
+        "Column that holds the images of parquet or Arrow data, or the paths of a list. "
+        "Default: found by type and name; path in a list."
+    )
+    label_column: str = ""
+    (
+        "Column that holds the labels, integers or names of classes, of parquet or Arrow data or "
+        "of a list. Default: label, labels, fine_label or cls, else the only ClassLabel."
     )
     holdout: str = ""
     (
@@ -148,6 +169,30 @@ class DataConfig:
     def held_percent(self) -> float:
         """Percent of the training images that are held out; 0 is none."""
         return share(self.holdout, "holdout")
+
+    @property
+    def columns(self) -> ColumnNames:
+        """Columns of a table that hold images and labels, where they are named."""
+        return ColumnNames(self.image_column, self.label_column)
+
+    def has_same_root(self, other: DataConfig) -> bool:
+        """Tell whether other settings name the same place of the data, perhaps in another way."""
+        return os.path.realpath(str(self.root)) == os.path.realpath(str(other.root))
+
+    def at(self, data: str, columns: ColumnNames) -> DataConfig:
+        """Return these settings for other data, whose columns may have other names.
+
+        Args:
+            data: where they are; "" is where these are.
+            columns: their columns; "" takes this one's name if the data are the same, else none.
+        """
+        moved = replace(self, data=data or self.data)
+        known = self.columns if self.has_same_root(moved) else AUTOMATIC
+        return replace(
+            moved,
+            image_column=columns.image or known.image,
+            label_column=columns.label or known.label,
+        )
 
     @property
     def root(self) -> Path | Url:

@@ -11,15 +11,9 @@ from .evaluate import EvalConfig
 from .train import Precision
 
 NOT_OF_DETECTION = {
-    "holdout",
-    "bad_images",
-    "exif",
-    "alpha",
-    "pipeline",
-    "crop",
-    "resize",
-    "feature_batch",
-}
+    "image_column", "label_column", "holdout", "bad_images", "exif", "alpha", "pipeline", "crop",
+    "resize", "feature_batch",
+}  # fmt: skip
 """Settings of the other evaluations, which cut their images alike."""
 
 

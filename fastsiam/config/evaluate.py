@@ -28,6 +28,10 @@ class EvalConfig(NodesConfig):
 
     data: str = ""
     """Data as of train, with a validation split where there is one; default: the run's."""
+    image_column: str = ""
+    """Column of the images, as of train; default: the run's, for the run's own data."""
+    label_column: str = ""
+    """Column of the labels, as of train; default: the run's, for the run's own data."""
     holdout: str = ""
     (
         "Share of each class to validate on, as of train; 0 is none. Default: the run's, if the "

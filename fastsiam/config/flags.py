@@ -19,8 +19,10 @@ from .views import AugmentConfig, ViewConfig
 
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
-FIXED_SETTINGS = {"data": ("holdout", "shuffle", "exif", "alpha")}
+FIXED_SETTINGS = {"data": ("holdout", "shuffle", "exif", "alpha", "image_column")}
 """Settings of the other sections that define what is trained."""
+FIXED_IN_PLACE = ("image_column",)
+"""Those of them that may change if the data move: they may lie in another form there."""
 BRANCH_SETTINGS = (
     "epochs",
     "lr",
@@ -141,10 +143,12 @@ def unknown_method(name: Any) -> str:
 def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Return the settings in which two runs train something different, as name: (old, new)."""
     found = {}
+    moved = not old.data.has_same_root(new.data)
     for section in (*FIXED_SECTIONS, *FIXED_SETTINGS):
         before, after = (_settings(getattr(config, section)) for config in (old, new))
         for name in FIXED_SETTINGS.get(section, before | after):
-            if before.get(name) != after.get(name):
+            may_differ = moved and name in FIXED_IN_PLACE
+            if before.get(name) != after.get(name) and not may_differ:
                 found[name] = before.get(name), after.get(name)
     return found
 

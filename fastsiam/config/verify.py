@@ -22,6 +22,10 @@ class VerifyConfig:
     )
     data: str = ""
     """Data as of train, if they lie elsewhere now; default: the run's."""
+    image_column: str = ""
+    """Column of the images, as of train; default: the run's, for the run's own data."""
+    label_column: str = ""
+    """Column of the labels, as of train; default: the run's, for the run's own data."""
     pipeline: str = ""
     (
         "Have this pipeline make the batches again and compare what it shows; run is the run's "

@@ -58,12 +58,15 @@ class DataFacts:
     """Checksum of all labels, in the order of the images."""
     holdout: str | None = None
     """Share of each class of the training images that is validated on; None: there is a split."""
+    image_column: str | None = None
+    """Column of the data that holds the images; None: none was named."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, without a hold-out where there is none, as before there was one."""
+        """Return plain values; without those that are None and that version 0.2 had not."""
         plain = asdict(self)
-        if self.holdout is None:
-            del plain["holdout"]
+        for name in ("holdout", "image_column"):
+            if plain[name] is None:
+                del plain[name]
         return plain
 
 

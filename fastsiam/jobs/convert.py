@@ -5,17 +5,25 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
 from fastsiam.files import quoted
 from fastsiam.leaving import ECHO, first_is_handled, leave_at_once
-from fastsiam.pipelines.convert import BadImagesError, Kind, Written, convert, verify
+from fastsiam.pipelines.convert import (
+    BadImagesError,
+    Kind,
+    Written,
+    convert,
+    encoded_again,
+    verify,
+)
 from fastsiam.signals import STOPS, handled
 
 
@@ -49,6 +57,8 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
         files = " ".join(quoted(file.path) for file in written)
         print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
         return written
+    if lossy := lossy_line([file.about for file in made], config):
+        print(lossy)
     if any(file.about.get("planes") for file in made):
         print("every pipeline here reads these planes; FFCV's own readers refuse such a file")
     seconds = time.monotonic() - began
@@ -103,6 +113,22 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
             f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked or 'nothing'}"
         )
     return not any(report.bad for report in reports)
+
+
+def lossy_line(abouts: Sequence[dict[str, Any]], config: ConvertConfig) -> str:
+    """Say how many images became JPEGs unasked, and so lost detail; "" if none did.
+
+    Args:
+        abouts: the files' parts of the manifest.
+        config: of the conversion.
+    """
+    if not (lossy := sum(map(encoded_again, abouts))):
+        return ""
+    images = sum(about["images"] for about in abouts)
+    return (
+        f"{lossy:,} of {_count(images, 'image')} were not plain JPEGs and were encoded as JPEGs of "
+        f"quality {config.quality}, which loses detail; --raw stores pixels instead"
+    )
 
 
 def _summary(file: Written) -> str:

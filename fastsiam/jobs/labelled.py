@@ -128,6 +128,7 @@ class LabelledImages:
             classes=data.classes,
             labels_crc32=data.labels_crc32,
             holdout=data.holdout,
+            image_column=data.image_column,
             percent=self.config.percent,
             subset=self.config.subset or None,
             chosen_crc32=None if chosen is None else f"{zlib.crc32(chosen.tobytes()):08x}",

@@ -11,9 +11,9 @@ from fastsiam.config import ConvertConfig
 from fastsiam.console import duration
 from fastsiam.errors import DataError
 from fastsiam.files import quoted
-from fastsiam.jobs.convert import stoppable
+from fastsiam.jobs.convert import lossy_line, stoppable
 from fastsiam.jobs.engines import Engine, Outcome, Task, engine_of, tasks_of
-from fastsiam.pipelines.convert import beside
+from fastsiam.pipelines.convert import beside, read_manifests
 from fastsiam.pipelines.remote.path import opened
 
 
@@ -45,6 +45,9 @@ def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
             f"{number}: {outcome.error}; {len(failed)} of {config.parts} parts are missing, and "
             "the same command makes these alone"
         )
+    _, abouts = read_manifests(out)
+    if lossy := lossy_line(list(abouts.values()), config):
+        print(lossy)
     here = quoted(out)
     print(
         f"{config.parts} parts in {here} are one data set: use it with --data {here}; one file of "

@@ -7,7 +7,6 @@ both is the business of ``jobs.evaluate``, writing the features out that of ``jo
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
+from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
 from fastsiam.console import Console, duration
@@ -97,7 +96,7 @@ class Subject:
         if not held:
             return
         yield f"{held} of each class of the training images held out for validation"
-        if own and own.data.holdout != held and _is_same_place(own.data, self.data):
+        if own and own.data.holdout != held and own.data.has_same_root(self.data):
             yield "the network was trained on images that are held out here, without labels"
 
     def facts(self) -> NetworkFacts:
@@ -239,7 +238,10 @@ def labelled_loaders(
     if min(train.images, val.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not train.classes:
-        raise DataError(f"{data.root} has no class folders: this evaluation needs labels")
+        raise DataError(
+            f"{data.root} has no labels, which this evaluation needs: class folders, or a column "
+            "of labels (--label-column)"
+        )
     if train.classes != val.classes:
         raise DataError(
             f"the training and validation images under {data.root} have different class folders"
@@ -276,6 +278,7 @@ def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFact
         classes=len(train.classes),
         labels_crc32=f"{checksum:08x}",
         holdout=data.holdout or None,
+        image_column=data.image_column or None,
     )
 
 
@@ -318,10 +321,10 @@ def _data_settings(
         The settings, and why the run's holdout does not apply to these images, if so.
     """
     as_run = trained_on.pipeline if trained_on.loads_images else "auto"
-    holdout, note = _holdout(trained_on, config)
+    data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
+    holdout, note = _holdout(trained_on, data, config.holdout)
     data = replace(
-        trained_on,
-        data=config.data or trained_on.data,
+        data,
         holdout=holdout,
         shuffle="full",
         pipeline=as_run if config.pipeline == "run" else config.pipeline,
@@ -342,28 +345,22 @@ def _data_settings(
     return settled(data, from_leader(name)), note
 
 
-def _holdout(trained_on: DataConfig, config: EvalConfig) -> tuple[str, str]:
+def _holdout(trained_on: DataConfig, data: DataConfig, asked: str) -> tuple[str, str]:
     """Return the holdout that applies, and why it is not the run's where nobody asked for another.
 
     A run's holdout is of the run's own data, as long as these have no validation images.
     """
     share = trained_on.holdout
-    if config.holdout or not share:
-        return config.holdout, ""
-    data = replace(trained_on, data=config.data or trained_on.data)
-    if not _is_same_place(data, trained_on):
+    if asked or not share:
+        return asked, ""
+    if not data.has_same_root(trained_on):
         return "", (
             f"{data.root} is not the run's data ({trained_on.root}): the run's --holdout {share} "
             "does not apply; give --holdout to hold out images here"
         )
-    if has_validation(data.root):
+    if has_validation(data.root, data.columns):
         return "", f"{data.root} has validation images: the run's --holdout {share} does not apply"
     return share, ""
-
-
-def _is_same_place(one: DataConfig, other: DataConfig) -> bool:
-    """Tell whether two settings name the same data, by whatever path."""
-    return os.path.realpath(str(one.root)) == os.path.realpath(str(other.root))
 
 
 def _placed(network: nn.Module, place: Place) -> nn.Module:

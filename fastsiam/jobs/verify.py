@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam.bad_images import read_bad_images
-from fastsiam.config import DataConfig, PipelineSetting, TrainConfig
+from fastsiam.config import ColumnNames, DataConfig, PipelineSetting, TrainConfig
 from fastsiam.config.verify import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
@@ -139,7 +139,7 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
         FastSiamError: it is no run, it keeps no digests, or its data cannot be read.
     """
     trained = _trained(run)
-    data = replace(trained.data, data=config.data or trained.data.data)
+    data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
     lines = [_line(line, run) for line in read_metrics(run) if "seen" in line]
     if not lines:
         raise FastSiamError(

@@ -16,9 +16,11 @@ from fastsiam.files import explained
 from fastsiam.kernels import planes
 
 from ..remote.path import Place
-from ..store import Store
+from ..store import BetonStore, JoinedStore, Store
+from ..store.base import JPEG_ENDINGS, is_image_name
 from ..subsets import sample
-from .manifest import write_manifest
+from .manifest import read_manifests, write_manifest
+from .prepare import is_lossy
 from .sources import Kind, open_sources
 from .verify import Report, verify
 from .writer import BadImagesError, write
@@ -31,6 +33,8 @@ __all__ = [
     "Written",
     "beside",
     "convert",
+    "encoded_again",
+    "read_manifests",
     "verify",
 ]
 
@@ -78,7 +82,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     """
     if config.yuv:
         planes.require()
-    found, sources = open_sources(kind, config.root, watcher.say)
+    found, sources = open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
     if (
         not config.out
@@ -93,6 +97,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     written = []
     bad: list[tuple[str, str]] = []
     failures = []
+    told = False
     for split, store in sources.items():
         images = _chosen(store, config)
         path = out / f"{split}{part}.beton"
@@ -103,6 +108,8 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         else:
             images = np.array_split(images, count)[number - 1]
         there = path.exists()
+        if not (there or told or config.raw):
+            told = _said_lossy(store, images, config, watcher)
         watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
             about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
@@ -117,6 +124,34 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         about_files = {file.path.name: file.about for file in written}
         write_manifest(out / f"manifest{part}.json", sources["train"].classes, about_files)
     return written
+
+
+def encoded_again(about: dict[str, Any]) -> int:
+    """Count the images of a file that became JPEGs unasked, and so lost detail.
+
+    Args:
+        about: the file's part of the manifest.
+    """
+    return sum(count for how, count in about["stored"].items() if is_lossy(how))
+
+
+def _said_lossy(
+    store: Store, images: NDArray[np.int64], config: ConvertConfig, watcher: Watcher
+) -> bool:
+    """Say beforehand, if names tell it, that images will lose detail; return whether they do."""
+    if isinstance(store, BetonStore | JoinedStore):  # its names are those of its own source
+        return False
+    for index in images.tolist():
+        name = store.name(index)
+        if name.lower().endswith(JPEG_ENDINGS) or store.raw_size(index) is not None:
+            continue
+        if is_image_name(name.rpartition("/")[2]):
+            watcher.say(
+                f"images that are not JPEGs are encoded as JPEGs of quality {config.quality}, "
+                "which loses detail; --raw stores pixels instead"
+            )
+            return True
+    return False
 
 
 def beside(source: Place) -> Path:

@@ -26,9 +26,15 @@ _FORMAT = 3
 _HOW: dict[str, Any] = {
     "parts": 0, "engine": "local", "engine_address": "", "engine_options": "", "retries": 2,
 }  # fmt: skip
-_ANYWHERE: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1, **_HOW}
+_COLUMNS: dict[str, Any] = {"image_column": "", "label_column": ""}
+"""What they change is in the store's stamp and labels."""
+_ANYWHERE: dict[str, Any] = {
+    "source": "", "out": "", "skip_bad": False, "workers": -1, **_COLUMNS, **_HOW,
+}  # fmt: skip
 """Options that have no part in what a finished file holds: one value stands for all others."""
-_LATER: dict[str, Any] = {"yuv": False, "exif": "ignore", "alpha": "drop", **_HOW}
+_LATER: dict[str, Any] = {
+    "yuv": False, "exif": "ignore", "alpha": "drop", **_COLUMNS, **_HOW,
+}  # fmt: skip
 """Options that earlier versions had not: at these values, what they made is the same."""
 
 

@@ -39,6 +39,11 @@ class Record:
     """What was done to it, for the manifest."""
 
 
+def is_lossy(how: str) -> bool:
+    """Tell by ``Record.how`` whether an image became a JPEG unasked, and so lost detail."""
+    return how.startswith(tuple(_REENCODED.values()))
+
+
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
     """Make the record of an image.
 

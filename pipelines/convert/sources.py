@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained
 from fastsiam.urls import Url
@@ -37,12 +38,15 @@ Say = Callable[[str], None]
 """Shows the user a message."""
 
 
-def open_sources(kind: Kind, where: Path | Url, say: Say) -> tuple[Place, dict[Split, Store]]:
+def open_sources(
+    kind: Kind, where: Path | Url, columns: ColumnNames, say: Say
+) -> tuple[Place, dict[Split, Store]]:
     """Open a data set in any of its forms.
 
     Args:
         kind: which data set, or which form.
         where: where to look.
+        columns: those of a table that hold images and labels, where the user named them.
         say: for messages.
 
     Returns:
@@ -52,24 +56,26 @@ def open_sources(kind: Kind, where: Path | Url, say: Say) -> tuple[Place, dict[S
         DataError: it is not there; says what was looked for, where, and how to get it.
     """
     with explained(DataError, f"cannot look for the data in {where}"):
-        return _found(kind, opened(where), say)
+        return _found(kind, opened(where), columns, say)
 
 
-def _found(kind: Kind, root: Place, say: Say) -> tuple[Place, dict[Split, Store]]:
+def _found(
+    kind: Kind, root: Place, columns: ColumnNames, say: Say
+) -> tuple[Place, dict[Split, Store]]:
     """Look for the data set in each place where it may lie, and open it."""
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
     if kind == "parquet":
-        return root, _splits(partial(open_parquet, root, in_order=True), say)
+        return root, _splits(partial(open_parquet, root, names=columns, in_order=True), say)
     if kind == "folder" or root.is_file():
-        return root, _splits(partial(open_store, root, sources=True), say)
+        return root, _splits(partial(open_store, root, sources=True, columns=columns), say)
     find, places, text = (
         (_imagenet, _IMAGENET_PLACES, _IMAGENET_HELP)
         if kind == "imagenet"
         else (_cifar10, _CIFAR_PLACES, _CIFAR_HELP)
     )
     for place in places:
-        if (open_split := find(root / place)) is not None:
+        if (open_split := find(root / place, columns)) is not None:
             return root / place.partition("/")[0], _splits(open_split, say)
     below = ", ".join(f"{place}/" for place in places if place)
     raise DataError(text.format(root=root, places=below))
@@ -87,24 +93,24 @@ def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store
     return found
 
 
-def _imagenet(folder: Place) -> Callable[[Split], Store] | None:
+def _imagenet(folder: Place, columns: ColumnNames) -> Callable[[Split], Store] | None:
     """Return what opens the splits of an ImageNet in this folder, if there is one."""
     classes = _names(folder / "train") or _names(folder)
     if any(folder.glob("*train*.tar")) or any(map(_WNID.fullmatch, classes)):
-        return partial(open_store, folder, sources=True)
+        return partial(open_store, folder, sources=True, columns=columns)
     for place in (folder, folder / "data"):
         if any(place.glob("train*.parquet")):
-            return partial(open_parquet, place, in_order=True)
+            return partial(open_parquet, place, names=columns, in_order=True)
     return None
 
 
-def _cifar10(folder: Place) -> Callable[[Split], Store] | None:
+def _cifar10(folder: Place, columns: ColumnNames) -> Callable[[Split], Store] | None:
     """Return what opens the splits of a CIFAR-10 in this folder, if there is one."""
     archive = folder / "cifar-10-python.tar.gz"
     if archive.is_file():
-        return partial(open_store, archive)
+        return partial(open_store, archive, columns=columns)
     if "airplane" in _names(folder / "train"):
-        return partial(open_store, folder, sources=True)
+        return partial(open_store, folder, sources=True, columns=columns)
     return None
 
 

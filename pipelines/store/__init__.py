@@ -1,7 +1,7 @@
 """Data sets as stores: position -> encoded bytes, label, name.
 
 ``open_store`` recognises what lies at a path: a converted folder or .beton file, tars, CIFAR's
-archive, folders of Hugging Face's ``datasets``, a folder of images.
+archive, folders of Hugging Face's ``datasets``, a folder or a list of images.
 """
 
 from .archive import ArchiveStore
@@ -11,6 +11,7 @@ from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore
 from .joined import JoinedStore
+from .listed import ListedStore
 from .parquet import ParquetStore, open_parquet
 from .picked import picked
 from .probe import Bytes
@@ -24,6 +25,7 @@ __all__ = [
     "CifarStore",
     "FolderStore",
     "JoinedStore",
+    "ListedStore",
     "ParquetStore",
     "Split",
     "Store",

@@ -65,14 +65,21 @@ def file_facts(files: Sequence[File]) -> list[list[str | int]]:
     return facts
 
 
-def homes(files: Sequence[File]) -> list[Path]:
+def homes(files: Sequence[File], column: str = "") -> list[Path]:
     """Return where the index of these files may be kept: beside them, or in the user's cache.
 
     Beside those of another machine nothing is written.
+
+    Args:
+        files: tars or parquet files.
+        column: of the parquet files' images, if another than the one that is found is indexed.
     """
     first = files[0].path
     names = [file.path.name for file in files]
     stem = first.stem if len(files) == 1 else f"{first.stem}-and-{len(files) - 1}-more"
+    if column:
+        stem += f"-{hashlib.sha256(column.encode()).hexdigest()[:8]}"
+        names.append(column)
     found = []
     if isinstance(first, Path):
         found.append(first.parent / f".{stem}.fastsiam-index")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
@@ -28,19 +29,25 @@ STATE = "state.json"
 class ArrowStore(TableStore):
     """Images of a folder that ``datasets``' ``Dataset.save_to_disk`` wrote.
 
+    Args:
+        root: the folder.
+        names: columns that the user named.
+
     Raises:
-        DataError: pyarrow is missing, a file cannot be read or is damaged, or no column, or more
-            than one, holds images.
+        DataError: pyarrow is missing, a file cannot be read or is damaged, no column, or more
+            than one, holds images, or a named column is not there.
     """
 
     kind = "datasets' Arrow files, in place"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, names: ColumnNames = AUTOMATIC) -> None:
         require_pyarrow(root)
+        self._wanted = names
         paths = _data_files(root)
         files = [Mapped(path) for path in paths]
-        parts = [_Part(file) for file in files]
-        super().__init__(root, paths, [len(part.size) for part in parts])
+        parts = [_Part(file, names) for file in files]
+        columns = [part.columns for part in parts]
+        super().__init__(root, paths, [len(part.size) for part in parts], columns)
         self._places = Places(
             files,
             np.repeat(np.arange(len(files)), [len(part.size) for part in parts]),
@@ -51,7 +58,7 @@ class ArrowStore(TableStore):
         self.classes = ()
         self.labels = np.full(len(self._places.size), -1)
         if len(labelled) == len(parts):
-            self.labels, self.classes = numbered(labelled, parts[0].columns.classes, root)
+            self.labels, self.classes = numbered(labelled, columns[0].classes, root)
         self._refuse_paths_alone(self._places.size)
 
     def sizes(self) -> NDArray[np.int64]:
@@ -66,7 +73,7 @@ class ArrowStore(TableStore):
         return self._places.read(index)
 
     def _named_paths(self) -> list[str | None]:
-        return [path for file in self._places.files for path in _paths(file)]
+        return [path for file in self._places.files for path in _paths(file, self._wanted)]
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -91,6 +98,7 @@ class _Part:
 
     Args:
         file: mapped; nothing of it is copied.
+        names: columns that the user named.
     """
 
     start: NDArray[np.int64]
@@ -100,13 +108,13 @@ class _Part:
     labels: Any = None
     """The label column, if there is one."""
 
-    def __init__(self, file: Mapped) -> None:
+    def __init__(self, file: Mapped, names: ColumnNames) -> None:
         import pyarrow
 
         memory = np.frombuffer(file.view, np.uint8)
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
         labels = []
-        for columns, batch in _batches(file):
+        for columns, batch in _batches(file, names):
             found.append(_placed(batch.column(columns.image), columns, memory, file.path))
             if columns.label is not None:
                 labels.append(batch.column(columns.label))
@@ -116,13 +124,13 @@ class _Part:
             self.labels = pyarrow.chunked_array(labels).combine_chunks()
 
 
-def _batches(file: Mapped) -> Iterator[tuple[Columns, Any]]:
+def _batches(file: Mapped, names: ColumnNames) -> Iterator[tuple[Columns, Any]]:
     """Yield the record batches of a file, which look into its mapping; one without rows is last."""
     import pyarrow
 
     try:
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
-        columns = columns_of(file.path, stream.schema)
+        columns = columns_of(file.path, stream.schema, names)
         for batch in stream:
             batch.validate(full=True)  # pyarrow itself trusts what a file says of offsets
             yield columns, batch
@@ -158,10 +166,10 @@ def _placed(
     return begin + edges[:-1], np.where(there, np.diff(edges), 0)
 
 
-def _paths(file: Mapped) -> list[str | None]:
+def _paths(file: Mapped, names: ColumnNames) -> list[str | None]:
     """Return the path that each row of a file names, if any."""
     paths: list[str | None] = []
-    for columns, batch in _batches(file):
+    for columns, batch in _batches(file, names):
         images = batch.column(columns.image)
         if columns.bare or images.type.get_field_index("path") < 0:
             paths += [None] * len(batch)

@@ -23,7 +23,14 @@ from .probe import Bytes, Probe, probe
 
 Split = Literal["train", "val"]
 
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train",),
+    "val": ("val", "validation", "valid", "test"),
+}
+"""What data sets call a split; the first of the names that is there counts."""
+
+JPEG_ENDINGS = (".jpg", ".jpeg")
+IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 _MOST_CLASSES = 10**6
 

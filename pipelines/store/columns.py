@@ -5,20 +5,30 @@ All that is imported of pyarrow is imported when a table is read: it is an extra
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
 from .base import numbered_classes
 
+log = logging.getLogger(__name__)
+
+PATH = "path"
+"""Column of a list that holds the paths of its images, unless another is named."""
+LABELS = ("label", "labels", "fine_label", "cls")
+"""Names of label columns; the first that a table has is taken."""
 _IMAGES = ("image", "img", "jpg")
 """Of several columns that can hold images, one of these names is the one that is meant."""
-_LABELS = ("label", "labels", "fine_label", "cls")
+_said: set[tuple[str, ...]] = set()
+"""Choices among columns that this process has logged."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Columns:
     label: str | None
     classes: tuple[str, ...]
     """Names of the label's numbers; empty if the schema tells none."""
+    named: str
+    """The image column, if it was named and would not have been found; else empty."""
 
     @property
     def bytes(self) -> str:
@@ -46,36 +58,80 @@ def require_pyarrow(path: object) -> None:
         raise DataError(f"reading {path} takes pyarrow: pip install 'fastsiam[convert]'") from error
 
 
-def columns_of(path: object, schema: Any) -> Columns:
+def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Columns:
     """Find the image column and, if there is one, the label column in an Arrow schema.
 
     The image column is found by its type: what ``datasets`` say is an image, else a struct with
-    bytes in it, else bytes. The label column is found by its name, or as the only ClassLabel; it
-    holds integers or text. Labels of other types, such as lists, name no class, and count as none.
+    bytes in it, else bytes.
+
+    Args:
+        path: of the table, for messages.
+        schema: of the table.
+        names: columns that are taken instead of those that would be found.
 
     Raises:
-        DataError: no column can hold images, or several can; names them.
+        DataError: no column can hold images, or several can; or a named column is not there or is
+            of another type.
     """
     features = _features(schema)
     able = [field.name for field in schema if _can_hold_images(field.type)]
-    told = [name for name in able if _type(features.get(name)) == "Image"]
-    images = told or able
-    if len(images) > 1:
-        images = [name for name in _IMAGES if name in images][:1] or images
-    if len(images) != 1:
-        which = f" ({', '.join(images)})" if images else f", of {', '.join(schema.names)}"
-        raise DataError(
-            f"{path} has {len(images) or 'no'} columns that can hold images{which}; one is wanted: "
-            "a struct of bytes and path, or bytes; name it 'image', or take the others away"
-        )
-    labels = [field.name for field in schema if _can_hold_labels(field.type)]
-    named = [name for name in _LABELS if name in labels]
-    listed = [name for name in labels if _type(features.get(name)) == "ClassLabel"]
-    label = named[0] if named else listed[0] if len(listed) == 1 else None
-    names = (features.get(label) or {}).get("names") if label else None
-    classes = tuple(map(str, names)) if isinstance(names, list) else ()
-    bare = schema.field(images[0]).type.num_fields == 0
-    return Columns(images[0], bare, label, classes)
+    images = [name for name in able if _type(features.get(name)) == "Image"] or able
+    found = images if len(images) == 1 else [name for name in _IMAGES if name in images][:1]
+    if names.image:
+        _check_named(path, schema, names.image, "image", _can_hold_images)
+    elif not found:
+        raise _no_image_column(path, schema, images)
+    else:
+        _say_choice(path, "image", found[0], images)
+    image = names.image or found[0]
+    bare = schema.field(image).type.num_fields == 0
+    label, classes = label_of(path, schema, names.label)
+    return Columns(image, bare, label, classes, "" if [image] == found else image)
+
+
+def label_of(path: object, schema: Any, name: str = "") -> tuple[str | None, tuple[str, ...]]:
+    """Find the label column of an Arrow schema, which holds integers or text.
+
+    It is found by its name, or as the only ClassLabel. Columns of other types, such as lists, name
+    no class, and count as none.
+
+    Args:
+        path: of the table, for messages.
+        schema: of the table.
+        name: of the column to take instead.
+
+    Returns:
+        The column, None if there is none; the names of its numbers, if the schema tells them.
+
+    Raises:
+        DataError: the named column is not there or is of another type.
+    """
+    features = _features(schema)
+    label: str | None
+    if name:
+        _check_named(path, schema, name, "label", _can_hold_labels)
+        label = name
+    else:
+        able = [field.name for field in schema if _can_hold_labels(field.type)]
+        named = [own for own in LABELS if own in able]
+        listed = [own for own in able if _type(features.get(own)) == "ClassLabel"]
+        label = named[0] if named else listed[0] if len(listed) == 1 else None
+        _say_choice(path, "label", label, list(dict.fromkeys([*named, *listed])))
+    classes = (features.get(label) or {}).get("names") if label is not None else None
+    return label, tuple(map(str, classes)) if isinstance(classes, list) else ()
+
+
+def path_column(schema: Any, name: str = "") -> str:
+    """Return the column of paths if an Arrow schema is that of a list of image files, else "".
+
+    Args:
+        schema: of the table.
+        name: of the column; by default it is ``path``, and no column of a list holds images.
+    """
+    if not name and any(_can_hold_images(field.type) for field in schema):
+        return ""
+    at = schema.get_field_index(name or PATH)
+    return schema.field(at).name if at >= 0 and is_text(schema.field(at).type) else ""
 
 
 def numbered(
@@ -94,15 +150,13 @@ def numbered(
     Raises:
         DataError: files differ in the type of their labels, or labels are no numbers of classes.
     """
-    from pyarrow import types
-
-    kinds = [p.type.value_type if types.is_dictionary(p.type) else p.type for p in parts]
-    if len(set(map(_is_text, kinds))) > 1:
+    texts = [is_text(part.type) for part in parts]
+    if len(set(texts)) > 1:
         raise DataError(
             f"{source}: the labels are numbers in some files and names in others; write them anew, "
             "alike"
         )
-    if not _is_text(kinds[0]):
+    if not texts[0]:
         try:
             found = [np.asarray(part.cast("int64").fill_null(-1), np.int64) for part in parts]
         except errors() as error:
@@ -110,13 +164,27 @@ def numbered(
         labels = np.maximum(np.concatenate(found), -1)
         classes = classes or numbered_classes(labels, source)
     else:
-        own = [name for part in parts for name in part.to_pylist()]
-        classes = tuple(sorted({name for name in own if name is not None}))
-        place = {name: number for number, name in enumerate(classes)}
-        labels = np.array([place.get(name, -1) for name in own], np.int64)
+        labels, classes = numbered_names([name for part in parts for name in part.to_pylist()])
     if labels.max(initial=-1) >= len(classes):
         raise DataError(f"{source} has labels without a class name")
     return labels, classes
+
+
+def numbered_names(
+    names: Sequence[str | None],
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Turn names of classes into numbers, by the names' order.
+
+    Args:
+        names: (images,) of each image's class; None is no class.
+
+    Returns:
+        (images,) the number of each image's class, -1 where it has none; the classes' names.
+    """
+    classes = tuple(sorted({name for name in names if name is not None}))
+    place = {name: number for number, name in enumerate(classes)}
+    labels = [-1 if name is None else place[name] for name in names]
+    return np.array(labels, np.int64), classes
 
 
 def errors() -> tuple[type[Exception], ...]:
@@ -131,6 +199,49 @@ def short(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
+def _check_named(
+    path: object,
+    schema: Any,
+    name: str,
+    what: Literal["image", "label"],
+    fits: Callable[[Any], bool],
+) -> None:
+    """Raise a ``DataError`` if the column that an option names is not there or does not fit."""
+    at = schema.get_field_index(name)
+    if at >= 0 and fits(schema.field(at).type):
+        return
+    problem = f"holds {schema.field(at).type}, not {what}s" if at >= 0 else "is not there"
+    raise DataError(
+        f"{path}: --{what}-column {name} {problem}; the columns are {', '.join(schema.names)}"
+    )
+
+
+def _no_image_column(path: object, schema: Any, several: list[str]) -> DataError:
+    """Return the error for a table in which no image column is found, or several are."""
+    if several:
+        return DataError(
+            f"{path} has {len(several)} columns that can hold images ({', '.join(several)}): name "
+            f"one with --image-column, such as --image-column {several[0]}"
+        )
+    listed = (
+        "; a list of image files is one .parquet, named by --data" if path_column(schema) else ""
+    )
+    return DataError(
+        f"{path} has no column that can hold images (a struct of bytes and path, or bytes), only "
+        f"{', '.join(schema.names)}{listed}"
+    )
+
+
+def _say_choice(path: object, what: str, chosen: str | None, able: list[str]) -> None:
+    """Log once which of several columns was chosen, if any."""
+    if len(able) < 2 or (said := (what, str(chosen), *able)) in _said:
+        return
+    _said.add(said)
+    others = ", ".join(name for name in able if name != chosen)
+    taken = f"{what}s come from column {chosen!r}" if chosen else f"the images have no {what}s"
+    log.info(f"{path}: {taken}; pass --{what}-column to take another ({others})")
+
+
 def _can_hold_images(kind: Any) -> bool:
     from pyarrow import types
 
@@ -143,13 +254,15 @@ def _can_hold_images(kind: Any) -> bool:
 def _can_hold_labels(kind: Any) -> bool:
     from pyarrow import types
 
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_integer(kind)) or _is_text(kind)
+    whole = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_integer(whole)) or is_text(kind)
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
+    """Tell whether an Arrow type is that of text, perhaps by a dictionary of it."""
     from pyarrow import types
 
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 

@@ -18,54 +18,35 @@ from fastsiam.files import explained, reason
 from .base import IMAGE_ENDINGS, Store, is_image_name
 from .probe import Bytes
 
-_STAT_THREADS, _STAT_CHUNK = 16, 512
+STAT_THREADS, _STAT_CHUNK = 16, 512
 """Threads that ask for files' sizes, and files that each asks for at a time.
 
 A network file system takes long to answer, but answers many at once.
 """
 
 
-class FolderStore(Store):
-    """Image files of a folder.
+class FileStore(Store):
+    """Image files, each of which is opened when it is read.
 
-    With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is
-    the position of the class folder's name among the sorted names. Without, every label is -1.
-
-    Raises:
-        DataError: the folder cannot be listed, holds no images, or holds some in class folders and
-            some beside them.
+    Args:
+        root: where they come from, for messages.
+        folder: that their names are relative to.
+        names: paths of the files, below the folder or absolute.
+        labels: (images,) of each, -1 for none.
+        classes: names of the classes.
     """
 
-    kind = "files of a folder"
-    repair = "repair or remove the file"
-
-    def __init__(self, root: Path) -> None:
-        self.root, self._folder = root, root
-        names: list[bytes] = []
-        labels: list[int] = []
-        with tally(f"listing {root}, files and folders") as listed:
-            flat, folders = _list(root, listed)
-            walked = ((folder, _walk(root, folder, listed)) for folder in folders)
-            found = [(folder, images) for folder, images in walked if images]
-        if flat and found:
-            raise DataError(
-                f"{root} holds images both by themselves ({flat[0]}) and in folders "
-                f"({found[0][0]}/); move the first into class folders, "
-                "or point --data at a folder that has only one kind"
-            )
-        if not flat and not found:
-            raise DataError(
-                f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
-            )
-        for label, (_, images) in enumerate(found):
-            names += images
-            labels += [label] * len(images)
-        if flat:
-            names, labels = [os.fsencode(name) for name in flat], [-1] * len(flat)
-        self.classes = tuple(folder for folder, _ in found)
-        self.labels = np.array(labels, np.int64)
+    def __init__(
+        self,
+        root: Path,
+        folder: Path,
+        names: list[bytes],
+        labels: NDArray[np.int64],
+        classes: tuple[str, ...],
+    ) -> None:
+        self.root, self._folder, self.labels, self.classes = root, folder, labels, classes
         self._names = np.array(names)
-        self._prefix = os.fsencode(root)
+        self._prefix = os.fsencode(folder)
         self._stats: NDArray[np.int64] | None = None
 
     def path(self, index: int) -> Path:
@@ -73,7 +54,7 @@ class FolderStore(Store):
         return self._folder / self.name(index)
 
     def name(self, index: int) -> str:
-        """Return an image's path below the root."""
+        """Return an image's path below the folder, or its absolute one."""
         return os.fsdecode(self._names[index])
 
     def where(self, index: int) -> str:
@@ -108,7 +89,7 @@ class FolderStore(Store):
             stats = np.zeros((len(self), 2), np.int64)
             with (
                 tally(f"looking at files of {self.root}", len(self)) as done,
-                ThreadPoolExecutor(_STAT_THREADS) as pool,
+                ThreadPoolExecutor(STAT_THREADS) as pool,
             ):
                 for _ in pool.map(stat, range(0, len(self), _STAT_CHUNK)):
                     done.add(min(_STAT_CHUNK, len(self) - done.done))
@@ -117,6 +98,46 @@ class FolderStore(Store):
 
     def _file(self, index: int) -> bytes:
         return os.path.join(self._prefix, self._names[index])
+
+
+class FolderStore(FileStore):
+    """Image files of a folder.
+
+    With class folders (at any depth below them, as in torchvision's ``ImageFolder``), the label is
+    the position of the class folder's name among the sorted names. Without, every label is -1.
+
+    Raises:
+        DataError: the folder cannot be listed, holds no images, or holds some in class folders and
+            some beside them.
+    """
+
+    kind = "files of a folder"
+    repair = "repair or remove the file"
+
+    def __init__(self, root: Path) -> None:
+        names: list[bytes] = []
+        labels: list[int] = []
+        with tally(f"listing {root}, files and folders") as listed:
+            flat, folders = _list(root, listed)
+            walked = ((folder, _walk(root, folder, listed)) for folder in folders)
+            found = [(folder, images) for folder, images in walked if images]
+        if flat and found:
+            raise DataError(
+                f"{root} holds images both by themselves ({flat[0]}) and in folders "
+                f"({found[0][0]}/); move the first into class folders, "
+                "or point --data at a folder that has only one kind"
+            )
+        if not flat and not found:
+            raise DataError(
+                f"{root} holds no images (looked for {', '.join(IMAGE_ENDINGS)}, in it and below)"
+            )
+        for label, (_, images) in enumerate(found):
+            names += images
+            labels += [label] * len(images)
+        if flat:
+            names, labels = [os.fsencode(name) for name in flat], [-1] * len(flat)
+        classes = tuple(folder for folder, _ in found)
+        super().__init__(root, root, names, np.array(labels, np.int64), classes)
 
 
 def _list(folder: Path, listed: Tally) -> tuple[list[str], list[str]]:

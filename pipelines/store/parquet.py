@@ -15,15 +15,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import quoted
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.file import AsFile
 from ..remote.path import Place
-from .base import Split
-from .columns import Columns, columns_of, errors, numbered, require_pyarrow, short
-from .files import File
+from .base import Split, Store
+from .columns import (
+    Columns,
+    columns_of,
+    errors,
+    numbered,
+    path_column,
+    require_pyarrow,
+    short,
+)
+from .files import File, on_disk
+from .listed import ListedStore
 from .parquet_index import placed
 from .probe import Bytes
 from .table import Places, TableStore
@@ -43,23 +53,32 @@ class ParquetStore(TableStore):
     Args:
         root: folder that the files lie in, for messages.
         files: the parquet files.
+        names: columns that the user named.
         in_order: the images will be read in order, as a conversion does, each row group once. Else
             the places of their bytes are looked up, or found and kept.
 
     Raises:
-        DataError: pyarrow is missing, a file cannot be read or has no image column, or images are
-            compressed and too many to be unpacked beside the files.
+        DataError: pyarrow is missing, a file cannot be read or has no image column or not the named
+            one, or images are compressed and too many to be unpacked beside the files.
     """
 
     kind = "parquet files"
 
-    def __init__(self, root: Place, files: Sequence[Place], *, in_order: bool = False) -> None:
+    def __init__(
+        self,
+        root: Place,
+        files: Sequence[Place],
+        names: ColumnNames = AUTOMATIC,
+        *,
+        in_order: bool = False,
+    ) -> None:
         require_pyarrow(root)
         tables = [_open(path) for path in files]
-        self._columns = [
-            columns_of(path, table.schema_arrow) for path, table in zip(files, tables, strict=True)
+        columns = [
+            columns_of(path, table.schema_arrow, names)
+            for path, table in zip(files, tables, strict=True)
         ]
-        super().__init__(root, files, [table.metadata.num_rows for table in tables])
+        super().__init__(root, files, [table.metadata.num_rows for table in tables], columns)
         self.labels, self.classes = self._read_labels(tables)
         pieces = [
             (number, group, table.metadata.row_group(group))
@@ -82,7 +101,7 @@ class ParquetStore(TableStore):
                     f"machine: convert them with fastsiam convert parquet --source {quoted(root)} "
                     "--out DIR, and name DIR or what it is uploaded to"
                 )
-            self._places = placed(root, here, self._columns)
+            self._places = placed(root, here, columns)
             if len(self._places.size) != len(self.labels):
                 raise DataError(f"{root} is damaged: its columns are of several lengths")
             self._refuse_paths_alone(self._places.size)
@@ -163,27 +182,33 @@ class _GroupReader:
             raise DataError(f"{file} is damaged in row group {group}: {short(error)}") from None
 
 
-def open_parquet(root: Place, split: Split, *, in_order: bool = False) -> ParquetStore:
-    """Open a split of the parquet files in a folder and below it, or a file.
+def open_parquet(
+    root: Place, split: Split, names: ColumnNames = AUTOMATIC, *, in_order: bool = False
+) -> Store:
+    """Open a split of the parquet files in a folder and below it, or a file, or a list in a file.
 
     Raises:
         NoSplitError: there is none of that split.
         DataError: there are no parquet files, or they lie in several folders, or as
-            ``ParquetStore``.
+            ``ParquetStore`` and ``ListedStore``.
     """
+    if root.is_file():
+        require_pyarrow(root)
+        if path_column(_open(root).schema_arrow, names.image):
+            return ListedStore(on_disk(root), split, names)
     if root.is_file() and split == "train":
-        return ParquetStore(root, [root], in_order=in_order)
+        return ParquetStore(root, [root], names, in_order=in_order)
     if root.is_file() and not root.name.lower().startswith("train"):
         raise NoSplitError(f"{root} has no {split} split beside it")
     folder = root.parent if root.is_file() else root
     files = _of_split(folder, split)
     if len(homes := sorted({path.parent for path in files})) > 1:
-        names = ", ".join(str(_below(home, folder)) for home in homes[:3])
+        some = ", ".join(str(_below(home, folder)) for home in homes[:3])
         raise DataError(
-            f"{folder} has {split} images in several folders of parquet files ({names}): name one "
+            f"{folder} has {split} images in several folders of parquet files ({some}): name one "
             f"of them, such as {homes[0]}"
         )
-    return ParquetStore(folder, files, in_order=in_order)
+    return ParquetStore(folder, files, names, in_order=in_order)
 
 
 def _of_split(root: Place, split: Split) -> list[Place]:

@@ -61,7 +61,7 @@ class _Group(NamedTuple):
 def placed(root: Place, files: list[Path], columns: list[Columns]) -> Places:
     """Find where the bytes of each image lie: in the files, or in one that they are unpacked into.
 
-    What was found is kept beside the files or in the user's cache.
+    What was found is kept beside the files or in the user's cache, for each named column apart.
 
     Args:
         root: what the user calls them, for messages.
@@ -74,7 +74,9 @@ def placed(root: Place, files: list[Path], columns: list[Columns]) -> Places:
     if len(files) > _MOST_FILES:
         raise DataError(f"{len(files):,} parquet files are more than the {_MOST_FILES:,} possible")
     mapped = [Mapped(path) for path in files]
-    facts, kept_in = file_facts(mapped), homes(mapped)
+    named = _named(columns)
+    facts, kept_in = file_facts(mapped), homes(mapped, named)
+    facts += [[named]] if named else []
     for home in kept_in:
         if (index := load(home, facts)) is not None:
             return _places(mapped, index.rows)
@@ -96,6 +98,11 @@ def placed(root: Place, files: list[Path], columns: list[Columns]) -> Places:
             )
             return _places(mapped, rows)
     return _unpack(root, source, mapped, columns, groups, facts, kept_in)
+
+
+def _named(columns: list[Columns]) -> str:
+    """Return the image column, if another than the one that is found was named, else ""."""
+    return next((own.named for own in columns if own.named), "")
 
 
 def _places(files: list[Mapped], rows: NDArray[np.void]) -> Places:
@@ -222,8 +229,9 @@ def _unpack(
     """Write all images into one file, beside the index that tells where each is."""
     size = sum(group.size for group in groups)
     advice = (
-        f"convert them: fastsiam convert parquet --source {quoted(root)} --out DIR, and name DIR "
-        "with --data"
+        f"convert them: fastsiam convert parquet --source {quoted(root)}"
+        f"{f' --image-column {quoted(named)}' if (named := _named(columns)) else ''} --out DIR, "
+        "and name DIR with --data"
     )
     if size > MOST_UNPACKED:
         raise DataError(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
 from fastsiam.urls import Url
@@ -17,7 +18,7 @@ from fastsiam.urls import Url
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore
 from .arrow import STATE, ArrowStore, is_saved_dataset
-from .base import Split, Store, is_image_name
+from .base import SPLIT_NAMES, Split, Store, is_image_name
 from .beton import BetonStore
 from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
@@ -25,16 +26,14 @@ from .files import on_disk
 from .folder import FolderStore
 from .imagenet import give_labels, told_labels
 from .joined import JoinedStore
+from .listed import CSV, ListedStore
 from .parquet import PARQUET, ParquetStore, open_parquet
+from .table import TableStore
 
 log = logging.getLogger(__name__)
 
 _said: set[Place] = set()
 """Folders of which this process has said what is taken of them."""
-_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
-    "train": ("train",),
-    "val": ("val", "validation", "valid", "test"),
-}
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
 _LOOKED_AT = 8
@@ -42,47 +41,64 @@ _LOOKED_AT = 8
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
-def open_store(root: Path | Url, split: Split, *, sources: bool = False) -> Store:
+def open_store(
+    root: Path | Url, split: Split, *, sources: bool = False, columns: ColumnNames = AUTOMATIC
+) -> Store:
     """Open a split of the data at ``root``.
 
     Args:
-        root: a .beton, .tar or .parquet file, CIFAR's archive, or a folder, here or (but for
-            CIFAR's archive and loose files) on another machine. In a folder are looked
+        root: a .beton, .tar or .parquet file, CIFAR's archive, a list of image files (.csv or
+            .parquet), or a folder, here or (but for CIFAR's archive, lists and loose files) on
+            another machine. In a folder are looked
             for, in this order: ``<split>.beton`` or its parts; a folder named after the split;
             tars; CIFAR's archive; parquet files; a data set that ``save_to_disk`` wrote, or images,
             which are training images.
         split: "train" or "val" (for which "test" stands too).
         sources: open what .beton files were made of, if it lies beside them, in place of the
             files, for a conversion: it reads images in order, and each once.
+        columns: those of parquet, Arrow or a list that hold images and labels, where the user
+            named them.
 
     Raises:
-        DataError: there is no such data or no such split, or it cannot be read.
+        DataError: there is no such data or no such split, or it cannot be read; or columns are
+            named, and it is no table.
     """
     with explained(DataError, f"cannot open the data at {root}"):
         root = opened(root)
         if not root.exists():
             hint = root.hint() if isinstance(root, RemotePath) else ""
             raise DataError(
-                f"no data at {root}: name a folder of images, a .beton, a .tar or a .parquet "
-                f"with --data or $FASTSIAM_DATA{hint}"
+                f"no data at {root}: name a folder of images, a .beton, a .tar, a .parquet or a "
+                f".csv with --data or $FASTSIAM_DATA{hint}"
             )
         if root.is_file():
-            store = _open_file(root, split, in_order=sources)
+            store = _open_file(root, split, columns, in_order=sources)
         else:
-            store = _open_folder(root, split, sources)
+            store = _open_folder(root, split, columns, sources)
         store.origin = root
+        _check_columns(store, columns)
         if split == "val" and (store.labels < 0).all():
-            _label_validation(store, root)
+            _label_validation(store, root, columns)
         return store
 
 
-def _label_validation(store: Store, root: Place) -> None:
+def _check_columns(store: Store, columns: ColumnNames) -> None:
+    """Raise a ``DataError`` if columns are named of data that have none."""
+    if any(columns) and not isinstance(store, TableStore | ListedStore):
+        named = [f"--{what}-column" for what, name in columns._asdict().items() if name]
+        raise DataError(
+            f"{store} has no columns: leave out {' and '.join(named)}, or pass "
+            f"{' '.join(f'{option}=' for option in named)} where a run's settings name them"
+        )
+
+
+def _label_validation(store: Store, root: Place, columns: ColumnNames) -> None:
     """Label ImageNet's validation images; leave those of other data sets as they are."""
     labels = told_labels(store)
     if labels is None:
         return
     try:
-        classes = open_store(root, "train").classes
+        classes = open_store(root, "train", columns=columns).classes
     except DataError:  # the validation images alone
         classes = ()
     give_labels(store, labels, classes)
@@ -115,7 +131,7 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
     return found
 
 
-def _open_file(path: Place, split: Split, in_order: bool) -> Store:
+def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if path.suffix == ".beton":
         if split == "train":
             return BetonStore(path)
@@ -130,22 +146,26 @@ def _open_file(path: Place, split: Split, in_order: bool) -> Store:
             return _open_tars(path.parent, split)
         return ArchiveStore([path], split, of_split=split == "train")
     if path.suffix == PARQUET:
-        return open_parquet(path, split, in_order=in_order)
+        return open_parquet(path, split, columns, in_order=in_order)
+    if path.suffix.lower() == CSV:
+        return ListedStore(on_disk(path), split, columns)
     if path.name.endswith(_COMPRESSED):
         raise DataError(f"{path} is compressed as a whole: unpack it, or gunzip it to a plain .tar")
-    raise DataError(f"{path} is neither a folder of images nor a .beton, .tar or .parquet file")
+    raise DataError(
+        f"{path} is neither a folder of images nor a .beton, .tar, .parquet or .csv file"
+    )
 
 
-def _open_folder(root: Place, split: Split, sources: bool) -> Store:
+def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool) -> Store:
     files = beton_files(root, split)
     if sources:
         try:
-            return _open_unconverted(root, split, in_order=True)
+            return _open_unconverted(root, split, columns, in_order=True)
         except DataError:
             if not files:
                 raise
     if not files:
-        return _open_unconverted(root, split, in_order=False)
+        return _open_unconverted(root, split, columns, in_order=False)
     if split == "train" and isinstance(root, Path):
         _say_which(root, files)
     stores = [BetonStore(path) for path in files]
@@ -201,35 +221,35 @@ def _is_original(name: str) -> bool:
     )
 
 
-def _open_unconverted(root: Place, split: Split, in_order: bool) -> Store:
+def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     if (root / _KAGGLE / "train").is_dir():
         root = root / _KAGGLE
     entries: list[Place] = sorted(root.iterdir())
     folders = {path.name.lower(): path for path in entries if path.is_dir()}
-    for name in _SPLIT_NAMES[split]:
+    for name in SPLIT_NAMES[split]:
         if name in folders:
-            return _open_images(folders[name], split, in_order)
+            return _open_images(folders[name], split, columns, in_order)
     if _tars(root):
         return _open_tars(root, split)
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
     if _has_parquet(root) or any(map(_has_parquet, folders.values())):
-        return open_parquet(root, split, in_order=in_order)
+        return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
     sets = [path.name for path in folders.values() if _is_data_set(path)]
     if sets:
         raise DataError(f"{root} holds data sets of their own: name one, such as {root / sets[0]}")
-    return _open_images(root, split, in_order)
+    return _open_images(root, split, columns, in_order)
 
 
-def _open_images(folder: Place, split: Split, in_order: bool) -> Store:
+def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bool) -> Store:
     """Open the images of one split: all that a folder holds, in whatever form."""
     if tars := _tars(folder):
         return ArchiveStore(tars, split)
     if isinstance(folder, Path) and is_saved_dataset(folder):
-        return ArrowStore(folder)
+        return ArrowStore(folder, columns)
     if any(folder.glob("*.arrow")):
         raise DataError(
             f"{folder} holds Arrow files without a {STATE}, as the cache of datasets does: name a "
@@ -237,7 +257,7 @@ def _open_images(folder: Place, split: Split, in_order: bool) -> Store:
         )
     if _has_parquet(folder):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
-        return ParquetStore(folder, files, in_order=in_order)
+        return ParquetStore(folder, files, columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
@@ -285,10 +305,10 @@ def _open_tars(folder: Place, split: Split) -> Store:
     In the second case the folders within the tars tell the splits, if anything does.
     """
     tars = _tars(folder)
-    for word in _SPLIT_NAMES[split]:
+    for word in SPLIT_NAMES[split]:
         if chosen := [path for path in tars if word in _words(path)]:
             return ArchiveStore(chosen, split)
-    known = {word for names in _SPLIT_NAMES.values() for word in names}
+    known = {word for names in SPLIT_NAMES.values() for word in names}
     if any(_words(path) & known for path in tars):
         raise NoSplitError(f"{folder} has no tar with '{split}' in its name")
     return ArchiveStore(tars, split, of_split=split == "train")

@@ -17,6 +17,7 @@ from fastsiam.files import explained
 from ..remote.path import Place
 from .base import Store
 from .blocks import blocks
+from .columns import Columns
 from .mapped import Mapped
 from .probe import Bytes
 
@@ -46,12 +47,15 @@ class TableStore(Store):
         root: folder or file, for messages.
         files: of the tables.
         rows: how many each has.
+        columns: of each.
     """
 
     repair = "take the row away"
 
-    def __init__(self, root: Place, files: Sequence[Place], rows: list[int]) -> None:
-        self.root, self._paths = root, files
+    def __init__(
+        self, root: Place, files: Sequence[Place], rows: list[int], columns: Sequence[Columns]
+    ) -> None:
+        self.root, self._paths, self._columns = root, files, columns
         self._first_rows = np.cumsum([0, *rows])
         self._names: list[str | None] | None = None
         if not self._first_rows[-1]:
@@ -103,10 +107,11 @@ class TableStore(Store):
         return blocks(np.searchsorted(self._first_rows, rows, side="right"), rows)
 
     def stamp(self) -> str:
-        """Return a text that changes with the files' names, sizes and modification times."""
+        """Return a text that changes with the files' names, sizes and times, and the column."""
         with explained(DataError, f"cannot read the files of {self.root}"):
             stats = [(path.name, path.stat()) for path in self._paths]
-        found = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        found: list[object] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        found += [columns.named for columns in self._columns if columns.named]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
     def _own_name(self, index: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from fastsiam.config import (
     METHOD_CONFIGS,
     AugmentConfig,
+    ColumnNames,
+    DataConfig,
     ModelConfig,
     OptimConfig,
     SimSiamConfig,
@@ -89,6 +92,16 @@ def test_differences_are_named_as_flags() -> None:
     assert found == {"crop": (224, "224,96"), "dim": (2048, 64), "lr": (0.05, 0.1)}
     assert changes_text(found) == "crop: 224 -> 224,96; dim: 2048 -> 64; lr: 0.05 -> 0.1"
     assert differences(PAPER, PAPER) == {}
+
+
+def test_the_image_column_is_fixed_while_the_data_stay(tmp_path: Path) -> None:
+    here = replace(PAPER, data=DataConfig(data=str(tmp_path / "a"), image_column="photo"))
+    same = replace(here, data=here.data.at(f"{tmp_path}/b/../a", ColumnNames("", "kind")))
+    assert same.data.columns == ("photo", "kind") and differences(here, same) == {}
+    other = replace(here, data=here.data.at("", ColumnNames("mask")))
+    assert differences(here, other) == {"image_column": ("photo", "mask")}
+    moved = replace(here, data=here.data.at(str(tmp_path / "b"), ColumnNames()))
+    assert moved.data.columns == ("", "") and differences(here, moved) == {}
 
 
 def test_views_of_one_side_are_grouped() -> None:

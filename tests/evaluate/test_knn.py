@@ -232,5 +232,5 @@ def test_unlabelled_and_mismatched_data_are_refused(small: TrainConfig, tmp_path
         (tmp_path / "flat" / split).mkdir(parents=True)
         for path in (tmp_path / "other" / "train" / "class0").iterdir():
             (tmp_path / "flat" / split / path.name).symlink_to(path)
-    with pytest.raises(DataError, match="flat has no class folders: this evaluation needs labels"):
+    with pytest.raises(DataError, match="flat has no labels, which this evaluation needs"):
         evaluate_knn(run, KnnConfig(data=str(tmp_path / "flat"), workers=0), HERE)

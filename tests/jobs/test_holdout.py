@@ -236,7 +236,7 @@ def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path
     for path in (tmp_path / "made").rglob("*.jpg"):
         path.rename(tmp_path / "flat" / f"{path.parent.name}{path.name}")
     how = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar", "workers": 0}
-    with pytest.raises(DataError, match="has no class folders: this evaluation needs labels"):
+    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
         evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
     out = tmp_path / "f.npy"
     own = FeaturesConfig(out=str(out), split="val", crop=16, resize=16, **how)  # type: ignore[arg-type]

@@ -354,5 +354,5 @@ def test_where_nothing_is_held_out_the_monitor_says_how(
     train_here(with_settings(flat, holdout="25%", out=str(tmp_path / "c")), "imagenet")
     said = capfd.readouterr().err
     assert "holding out 6 images (25% of all)" in said
-    assert "has no class folders: this evaluation needs labels" in said
+    assert "has no labels, which this evaluation needs" in said
     assert np.load(tmp_path / "c" / "images.npz")["names"].tobytes().count(b"\0") == 17

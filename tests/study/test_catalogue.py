@@ -152,4 +152,4 @@ def test_the_papers_figures() -> None:
 def test_epochs_of_ones_own_keep_everything_else() -> None:
     own, longer = scale("demo"), scale("demo", epochs=50)
     assert longer.base.optim.epochs == 50
-    assert differences(own.base, longer.base) == ["epochs: 12 -> 50"]
+    assert differences(own.base, longer.base) == {"epochs": (12, 50)}

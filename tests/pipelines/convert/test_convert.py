@@ -13,6 +13,7 @@ import pytest
 
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
+from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, open_store
 from fastsiam.training.log import read_metrics
@@ -20,7 +21,7 @@ from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images
 from tests.processes import fastsiam
-from tests.sources import folder_members, imagenet_train_tar, jpeg, tar
+from tests.sources import encoded, folder_members, imagenet_train_tar, jpeg, picture, tar
 from tests.tiers import rest_slow
 
 
@@ -276,3 +277,25 @@ def peaks_of_images(count: int, path: Path) -> tuple[int, ...]:
     )
     assert f"{count:,} images of 7 classes" in done.stdout
     return tuple(1024 * int(kilobytes) for kilobytes in done.stdout.split()[-2:])
+
+
+def test_images_that_lose_detail_are_told(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, by their names, once; and how many at the end, of what was made now."""
+    with_png = {"source": str(images), "quality": 90, "workers": 1}
+    for split, kind in (("train", "PNG"), ("train", "TIFF"), ("val", "PNG")):
+        (images / split / "class0" / f"a.{kind.lower()}").write_bytes(encoded(picture(0), kind))
+    (images / "val" / "class0" / "b.jpg").write_bytes(encoded(picture(1), "PNG"))
+    told = "encoded as JPEGs of quality 90, which loses detail; --raw stores pixels instead"
+    for options, counted in (({}, True), ({"yuv": True}, True), ({"raw": True}, False)):
+        out = str(tmp_path / "-".join(["out", *options]))
+        config = ConvertConfig(out=out, **with_png, **options)  # type: ignore[arg-type]
+        for count in (counted, False):
+            convert_data("folder", config)
+            said = capsys.readouterr()
+            assert said.err.count(f"images that are not JPEGs are {told}") == count
+            assert (f"4 of 40 images were not plain JPEGs and were {told}" in said.out) == count
+    quiet = Quiet()
+    convert("folder", ConvertConfig(source=str(tmp_path / "out"), out=str(tmp_path / "b")), quiet)
+    assert quiet.said == []  # a .beton holds JPEGs by now, whatever their names

@@ -1,0 +1,205 @@
+"""Image files that a list names: a .csv or .parquet file with a column of paths."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.config import AUTOMATIC, ColumnNames
+from fastsiam.errors import DataError, NoSplitError
+from fastsiam.files import reason
+
+from .base import SPLIT_NAMES, Split, numbered_classes
+from .columns import (
+    LABELS,
+    PATH,
+    errors,
+    is_text,
+    label_of,
+    numbered,
+    numbered_names,
+    path_column,
+    short,
+)
+from .folder import STAT_THREADS, FileStore
+
+CSV = ".csv"
+_SPLIT = "split"
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_LOOKED_FOR = 4096
+"""Files of a list that are looked for when it is opened; of a longer list, evenly spread ones."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a list says, row by row."""
+
+    paths: Sequence[str | None]
+    labels: NDArray[np.int64]
+    """(rows,) -1 where there is none."""
+    classes: tuple[str, ...]
+    splits: Sequence[str] | None
+    """Name of each row's split; None if the list has no such column."""
+
+
+class ListedStore(FileStore):
+    """Image files that a list names, in its order; one may be named several times.
+
+    Paths are relative to the list's folder, or absolute. Labels are integers or names of classes.
+    A column ``split`` tells which rows are training images; without it, all are.
+
+    Args:
+        path: the list, .csv or .parquet.
+        split: rows to take.
+        names: columns that the user named; ``image`` is the one of the paths.
+
+    Raises:
+        NoSplitError: no row is of the split.
+        DataError: the list cannot be read, has no column of paths or no rows, or names files that
+            are not there; of a long list only some files are looked for.
+    """
+
+    kind = "files of a list"
+    repair = "repair the file or remove its row"
+
+    def __init__(self, path: Path, split: Split, names: ColumnNames = AUTOMATIC) -> None:
+        read = _read_csv if path.suffix.lower() == CSV else _read_parquet
+        rows = read(path, names)
+        if not rows.paths:
+            raise DataError(f"{path} names no images: it has no rows")
+        taken = _of_split(path, rows, split)
+        files = []
+        for row in taken.tolist():
+            name = rows.paths[row]
+            if not name or "\0" in name:
+                raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
+            files.append(os.fsencode(name))
+        super().__init__(path, path.parent, files, rows.labels[taken], rows.classes)
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """Raise a ``DataError`` if files are not there; of a long list look for some."""
+        some = np.unique(np.linspace(0, len(self) - 1, min(len(self), _LOOKED_FOR), dtype=int))
+        with ThreadPoolExecutor(STAT_THREADS) as pool:
+            there = list(pool.map(os.path.isfile, map(self._file, some.tolist())))
+        if all(there):
+            return
+        gone = f"{there.count(False):,} of {len(some):,} files"
+        looked_for = " that were looked for" if len(some) < len(self) else ""
+        raise DataError(
+            f"{self.root} names files that are not there: {gone}{looked_for}, the first "
+            f"{self.path(int(some[there.index(False)]))}; relative paths begin at the list's folder"
+        )
+
+
+def _of_split(path: Path, rows: _Rows, split: Split) -> NDArray[np.int64]:
+    """Return which rows are of a split, ascending."""
+    if rows.splits is None:
+        if split == "train":
+            return np.arange(len(rows.paths))
+        raise NoSplitError(f"{path} has no validation images: it has no column {_SPLIT!r}")
+    own = np.array([name.strip().lower() for name in rows.splits])
+    for name in SPLIT_NAMES[split]:
+        if len(taken := np.flatnonzero(own == name)):
+            return taken
+    known = ", ".join(repr(str(name)) for name in np.unique(own)[:5])
+    wanted = " or ".join(SPLIT_NAMES[split])
+    raise NoSplitError(f"{path} has no row whose {_SPLIT} is {wanted}, only {known}")
+
+
+def _read_csv(path: Path, names: ColumnNames) -> _Rows:
+    """Read a list that is a CSV file in UTF-8 whose first line names the columns."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, skipinitialspace=True, strict=True)
+            header = [name.strip() for name in next(lines, [])]
+            wanted = _wanted(path, header, names)
+            columns: list[list[str]] = [[] for _ in wanted]
+            places = [header.index(name) for name in wanted]
+            for line in lines:
+                if len(line) == len(header):
+                    for column, place in zip(columns, places, strict=True):
+                        column.append(line[place])
+                elif line:
+                    raise DataError(
+                        f"{path} has {len(line)} fields in line {lines.line_num:,} and "
+                        f"{len(header)} in its first: put quotes around a field with commas"
+                    )
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not in UTF-8: save it in UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
+    found = dict(zip(wanted, columns, strict=True))
+    label = _label_of(header, names)
+    labels, classes = _numbered(found[label], path) if label else _unlabelled(len(columns[0]))
+    return _Rows(columns[0], labels, classes, found.get(_SPLIT))
+
+
+def _wanted(path: Path, header: list[str], names: ColumnNames) -> list[str]:
+    """Return the columns of a CSV file that are read, that of the paths first.
+
+    Raises:
+        DataError: there is no column of paths, or not the named one of labels.
+    """
+    paths = names.image or PATH
+    for name, option in ((paths, "--image-column"), (names.label, "--label-column")):
+        if name and name not in header:
+            there = f", only {', '.join(header)}" if any(header) else ""
+            raise DataError(
+                f"{path} has no column {name!r}{there}: name the columns in its first line, or "
+                f"pass {option} NAME"
+            )
+    optional = [name for name in (_label_of(header, names), _SPLIT) if name in header]
+    return list(dict.fromkeys([paths, *optional]))
+
+
+def _label_of(header: list[str], names: ColumnNames) -> str:
+    """Return the column of a CSV file that has the labels, "" if there is none."""
+    return names.label or next((name for name in LABELS if name in header), "")
+
+
+def _numbered(texts: list[str], path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Turn a CSV file's labels into numbers of classes; an empty one is none."""
+    different = set(texts) - {""}
+    if not all(map(_WHOLE_NUMBER.fullmatch, different)):
+        return numbered_names([text or None for text in texts])
+    number = {text: max(-1, int(text)) for text in different} | {"": -1}
+    labels = np.array([number[text] for text in texts], np.int64)
+    return labels, numbered_classes(labels, path)
+
+
+def _unlabelled(rows: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    return np.full(rows, -1), ()
+
+
+def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
+    """Read a list that is a parquet file."""
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            paths = path_column(schema, names.image)
+            label, classes = label_of(path, schema, names.label)
+            wanted = [paths, *(name for name in (label, _SPLIT) if name in schema.names)]
+            table = file.read(list(dict.fromkeys(wanted)))
+        found = {name: table.column(name).combine_chunks() for name in table.column_names}
+    except errors() as error:
+        raise DataError(f"{path} is damaged: {short(error)}") from error
+    labels = _unlabelled(len(table))
+    if label is not None and is_text(found[label].type):
+        labels = numbered_names([name or None for name in found[label].to_pylist()])
+    elif label is not None:
+        labels = numbered([found[label]], classes, path)
+    splits = [str(name or "") for name in found[_SPLIT].to_pylist()] if _SPLIT in found else None
+    return _Rows(found[paths].to_pylist(), *labels, splits)

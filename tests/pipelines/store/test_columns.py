@@ -1,0 +1,144 @@
+"""Columns of tables by name: ``--image-column`` and ``--label-column``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.config import ColumnNames, ConvertConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines.convert import convert
+from fastsiam.pipelines.store import BetonStore, Store, columns, open_store
+from tests.conftest import write_images
+from tests.conversions import Quiet
+from tests.sources import jpeg
+
+PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(columns, "_said", set())
+
+
+def table(image: str = "photo", rows: int = 6) -> Any:
+    """Return rows of two images each, with two numbered labels, a text and a fraction."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    kinds = {
+        image: datasets.Image(),
+        "mask": datasets.Image(),
+        "species": datasets.ClassLabel(names=["ash", "oak", "elm"]),
+        "genus": datasets.ClassLabel(names=["x", "y"]),
+        "place": datasets.Value("string"),
+        "weight": datasets.Value("float32"),
+    }
+    values = {
+        image: [{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in range(rows)],
+        "mask": [{"bytes": jpeg(100 + i), "path": f"{i}.jpg"} for i in range(rows)],
+        "species": [i % 3 for i in range(rows)],
+        "genus": [i % 2 for i in range(rows)],
+        "place": [f"site {i % 2}" for i in range(rows)],
+        "weight": [0.5] * rows,
+    }
+    return datasets.Dataset.from_dict(values, features=datasets.Features(kinds))
+
+
+def saved(data: Any, root: Path) -> Path:
+    data.save_to_disk(root)
+    return root
+
+
+def hub(data: Any, root: Path) -> Path:
+    (root / "data").mkdir(parents=True)
+    data.to_parquet(root / "data" / "train-00000-of-00001.parquet")
+    return root
+
+
+def compressed(data: Any, root: Path) -> Path:
+    from pyarrow import parquet
+
+    root.mkdir()
+    parquet.write_table(data.with_format("arrow")[:], root / "train.parquet")
+    return root
+
+
+@pytest.mark.parametrize("write", [saved, hub, compressed])
+def test_columns_are_taken_by_name(write: Callable[[Any, Path], Path], tmp_path: Path) -> None:
+    root = write(table(), tmp_path / "two")
+    stores: list[Store] = []
+    for names, first in ((PHOTO, 0), (MASK, 100), (PHOTO, 0)):  # kept indexes are not mixed up
+        for sources in (False, True):
+            store = open_store(root, "train", columns=names, sources=sources)
+            assert bytes(store.read(2)) == jpeg(first + 2)
+        stores.append(store)
+    photo, mask, again = stores
+    assert photo.classes == ("ash", "oak", "elm") and photo.labels.tolist() == [0, 1, 2, 0, 1, 2]
+    assert mask.classes == ("x", "y") and mask.name(3) == "y/3.jpg"
+    assert photo.stamp() == again.stamp() != mask.stamp()
+    places = open_store(root, "train", columns=ColumnNames("photo", "place"))
+    assert places.classes == ("site 0", "site 1") and places.labels.tolist() == [0, 1] * 3
+
+
+@pytest.mark.parametrize("write", [saved, hub])
+def test_one_of_several_columns_has_to_be_named(
+    write: Callable[[Any, Path], Path], tmp_path: Path
+) -> None:
+    root = write(table(), tmp_path / "two")
+    there = "the columns are photo, mask, species, genus, place, weight"
+    for names, said in (
+        (ColumnNames(), r"2 columns .* \(photo, mask\): .* such as --image-column photo"),
+        (ColumnNames("photos"), f"--image-column photos is not there; {there}"),
+        (ColumnNames("weight"), f"--image-column weight holds float, not images; {there}"),
+        (ColumnNames("photo", "kind"), f"--label-column kind is not there; {there}"),
+        (ColumnNames("photo", "weight"), f"--label-column weight holds float, not labels; {there}"),
+    ):
+        with pytest.raises(DataError, match=said) as caught:
+            open_store(root, "train", columns=names)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_choice_among_columns_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    root = saved(table("image"), tmp_path / "two")
+    for _ in range(2):
+        store = open_store(root, "train")
+    assert bytes(store.read(0)) == jpeg(0) and set(store.labels) == {-1}
+    images, labels = [record.message for record in caplog.records]
+    assert "images come from column 'image'; pass --image-column to take another (mask)" in images
+    assert "the images have no labels; pass --label-column to take another (sp" in labels
+    same = open_store(root, "train", columns=ColumnNames("image"))
+    assert same.stamp() == store.stamp() and len(caplog.records) == 2
+
+
+def test_data_without_columns_refuse_their_names(images: Path, tmp_path: Path) -> None:
+    (beton, _) = convert(
+        "folder", ConvertConfig(source=str(images), out=str(tmp_path / "out")), Quiet()
+    )
+    for root in (images, beton.path, tmp_path / "out"):
+        with pytest.raises(DataError, match=r"has no columns: leave out --image-column, or pass "):
+            open_store(root, "train", columns=ColumnNames("photo"))
+    with pytest.raises(DataError, match="leave out --image-column and --label-column"):
+        open_store(write_images(tmp_path / "flat"), "train", columns=PHOTO)
+
+
+def test_a_conversion_of_named_columns(tmp_path: Path) -> None:
+    root, out = hub(table(), tmp_path / "two"), tmp_path / "out"
+    photo = ConvertConfig(
+        source=str(root), out=str(out), image_column="photo", label_column="species"
+    )
+    (made,) = convert("parquet", photo, Quiet())
+    assert [file.there for file in convert("folder", photo, Quiet())] == [True]
+    store = BetonStore(made.path)
+    assert bytes(store.read(1)) == jpeg(1) and store.classes == ("ash", "oak", "elm")
+    with pytest.raises(DataError, match="was made of other images"):
+        convert("folder", replace(photo, image_column="mask"), Quiet())
