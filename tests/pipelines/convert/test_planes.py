@@ -19,8 +19,8 @@ from fastsiam.kernels import planes
 from fastsiam.pipelines.convert import convert, layout, plan
 from fastsiam.pipelines.convert.prepare import prepare
 from fastsiam.pipelines.store import BetonStore, open_store
-from fastsiam.pipelines.store.decode import decode
 from fastsiam.pipelines.store.beton import JPEG, PLANES, RAW
+from fastsiam.pipelines.store.decode import decode
 from tests.conftest import write_images
 from tests.conversions import Quiet, checked, go_on, run, same_images
 from tests.sources import encoded, jpeg, picture, rotated_jpeg
