@@ -244,7 +244,9 @@ def _prepared_step(
     compiles = config.step.compile == "on"
     with console.waiting(said) if compiles else contextlib.nullcontext():
         line = step.prepare()
-    if line:
+    if compiles and step.config.step.compile == "off":
+        console.warn(line)
+    elif line:
         console.say(line)
     return step
 
@@ -299,6 +301,11 @@ def _on_all_ranks(true_here: bool, place: Place) -> bool:
 
 
 def _write_config(config: TrainConfig, recipe: str, folder: RunFolder) -> None:
-    settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    settings = {
+        "recipe": recipe,
+        "config": config.to_dict(),
+        "compiled": config.step.compile == "on",
+        "environment": environment(),
+    }
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
     folder.keep("config.json", text.encode())
