@@ -20,9 +20,16 @@ OUT     := runs/gpu
 JOBS     ?= 2
 TEST     := OMP_NUM_THREADS=1 $(PY) -m pytest --dist worksteal
 COVERAGE := runs/coverage
+
+# The oldest torch that works, in an environment of its own; Python 3.12 if it is here.
+OLDEST        := .venv-oldest
+OLDEST_PYTHON := $(or $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python; do \
+                     "$$python" -c "" 2>/dev/null && echo "$$python" && break; done),$(PYTHON))
+OLDEST_TESTS  := tests/training/test_compile.py tests/training/test_step.py tests/methods \
+                 tests/kernels tests/views tests/without_gpu tests/test_checkpoint.py tests/test_older_runs.py
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all coverage docs gpu dist lint lock soak
+.PHONY: demo test test-all test-oldest coverage docs gpu dist lint lock soak
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -35,6 +42,10 @@ test: $(VENV)/installed        ## every property once: twelve minutes on two cor
 test-all: test                 ## and every further case
 	$(TEST) -n $(JOBS) -m "slow and not alone"
 	$(TEST) -m "slow and alone"
+
+test-oldest: $(OLDEST)/installed  ## what depends on torch's version, with the oldest one
+	OMP_NUM_THREADS=1 FASTSIAM_NO_SKIP= $(OLDEST)/bin/python -m pytest --dist worksteal -n $(JOBS) \
+	    -m "not slow and not alone" $(OLDEST_TESTS)
 
 coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included
 	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
@@ -66,10 +77,12 @@ lint: $(VENV)/installed        ## style, types, what bandit and pip-audit find
 	$(PY) -m bandit --quiet --configfile pyproject.toml --recursive fastsiam pipelines bench
 	$(PY) -m tests.audit
 
-lock: $(VENV)/installed        ## newest versions of everything, for pull requests that move them
+LOCK := $(VENV)/bin/uv pip compile --quiet --system-certs --universal --upgrade --no-header --no-annotate
+lock: $(VENV)/installed        ## newest versions of everything, and of what goes with the oldest torch
 	$(PYTHON) -m pip --python $(PY) install --quiet uv
-	$(VENV)/bin/uv pip compile --quiet --system-certs --universal --all-extras --upgrade \
-	    --no-header --no-annotate --output-file requirements.lock pyproject.toml
+	$(LOCK) --all-extras --output-file requirements.lock pyproject.toml
+	echo "torch==2.11.0" | $(LOCK) --python-version 3.12 --extra convert --extra detection --extra dev \
+	    --extra timm --constraint - --output-file requirements-oldest.lock pyproject.toml
 
 $(VENV)/installed: pyproject.toml requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fastsiam needs Python 3.11 or newer")'
@@ -86,4 +99,10 @@ $(VENV)/installed: pyproject.toml requirements.lock
 	else \
 	    echo "going on without FFCV; for it run: sudo apt-get install $(FFCV_PACKAGES) && rm $(VENV)/installed"; \
 	fi
+	touch $@
+
+$(OLDEST)/installed: pyproject.toml requirements-oldest.lock
+	$(OLDEST_PYTHON) -m venv --without-pip $(OLDEST)
+	$(PYTHON) -m pip --python $(OLDEST)/bin/python install --quiet --constraint requirements-oldest.lock \
+	    --editable ".[convert,detection,dev,timm]"
 	touch $@

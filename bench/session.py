@@ -44,6 +44,8 @@ class Session:
     folder: Path
     """For files; they go when the session ends."""
     console: Console
+    not_measured: list[str] = field(default_factory=list)
+    """Variants of the step that were asked for and failed, each with the reason."""
     _images: dict[int, Images] = field(default_factory=dict)
 
     @property

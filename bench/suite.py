@@ -26,7 +26,8 @@ def run(case: str, config: BenchConfig) -> list[Record]:
     """Run a case; print its table; write the records if that is asked for.
 
     Raises:
-        BackendError: nothing of it could be measured here.
+        BackendError: nothing of it could be measured here, or a variant of the step that was
+            asked for failed; what was measured is printed and written first.
     """
     if config.json:
         check_writable(Path(config.json))
@@ -41,4 +42,6 @@ def run(case: str, config: BenchConfig) -> list[Record]:
         print(f"\n{finding(records)}")
     if config.json:
         write(Path(config.json), records)
+    if own.not_measured:
+        raise BackendError(f"not measured: {'; '.join(own.not_measured)}")
     return records

@@ -29,6 +29,7 @@ def measure(session: Session) -> list[Record]:
         for name in session.config.variant_names:
             _enter(contest, session, name)
         timings = contest.run(session.config.repeats)
+        session.not_measured += [f"{name} ({why})" for name, why in contest.failed.items()]
         contenders = contest.contenders
         facts = {name: contest.facts(name, work) for name, work in timings if name != MACHINE}
         least, limits = None, rates(contest, timings)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fastsiam.kernels import cores
+from fastsiam.launched import LAUNCHER
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +21,9 @@ _SYSTEM = Path("/sys")
 def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
     """Settle on this rank's share of the machine's cores, for torch's threads and the loaders.
 
-    Alone on the machine, a process has all of them. A value of its own that ``OMP_NUM_THREADS``
-    has is left to torch; 1 is what ``torchrun`` sets, whatever the machine has.
+    Alone on the machine, a process has all of them. Threads that the user set by
+    ``OMP_NUM_THREADS`` stay. Under ``torchrun``, which sets 1 itself, 1 counts as unset there:
+    ``FASTSIAM_CORES=1`` pins a rank to one thread.
 
     Args:
         device: what this rank computes on.
@@ -37,7 +39,8 @@ def take_cores(device: torch.device, *, beside_gpu: bool) -> None:
             if device.index == 0:  # most likely it is the same with the others
                 log.warning(f"ranks stay on all cores, not on those beside their GPUs: {error}")
     os.environ.setdefault(cores.SHARE, str(cores.share(ranks)))
-    if os.environ.get("OMP_NUM_THREADS", "1") == "1":
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is None or (threads == "1" and LAUNCHER not in os.environ):
         torch.set_num_threads(cores.own_cores())
 
 

@@ -252,7 +252,9 @@ def _prepared_step(
     compiles = config.step.compile == "on"
     with console.waiting(said) if compiles else contextlib.nullcontext():
         line = step.prepare()
-    if line:
+    if compiles and step.config.step.compile == "off":
+        console.warn(line)
+    elif line:
         console.say(line)
     return step
 
@@ -309,7 +311,12 @@ def _on_all_ranks(true_here: bool, place: Place) -> bool:
 def _write_config(
     config: TrainConfig, recipe: str, folder: RunFolder, branch: Mapping[str, Any]
 ) -> None:
-    settings = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    settings: dict[str, Any] = {
+        "recipe": recipe,
+        "config": config.to_dict(),
+        "compiled": config.step.compile == "on",
+        "environment": environment(),
+    }
     if branch:
         settings["branch"] = branch
     text = json.dumps(settings, indent=2, allow_nan=False) + "\n"

@@ -160,7 +160,7 @@ class SimSiam(Method):
         """
         stop = self.config.stop_gradient
         encoder, found = (self.frozen, {}) if self._has_frozen else (self._encoded, z)
-        others = sorted(wanted - found.keys())
+        others = [view for view in sorted(wanted) if view not in found]
         with torch.no_grad() if stop else nullcontext():
             batches = [encoder(batch) for batch in self.joined([views[v] for v in others])]
         found = found | self._by_view(others, batches, len(views[0]))

@@ -48,6 +48,37 @@ _SIDE = 224
 """Pixels that torchvision's networks take if they take one size alone."""
 
 
+_FEWEST_SAFE_CHANNELS = 16
+
+
+class StridedPointwise(nn.Conv2d):
+    """A strided 1x1 convolution of few channels, computed on every s-th pixel with stride 1.
+
+    torch's oneDNN (2.11 to 2.15) writes out of bounds in the backward pass of a channels-last
+    strided 1x1 convolution with fewer than 16 input channels on a CPU, if the batch is not a
+    multiple of the threads; the compiler makes it channels-last whatever the layout of the input.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve (N, C, H, W) as ``nn.Conv2d`` does, up to rounding."""
+        down, right = self.stride
+        return nn.functional.conv2d(input[..., ::down, ::right], self.weight, self.bias)
+
+
+def _without_unsafe_convolutions(network: nn.Module) -> None:
+    """Make those convolutions ``StridedPointwise`` that need to be; names and weights stay."""
+    for conv in network.modules():
+        if (
+            type(conv) is nn.Conv2d
+            and conv.kernel_size == (1, 1)
+            and conv.stride != (1, 1)
+            and conv.padding == (0, 0)
+            and conv.groups == 1
+            and conv.in_channels < _FEWEST_SAFE_CHANNELS
+        ):
+            conv.__class__ = StridedPointwise
+
+
 class Backbone(nn.Module):
     """An encoder without its classifier: (N, 3, S, S) to (N, ``features``)."""
 
@@ -153,6 +184,7 @@ def build_backbone(config: BackboneConfig) -> Backbone:
         if config.zero_init_residual and isinstance(module, BasicBlock):
             nn.init.zeros_(module.bn2.weight)
         _without_randomness(module)
+    _without_unsafe_convolutions(backbone)
     return backbone
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,18 @@ def test_nothing_measured_is_an_error(little: BenchConfig, monkeypatch: Any) -> 
     monkeypatch.setattr("fastsiam.bench.cases.loader.measure", lambda _: [])
     with pytest.raises(BackendError, match="nothing could be measured"):
         suite.run("loader", little)
+
+
+def test_a_variant_that_cannot_be_measured_ends_with_an_error(
+    little: BenchConfig, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """The others are measured and written all the same."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    config = replace(little, variants="default,eager", json=str(tmp_path / "out.json"), repeats=1)
+    with pytest.raises(BackendError, match=r"not measured: default \(.*torch\.compile"):
+        suite.run("step", config)
+    assert "eager" in {one.name for one in read(tmp_path / "out.json")}
 
 
 @pytest.mark.ffcv

@@ -113,15 +113,21 @@ def test_one_process_keeps_all_cores(machine: set[int], monkeypatch: pytest.Monk
     assert machine == set(range(12)) and torch.get_num_threads() == before and own_cores() == 12
 
 
-@pytest.mark.parametrize("given", ["1", "5"])
+@pytest.mark.parametrize(
+    ("given", "launcher", "threads"),
+    [("1", "torchrun", 3), ("5", "torchrun", 5), ("1", "fastsiam", 1), ("5", "fastsiam", 5)],
+)
 def test_the_users_threads_are_kept(
-    given: str, machine: set[int], monkeypatch: pytest.MonkeyPatch
+    given: str, launcher: str, threads: int, machine: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1 is what torchrun sets where the user says nothing."""
-    torch.set_num_threads(5)
+    """1 is what torchrun sets where the user says nothing; fastsiam's launcher sets nothing."""
+    torch.set_num_threads(int(given))
     monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.delenv(LAUNCHER, raising=False)
+    if launcher == "fastsiam":
+        monkeypatch.setenv(LAUNCHER, "1")
     take(monkeypatch, gpu=0, of=4)
-    assert torch.get_num_threads() == {"1": 3, "5": 5}[given]
+    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("trouble", ["unknown", "hidden", "elsewhere", "old torch"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -15,7 +17,9 @@ from fastsiam.errors import BackendError
 from fastsiam.methods import build_method
 from fastsiam.model.backbones import (
     ResNet,
+    StridedPointwise,
     _without_randomness,
+    _without_unsafe_convolutions,
     build_backbone,
     check_backbone,
     classifier_keys,
@@ -23,6 +27,7 @@ from fastsiam.model.backbones import (
 )
 from fastsiam.model.batch_norm import unknown_batch_norm, use_view_batch_norm
 from tests.configs import model_of
+from tests.conftest import ROOT
 from tests.model.test_model import TINY, taken
 
 
@@ -278,3 +283,34 @@ def test_other_cifar_stems() -> None:
     assert isinstance(linear, ResNet) and linear.relu(x).min() < 0
     for same in (linear, build_backbone(ModelConfig(backbone="resnet10", stem="cifar"))):
         assert isinstance(same, ResNet) and same.conv1(x).shape[-2:] == (32, 32)
+
+
+def test_narrow_networks_write_within_bounds_on_two_threads() -> None:
+    """oneDNN's backward pass of a strided 1x1 convolution of few channels does not (torch 2.15)."""
+    code = """
+import torch
+from tests.model.test_model import TINY
+from fastsiam.model.backbones import build_backbone
+torch.set_num_threads(2)
+network = build_backbone(TINY).to(memory_format=torch.channels_last)
+for _ in range(20):
+    x = torch.randn(9, 3, 32, 32).to(memory_format=torch.channels_last)
+    network(x).square().mean().backward()
+"""
+    checked = {"LD_PRELOAD": "libc_malloc_debug.so.0", "GLIBC_TUNABLES": "glibc.malloc.check=3"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **checked}, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == 0
+
+
+def test_a_narrow_convolution_computes_what_torch_does() -> None:
+    network = nn.Sequential(nn.Conv2d(8, 24, 1, stride=2, bias=True))
+    x = torch.randn(8, 8, 9, 7)
+    expected = network(x)
+    _without_unsafe_convolutions(network)
+    assert isinstance(network[0], StridedPointwise) and set(network.state_dict()) == {
+        "0.weight",
+        "0.bias",
+    }
+    torch.testing.assert_close(network(x), expected)

@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -276,6 +277,7 @@ def fake_gpu() -> Iterator[Gpu]:
             (Tensor, "record_stream", lambda tensor, stream: None),
             # torch would else ask CUDA for a context, now that there seems to be a GPU.
             (FakeTensorMode, "avoid_device_init", True),
+            (fake_tensor, "init_gpu_context", lambda device: None),
             # Without a GPU torch takes cuDNN to lack bfloat16; its layout would be another then.
             (torch._C, "_select_conv_backend", lambda *_, **__: cudnn),
         ):
