@@ -94,7 +94,7 @@ def test_bn_and_relu_are_one_pass_over_both_views(apart: Executor) -> None:
 
 
 @pytest.mark.xfail(
-    torch.__version__ < (2, 12),
+    torch.__version__ < "2.12",
     reason="torch 2.11 writes the gradient of the shortcut's BN as NCHW; rounding after the "
     "permutation avoids that and takes half as much memory again in the backward pass",
     strict=True,
