@@ -56,7 +56,7 @@ def blocks(*languages: str) -> list[Block]:
 
 def lines(block: Block) -> Iterator[list[str]]:
     """Yield the commands of a shell block, as words without comments, variables filled in."""
-    variables: dict[str, str] = {}
+    variables = {"SLURM_ARRAY_TASK_ID": "1"}
     for line in block.text.replace("\\\n", " ").splitlines():
         for name, value in variables.items():
             line = line.replace(f"${name}", value)
@@ -64,6 +64,8 @@ def lines(block: Block) -> Iterator[list[str]]:
         while words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
             variables[assigned[1]] = assigned[2]
             words = words[1:]
+        if words[:1] == ["for"]:
+            variables[words[1]] = words[3].removesuffix(";")
         if "-c" in words and words[0] != "python":  # a shell's
             yield from lines(replace(block, text=words.pop()))
         while "&&" in words:
