@@ -304,13 +304,11 @@ def test_a_missing_compiler_is_one_line(
     # $CXX is read when Python begins to import.
     done = fastsiam_anew("train", *flags(with_settings(config, out=str(fallen), compile="on")))
     lines = [line for line in done.stderr.splitlines() if "torch.compile" in line]
-    assert (
-        len(lines) == 1
-        and "torch.compile cannot be used here (InvalidCxxCompiler: No working C++" in lines[0]
-    ), done.stderr
+    assert len(lines) == 1 and "torch.compile cannot be used here (" in lines[0], done.stderr
     assert "Traceback" not in done.stderr
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
+    assert "(InvalidCxxCompiler: No working C++ compiler found" in lines[0]
     assert states[1].config.step.compile == "off"  # it would not go on as it began otherwise
     written = json.loads((fallen / "config.json").read_text())["config"]
     assert TrainConfig.from_dict(written) == states[1].config
