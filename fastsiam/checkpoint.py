@@ -92,6 +92,8 @@ class Checkpoint:
 
 _LATER = ("seen", "weights", "branch")
 """Fields that files of earlier versions lack."""
+KEPT = 2
+"""Checkpoints that a run keeps: the last one and the one before; a save writes a third."""
 
 
 def last(run: Path) -> Path:

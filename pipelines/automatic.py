@@ -197,7 +197,12 @@ def _faster(
 
 
 def _how_to_use(backend: Backend, store: Store, data: DataConfig) -> str:
-    """Say what to do so that a pipeline can run here and read a store; nothing if it can."""
+    """Say what to do so that a pipeline can run here and read a store.
+
+    Empty if nothing is to be done, or if its package takes root to install.
+    """
+    if backend.needs_root and not backend.installed:
+        return ""
     steps = []
     if not backend.installed:
         steps.append(f"pip install 'fastsiam[{backend.extra}]'")

@@ -94,6 +94,8 @@ class Backend:
     """Extra of fastsiam that installs the package."""
     extra_cuda13: str = ""
     """Extra that installs the package for CUDA 13, if that is another."""
+    needs_root: bool = False
+    """pip alone cannot install the package: it compiles against libraries of the system."""
     needs_beton: bool = False
     """It reads a .beton file and nothing else."""
     made_up: int | None = None
@@ -358,6 +360,7 @@ _ROWS = (
         central_crops=_ffcvs_central_crops,
         package="ffcv",
         extra="ffcv",
+        needs_root=True,
         needs_beton=True,
         cpu_speed=1341,
         decoder="fastsiam: the boxes' part",

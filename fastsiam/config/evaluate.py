@@ -321,7 +321,10 @@ class FeaturesConfig(EvalConfig):
     """Features: which, and the file that they go to."""
 
     out: str = "features.npy"
-    """File to write: .npy (with names and labels in a .npy.csv beside it) or .parquet."""
+    (
+        "File to write: .npy (with names and labels in a .npy.csv beside it), .parquet or .npz. "
+        "Without pyarrow, .npz is written instead of .parquet."
+    )
     split: Literal["auto", "train", "val"] = "auto"
     (
         "Which images. auto: all training images, those that --holdout holds out included. train: "
@@ -337,8 +340,8 @@ class FeaturesConfig(EvalConfig):
         EvalConfig.__post_init__(self)
         require_one_of(self, "split", "auto", "train", "val")
         require(
-            self.out.endswith((".npy", ".parquet")),
-            f"out must end in .npy or .parquet, not {self.out!r}",
+            self.out.endswith((".npy", ".parquet", ".npz")),
+            f"out must end in .npy, .parquet or .npz, not {self.out!r}",
         )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from fastsiam.config.evaluate import FeaturesConfig, NeighboursConfig
 from fastsiam.distributed import Place, gather_uneven
-from fastsiam.errors import BackendError, FastSiamError, NoSplitError
+from fastsiam.errors import FastSiamError, NoSplitError
 from fastsiam.evaluate.features import collected
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.records import check_targets
@@ -75,9 +78,10 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
     """Compute the features of every image, in the data set's order, into a file.
 
     ``.npy``: (images, d) float32, and beside it ``.npy.csv`` with row, name, label and class.
-    ``.parquet``: the columns name, label, class, and feature, a list of d float32. With a holdout
-    there is also a column split, "train" or "val", after class.
-    It is written as it is computed, and takes its name when it is whole.
+    ``.parquet``: the columns name, label, class, and feature, a list of d float32. ``.npz``: an
+    array for each of these columns; it is written instead of ``.parquet`` if pyarrow is missing.
+    With a holdout there is also a column split, "train" or "val", after class.
+    The file is written as the features are computed, and takes its name when it is whole.
 
     Args:
         path: a run's folder, a checkpoint, or a file of another program.
@@ -88,7 +92,6 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
         The files that are written.
 
     Raises:
-        BackendError: pyarrow is missing, and a .parquet file was asked for.
         FastSiamError: a file is there already, and ``force`` is not given; or none can be written.
     """
     files = _targets(config) if place.leads else _files(config)
@@ -101,9 +104,13 @@ def write_features(path: Path, config: FeaturesConfig, place: Place) -> list[Pat
             pass
         return files
     out = files[0]
-    write = _write_parquet if out.suffix == ".parquet" else _write_npy
+    if out.suffix != Path(config.out).suffix:
+        subject.console.warn(
+            f"{config.out} needs pyarrow, which is missing: writing {out} instead; "
+            "pip install 'fastsiam[convert]' installs pyarrow"
+        )
     with explained(FastSiamError, f"cannot write {out}"):
-        write(parts, subject.features, images, out)
+        _WRITERS[out.suffix](parts, subject.features, images, out)
     return files
 
 
@@ -111,8 +118,7 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
     """Refuse what cannot work before ranks are started.
 
     Raises:
-        BackendError: pyarrow is missing, and a .parquet file was asked for.
-        FastSiamError: says what else is wrong.
+        FastSiamError: says what is wrong.
     """
     _targets(config)
     place = Place(0, config.gpus * config.nodes, torch.device("cpu"))
@@ -120,8 +126,11 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
 
 
 def _files(config: FeaturesConfig) -> list[Path]:
+    """Return the files to write: .npz instead of .parquet if pyarrow is missing."""
     out = Path(config.out)
-    return [out] if out.suffix == ".parquet" else [out, _table_of(out)]
+    if out.suffix == ".parquet" and not _has_pyarrow():
+        out = out.with_suffix(".npz")
+    return [out, _table_of(out)] if out.suffix == ".npy" else [out]
 
 
 def _targets(config: FeaturesConfig) -> list[Path]:
@@ -130,8 +139,6 @@ def _targets(config: FeaturesConfig) -> list[Path]:
     if there := [file for file in files if file.exists() and not config.force]:
         raise FastSiamError(f"{there[0]} is there already: choose another, or give --force")
     check_targets(*files)
-    if files[0].suffix == ".parquet":
-        _import_pyarrow()
     return files
 
 
@@ -233,14 +240,38 @@ def _grouped(parts: Iterable[Rows]) -> Iterator[list[Rows]]:
         yield group
 
 
-def _import_pyarrow() -> None:
+def _has_pyarrow() -> bool:
     try:
         import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise BackendError(
-            f"a .parquet file needs pyarrow ({error}): pip install 'fastsiam[convert]', "
-            "or write .npy"
-        ) from error
+    except ImportError:
+        return False
+    return True
+
+
+def _write_npz(parts: Iterable[Rows], dims: int, images: _Images, out: Path) -> None:
+    columns: dict[str, list[Any]] = {name: [] for name in images.columns}
+    with (
+        written_whole(out) as temporary,
+        tempfile.TemporaryFile(dir=temporary.parent) as array,
+        zipfile.ZipFile(temporary, "w") as archive,
+    ):
+        for features, labels, shown in parts:
+            array.write(features.cpu().numpy().astype("<f4").tobytes())
+            for column, values in zip(columns.values(), images.table(labels, shown), strict=True):
+                column += values
+        for name, values in columns.items():
+            kind = np.int64 if name == "label" else np.str_
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.array(values, kind))
+        shape = {"shape": (len(columns["name"]), dims), "descr": "<f4", "fortran_order": False}
+        array.seek(0)
+        with archive.open(zipfile.ZipInfo("feature.npy"), "w", force_zip64=True) as file:
+            np.lib.format.write_array_header_2_0(file, shape)
+            shutil.copyfileobj(array, file)
+
+
+_WRITERS = {".npy": _write_npy, ".parquet": _write_parquet, ".npz": _write_npz}
+"""What writes a file, by its ending."""
 
 
 def write_neighbours(path: Path, config: NeighboursConfig, place: Place, *, out: Path) -> None:

@@ -160,7 +160,9 @@ def _train(
         console.say(chosen)
     dtype = autocast_type(config.numerics.precision, place.device)
     bad = bad_images_of(config, images, beginning.folder, folder, place)
+    began = time.monotonic()
     loader = _loader(config, place, images, dtype, bad)
+    opening = time.monotonic() - began
     try:
         if start is not None:
             start.check_images(loader.images)
@@ -199,6 +201,7 @@ def _train(
             knn=monitor,
             console=console,
             before_saving=bad.share,
+            opening=opening,
         )
     finally:
         loader.close()

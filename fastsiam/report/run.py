@@ -10,10 +10,10 @@ from typing import Any
 
 from fastsiam.bad_images import read_bad_images
 from fastsiam.config import TrainConfig
-from fastsiam.config.flags import FIXED_SECTIONS, changes_text, flags_by_section
+from fastsiam.config.flags import changes_text, flags_by_section, to_flags
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
-from fastsiam.evaluate.records import read_records
+from fastsiam.evaluate.records import Record, read_records
 from fastsiam.files import parsed_json, written_for_user
 from fastsiam.report import html as page
 from fastsiam.report.evaluations import evaluations
@@ -43,6 +43,9 @@ _CURVES = (
     ),
 )
 
+_OF_ONE_RUN = ("out", "resume", "rendezvous", "node_rank")
+"""Settings that say where a run is, not what it does: runs are not compared by them."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
@@ -53,6 +56,8 @@ class _Settings:
     environment: dict[str, Any]
     branch: str
     """Which run it branched off, for people; empty if none."""
+    compiled: bool | None
+    """Whether the steps are compiled; None if that is not recorded."""
 
     @classmethod
     def of(cls, run: Path) -> _Settings:
@@ -65,7 +70,13 @@ class _Settings:
         try:
             found = parsed_json(path.read_text())
             config = TrainConfig.from_dict(found["config"])
-            return cls(found["recipe"], config, found["environment"], _branch(found))
+            return cls(
+                found["recipe"],
+                config,
+                found["environment"],
+                _branch(found),
+                found.get("compiled"),
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
 
@@ -84,7 +95,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     """Write the page.
 
     Args:
-        runs: run folders; the first one's settings are shown, all are drawn in each chart.
+        runs: run folders; all are compared in the first table and drawn in each chart, and the
+            settings of the first one are listed.
         out: where the page goes.
 
     Raises:
@@ -100,25 +112,24 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
                 f"(no lines in {run / 'metrics.jsonl'})"
             )
         metrics[_name(run, runs)] = lines
-    settings = _Settings.of(runs[0])
-    first, *others = metrics
-    changes = "".join(
-        _changes(first, settings.config, other, _Settings.of(run).config)
-        for other, run in zip(others, runs[1:], strict=True)
-    )
+    settings = {name: _Settings.of(run) for name, run in zip(metrics, runs, strict=True)}
     found = {name: read_records(run) for name, run in zip(metrics, runs, strict=True)}
     figures = "".join(
         page.figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
         for kind, field, title, note in _CURVES
         if (chart := _chart(metrics, kind, field))
     )
+    name, first = next(iter(settings.items()))
     body = (
-        f'{_results(metrics)}{_alarms(metrics)}<h2>Curves</h2><div class="curves">{figures}</div>'
-        f"{changes}{evaluations(found)}{_bad_images(dict(zip(metrics, runs, strict=True)))}"
-        f'<h2>Settings</h2><div class="settings">{_sections(settings.config)}</div>'
-        f"<h2>Machine</h2>{_named(page.flat(settings.environment))}"
+        f"{_results(metrics, settings, found)}{_alarms(metrics)}"
+        f'<h2>Curves</h2><div class="curves">{figures}</div>'
+        f"{evaluations(found)}{_bad_images(dict(zip(metrics, runs, strict=True)))}"
+        f"{page.heading('Settings', f'of {name}')}"
+        f'<div class="settings">{_sections(first.config)}</div>'
+        f"{page.heading('Machine', f'of {name}')}{_named(page.flat(first.environment))}"
     )
-    text = page.whole(f"fastsiam: {', '.join(metrics)}", _facts(settings), body)
+    facts = f"{name}: " * (len(runs) > 1) + _facts(first)
+    text = page.whole(f"fastsiam: {', '.join(metrics)}", facts, body)
     with written_for_user(out) as temporary:
         temporary.write_text(text)
     return out
@@ -127,24 +138,6 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 def _name(run: Path, runs: Sequence[Path]) -> str:
     """The folder's name, or its path where names repeat."""
     return run.name if len({r.resolve().name for r in runs}) == len(runs) and run.name else str(run)
-
-
-def _changes(first: str, its: TrainConfig, name: str, config: TrainConfig) -> str:
-    """Say in which settings another run trained something different from the first."""
-    before, after = (
-        {flag: x for section in FIXED_SECTIONS for flag, x in flags_by_section(c)[section].items()}
-        for c in (its, config)
-    )
-    lines = [
-        f"{flag.replace('_', '-')}: {_words(after.get(flag))}; "
-        f"in {first} {_words(before.get(flag))}"
-        for flag in before | after
-        if before.get(flag) != after.get(flag)
-    ]
-    if not lines:
-        return page.heading(f"{name} beside {first}", "It was trained with the same settings.")
-    facts = f"It was trained with other settings ({len(lines)}):"
-    return page.heading(f"{name} beside {first}", facts) + page.listing(lines)
 
 
 def _words(value: Any) -> str:
@@ -177,7 +170,12 @@ def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> b
         if points:
             marker = "o" if kind == "knn" or len(points) == 1 else None
             axes.plot(
-                *zip(*points, strict=True), label=name, linewidth=1.4, marker=marker, markersize=3.5
+                *zip(*points, strict=True),
+                label=name,
+                linewidth=1.4,
+                marker=marker,
+                markersize=3.5,
+                clip_on=False,  # a point on the edge is drawn whole
             )
     if not axes.lines:
         return b""
@@ -207,37 +205,75 @@ def _facts(settings: _Settings) -> str:
     )
 
 
-def _results(metrics: dict[str, list[dict[str, Any]]]) -> str:
-    """A table of where each run stands at its last line."""
+def _results(
+    metrics: Mapping[str, list[dict[str, Any]]],
+    settings: Mapping[str, _Settings],
+    found: Mapping[str, Sequence[Record]],
+) -> str:
+    """Return a table of the settings in which runs differ, and where each stands at its end."""
+    flags = {name: to_flags(own.config) for name, own in settings.items()}
+    first = next(iter(flags.values()))
+    differing = [
+        flag
+        for flag in dict.fromkeys(flag for own in flags.values() for flag in own)
+        if flag not in _OF_ONE_RUN
+        and any(own.get(flag) != first.get(flag) for own in flags.values())
+    ]
     rows = []
     for name, lines in metrics.items():
         train = [line for line in lines if line["kind"] == "train"]
-        knn = [line for line in lines if line["kind"] == "knn"]
-        cells = [name]
+        cells = [name, *(_words(flags[name][x]) if x in flags[name] else "" for x in differing)]
         if train:
             last = train[-1]
             speeds = sorted(line["images_per_second"] for line in train)
+            eager = " (not compiled)" if settings[name].compiled is False else ""
             cells += [
                 f"{last['epoch']:.2f}",
                 f"{last['loss']:.4f}",
                 f"{last['z_std']:.3f}",
                 f"{last['rank']:.1f}",
-                f"{speeds[len(speeds) // 2]:,.0f}",
+                f"{speeds[len(speeds) // 2]:,.0f}{eager}",
             ]
         else:
             cells += ["-"] * 5
-        if knn:
-            best = knn[-1]
-            cells.append(
-                f"{knn[0]['top1']:.2f} at epoch {rounded(knn[0]['epoch'])}, "
-                f"{best['top1']:.2f} at epoch {rounded(best['epoch'])} "
-                f"(k {best['k']}, T {best['temperature']:g}, bank {best['bank']:,})"
-            )
-        else:
-            cells.append("not measured")
+        cells.append(_knn_text([x for x in lines if x["kind"] == "knn"], found[name]))
         rows.append(cells)
-    heads = ("run", "epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
-    return page.table(rows, heads)
+    heads = ("epochs", "loss", "std", "rank", "images/s (median)", "kNN top-1 (%)")
+    options = (f"--{flag.replace('_', '-')}" for flag in differing)
+    table = page.table(rows, ("run", *options, *heads))
+    same = len(rows) > 1 and not differing
+    return table + "<p>All runs have the same settings.</p>" * same
+
+
+def _knn_text(monitored: Sequence[dict[str, Any]], records: Sequence[Record]) -> str:
+    """Return the accuracies of the monitor's first and last epoch, and of the last evaluated one.
+
+    Args:
+        monitored: lines of the run's metrics.
+        records: of the run's evaluations.
+    """
+    parts = []
+    if monitored:
+        last = monitored[-1]
+        parts.append(
+            f"{_top1_text(monitored[0])}, {_top1_text(last)} "
+            f"(k {last['k']}, T {last['temperature']:g}, bank {last['bank']:,})"
+        )
+    trained = [x for x in records if x.kind == "knn" and not x.network.untrained]
+    newest = max((x.network.epoch or 0.0 for x in trained), default=0.0)
+    for record in (x for x in trained if (x.network.epoch or 0.0) == newest):
+        line = record.first_with("trained")
+        parts.append(
+            f"evaluated: {_top1_text(line)} "
+            f"(k {line['k']}, T {line['temperature']:g}, bank {record.data.train:,})"
+        )
+    return "; ".join(parts) or "not measured"
+
+
+def _top1_text(line: Mapping[str, Any]) -> str:
+    """Return an accuracy with its epoch, if that is known."""
+    at = f" at epoch {rounded(line['epoch'])}" if "epoch" in line else ""
+    return f"{line['top1']:.2f}{at}"
 
 
 def _alarms(metrics: dict[str, list[dict[str, Any]]]) -> str:

@@ -113,6 +113,7 @@ def _say_room(left: Sequence[Run]) -> None:
     """Say how large the checkpoints of the runs that are left become, and warn of a full disk."""
     if not left:
         return
+    from fastsiam.checkpoint import KEPT
     from fastsiam.methods import method_skeleton
 
     need, sizes = 0, dict[str, int]()
@@ -122,7 +123,7 @@ def _say_room(left: Sequence[Run]) -> None:
             weights = sum(x.nbytes for x in method.state_dict().values())
             momentum = sum(x.nbytes for x in method.parameters() if x.requires_grad)
             sizes[run.variant.name] = weights + momentum
-        need += sizes[run.variant.name]
+        need += KEPT * sizes[run.variant.name]
     there = next(x for x in left[0].folder.absolute().parents if x.exists())
     free = shutil.disk_usage(there).free
     console = Console()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +22,8 @@ from fastsiam.kernels.cores import local_ranks, own_cores
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
 _WORTH_COMPILING = 1000
 """Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
+_LONGEST_CAUSE = 200
+"""Characters of an error that a message quotes."""
 
 
 def with_settled_compilation(
@@ -107,18 +111,31 @@ def why_not(place: Place) -> str:
     except Exception as error:  # a compiler that is missing may raise anything
         if place.world == 1 and os.environ.get("FASTSIAM_DEBUG"):
             raise
-        reason = first_line(error)
+        reason = cause_line(error)
     reasons = from_all(reason)
     failed = [f"{reason} on rank {rank}" for rank, reason in enumerate(reasons) if reason]
     return reason if place.world == 1 else next(iter(failed), "")
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line that says something, of the innermost error."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+def cause_line(error: BaseException) -> str:
+    """Return the line that names the cause of a failed compilation, after the error's type.
+
+    That is the first line of the innermost error, unless that line is a mere heading: of what a C++
+    compiler prints, of a traceback from a compiler process, or of dynamo's explanation.
+    """
+    while inner := getattr(error, "inner_exception", None) or error.__cause__:
+        if isinstance(inner, subprocess.CalledProcessError):  # it names only the command
+            break
+        error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    explained = [line for line in lines if line.startswith("Explanation: ")]
+    line = ": ".join([lines[0], *(line.removeprefix("Explanation: ") for line in explained[:1])])
+    line = next((line for line in lines if re.search(r"\berror: ", line)), line)
+    if any(line.startswith("Traceback (most recent call last)") for line in lines):
+        line = lines[-1]
+    return f"{type(error).__name__}: {line[:_LONGEST_CAUSE]}"
 
 
 def _divide_compilers() -> None:

@@ -50,6 +50,7 @@ def train(
     knn: Evaluate | None = None,
     console: Console | None = None,
     before_saving: Callable[[], None] = lambda: None,
+    opening: float = 0.0,
 ) -> Path:
     """Train a method and return the path of its last checkpoint.
 
@@ -62,6 +63,7 @@ def train(
         knn: evaluates a backbone; every rank calls it.
         console: where rank 0 shows the progress.
         before_saving: every rank calls it before each checkpoint.
+        opening: how long the loader took to open, in seconds.
 
     Raises:
         Interrupted: a signal asked to stop; the state is saved.
@@ -73,7 +75,8 @@ def train(
     console = console or Console(quiet=not take_step.place.leads)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    return _Training(take_step, loader, folder, start, knn, console, before_saving).run()
+    training = _Training(take_step, loader, folder, start, knn, console, before_saving, opening)
+    return training.run()
 
 
 class _Training:
@@ -88,6 +91,7 @@ class _Training:
         knn: Evaluate | None,
         console: Console,
         before_saving: Callable[[], None],
+        opening: float,
     ) -> None:
         config, place = take_step.config, take_step.place
         self._take_step, self._loader, self._folder, self._console = (
@@ -128,7 +132,7 @@ class _Training:
         self._forecast = Forecast(
             self._clock, last=self._per_epoch * (self._done // self._per_epoch + 1) - 1
         )
-        self._began = time.monotonic()
+        self._opening = opening
 
     def run(self) -> Path:
         """Take the steps that are left."""
@@ -186,6 +190,7 @@ class _Training:
         epoch, skip = divmod(self._done, self._per_epoch)
         self._take_step.method.train()
         self._clock.resume()
+        self._began = time.monotonic()
         batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
         for batch in self._clock.over(batches):
             self._step(batch)
@@ -196,7 +201,10 @@ class _Training:
     def _step(self, batch: Batch) -> None:
         """Take a step; log and save if it is time for it."""
         if self._done == self._first:  # kernels may have been compiled, data decoded
-            self._console.say(f"first batch after {time.monotonic() - self._began:.1f} s")
+            took = self._opening + time.monotonic() - self._began
+            self._console.say(
+                f"first batch after {took:.1f} s ({self._opening:.1f} s to open the loader)"
+            )
             self._points.check_images(batch)
         self._unlogged = self._take_step(batch, at=self._done)
         self._done += 1

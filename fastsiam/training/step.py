@@ -23,7 +23,7 @@ from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Moment, Output, image_rows
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.trace import span
-from fastsiam.training.compile import compiling, first_line, kept_in, why_not, without_compilation
+from fastsiam.training.compile import cause_line, compiling, kept_in, why_not, without_compilation
 from fastsiam.training.numerics import autocast, autocast_type, memory_format_of, use_numerics
 from fastsiam.training.optim import SETTINGS, build_optimizer, rates_at, set_rates
 from fastsiam.views.batch import Batch
@@ -199,12 +199,12 @@ class TrainingStep:
                 raise
             if self.place.world > 1:
                 raise BackendError(
-                    f"torch.compile fails on the model ({first_line(error)}); "
+                    f"torch.compile fails on the model ({cause_line(error)}); "
                     "--compile off trains without it"
                 ) from error
             if os.environ.get("FASTSIAM_DEBUG"):
                 raise
-            return first_line(error)
+            return cause_line(error)
 
     def _take_no_steps(self, count: int) -> None:
         """Go forward and backward on noise, and leave everything as it was.

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from fastsiam.checkpoint import KEPT
 from fastsiam.config import ModelConfig, SimSiamConfig
 from fastsiam.interchange.export import export_weights, refusals
+from fastsiam.methods import method_skeleton
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.interchange.networks import untrained
@@ -56,7 +58,7 @@ def blocks(*languages: str) -> list[Block]:
 
 def lines(block: Block) -> Iterator[list[str]]:
     """Yield the commands of a shell block, as words without comments, variables filled in."""
-    variables: dict[str, str] = {}
+    variables = {"SLURM_ARRAY_TASK_ID": "1"}
     for line in block.text.replace("\\\n", " ").splitlines():
         for name, value in variables.items():
             line = line.replace(f"${name}", value)
@@ -64,6 +66,8 @@ def lines(block: Block) -> Iterator[list[str]]:
         while words and (assigned := re.fullmatch(r"(\w+)=(.*)", words[0])):
             variables[assigned[1]] = assigned[2]
             words = words[1:]
+        if words[:1] == ["for"]:
+            variables[words[1]] = words[3].removesuffix(";")
         if "-c" in words and words[0] != "python":  # a shell's
             yield from lines(replace(block, text=words.pop()))
         while "&&" in words:
@@ -189,3 +193,16 @@ def test_tests_that_pages_name_exist() -> None:
     assert not [one for one in named if not (ROOT / one[1]).is_file()]
     gone = [one for one in named if f"def {one[2]}(" not in (ROOT / one[1]).read_text()]
     assert not gone
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/own-folder.md", "docs/operations.md"])
+def test_pages_agree_on_the_room_of_checkpoints(page: str) -> None:
+    """A run keeps two, and has three while it saves: weights, buffers and SGD's momenta."""
+    text = (ROOT / page).read_text()
+    assert KEPT == 2 and "run keeps two checkpoints, and a third while it saves" in text
+    sizes = re.search(r"([\d.]+) GB each for a ResNet-50, ([\d.]+) GB for a ResNet-18", text)
+    assert sizes
+    for backbone, said in zip(("resnet50", "resnet18"), sizes.groups(), strict=True):
+        method = method_skeleton(ModelConfig(backbone=backbone))
+        taken = [x.nbytes for x in (*method.state_dict().values(), *method.parameters())]
+        assert f"{sum(taken) / 1e9:.2f}" == said

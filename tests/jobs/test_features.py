@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfi
 from fastsiam.distributed import Place
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.features import collected
-from fastsiam.jobs.features import draw_neighbours, write_features
+from fastsiam.jobs.features import draw_neighbours, preflight, write_features
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
 from fastsiam.report.pictures import Captioned
@@ -65,7 +66,35 @@ def test_parquet(run: Path, tmp_path: Path) -> None:
     assert table["name"][9].as_py() == "class1/001.jpg" and table["label"][9].as_py() == 1
 
 
-@pytest.mark.parametrize("ending", rest_slow(["npy", "parquet"]))
+def test_without_pyarrow_parquet_becomes_npz(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is decided, and said, before the features are computed; the columns are the same."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    out, written = tmp_path / "f.parquet", tmp_path / "f.npz"
+    config = FeaturesConfig(
+        out=str(out),
+        workers=0,
+        feature_batch=7,
+        data=str(run.parent / "data" / "train"),
+        holdout="25%",
+    )
+    assert write_features(run, config, HERE) == [written]
+    assert not out.exists() and sorted(tmp_path.glob("f.*")) == [written]
+    lines = capfd.readouterr().err
+    assert f"warning: {out} needs pyarrow, which is missing: writing {written} instead; " in lines
+    with np.load(written) as columns:
+        assert sorted(columns) == ["class", "feature", "label", "name", "split"]
+        assert columns["feature"].dtype == np.float32
+        np.testing.assert_allclose(columns["feature"], expected(run), rtol=1e-5, atol=1e-6)
+        assert columns["name"][9] == "class1/001.jpg" and columns["class"][9] == "class1"
+        assert columns["label"].dtype == np.int64 and columns["label"][9] == 1
+        assert (columns["split"] == "val").sum() == 6
+    with pytest.raises(FastSiamError, match=r"f\.npz is there already"):
+        preflight(run, config)
+
+
+@pytest.mark.parametrize("ending", rest_slow(["npy", "parquet", "npz"]))
 @pytest.mark.parametrize("ranks", rest_slow([2, 3]))
 def test_ranks_write_the_file_of_one(
     ending: str, ranks: int, small: TrainConfig, tmp_path: Path
@@ -194,6 +223,6 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
     fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)
     assert Image.open(picture).size == (9 * 120 + 12, 2 * 134)
     bad = fastsiam("features", str(run), "--out", "features.txt", code=2).stderr
-    assert "out must end in .npy or .parquet" in bad
+    assert "out must end in .npy, .parquet or .npz" in bad
     bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr
     assert "no picture's ending" in bad

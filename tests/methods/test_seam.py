@@ -15,7 +15,8 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
 from fastsiam.config.flags import differences, from_flags, to_flags
 from fastsiam.errors import CheckpointError
-from fastsiam.interchange import load_pretrained
+from fastsiam.interchange import exports_of, load_pretrained
+from fastsiam.interchange.export import refusals
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import METHODS, Moment, SimSiam, build_method, image_rows, method_skeleton
 from fastsiam.training.log import read_metrics
@@ -187,6 +188,17 @@ def test_import_and_init_ask_for_its_parts(
     simsiam = with_settings(small_simsiam(config), init=str(run), out=str(tmp_path / "simsiam"))
     train_here(simsiam, "imagenet")
     assert "fresh: projector, predictor" in capfd.readouterr().err
+
+
+def test_its_backbone_is_exported_without_a_line_of_its_own(config: TrainConfig) -> None:
+    """Formats that hold another method's heads refuse it, and a run does not name them."""
+    model = replace(config.model, backbone="resnet50", stem="imagenet", width=64)
+    found = refusals(model)
+    assert {name for name, why in found.items() if not why} == {
+        "plain", "torchvision", "timm", "detectron2",
+    }  # fmt: skip
+    assert found["simsiam"] == f"the heads of {EverythingConfig.title}"
+    assert exports_of(model) == "exports: plain, torchvision, timm, detectron2"
 
 
 def small_simsiam(config: TrainConfig) -> TrainConfig:

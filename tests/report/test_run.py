@@ -15,10 +15,16 @@ from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
 from fastsiam.jobs.train import train_here
-from fastsiam.report.run import write_report
+from fastsiam.report.run import _chart, write_report
 from fastsiam.training.log import read_metrics
 from tests.configs import with_settings
 from tests.processes import fastsiam
+
+
+def _table(page: str) -> list[list[str]]:
+    """Return the cells of the first table."""
+    table = page[page.index("<table>") : page.index("</table>")]
+    return [re.findall(r"<t[dh]>(.*?)</t[dh]>", row) for row in table.split("</tr>")[:-1]]
 
 
 def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None:
@@ -34,11 +40,8 @@ def test_the_page_is_whole_and_alone(small: TrainConfig, tmp_path: Path) -> None
     assert f"<td>{last['loss']:.4f}</td>" in page
     for setting in ("stop_gradient", "weight_decay", "knn_temperature", "pipeline"):
         assert f"<td>{setting}</td>" in page
-    words = re.search(r"<h2>other beside run</h2><p[^>]*>([^<]+)</p><ul>(.*?)</ul>", page)
-    assert words is not None
-    assert words[1] == "It was trained with other settings (1):"
-    assert words[2] == "<li>stop-gradient: no; in run yes</li>"
-    assert "<td>other</td>" in page and "<td>run</td>" in page
+    assert _table(page)[0][:3] == ["run", "--stop-gradient", "epochs"]
+    assert [row[:2] for row in _table(page)[1:]] == [["run", "yes"], ["other", "no"]]
 
 
 def test_evaluations_are_shown(small: TrainConfig) -> None:
@@ -69,15 +72,44 @@ def test_a_report_makes_its_folder_and_rounds_epochs(small: TrainConfig, tmp_pat
     assert "50.00 at epoch 7.17 (k 20" in out.read_text()
 
 
+def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> None:
+    """By the settings in which they differ; by kNN, measured in training or afterwards."""
+    config = with_settings(small, max_steps=2, knn_every=0)
+    runs = [
+        train_here(with_settings(config, lr=lr, out=str(tmp_path / f"lr-{lr}")), "imagenet")
+        for lr in (0.1, 0.5)
+    ]
+    record = evaluate_knn(
+        runs[1], KnnConfig(workers=0, baselines=True, k="3"), Place(0, 1, torch.device("cpu"))
+    )
+    settings = json.loads((runs[0] / "config.json").read_text())
+    (runs[0] / "config.json").write_text(json.dumps({**settings, "compiled": False}))
+    heads, first, second = _table(write_report(runs, tmp_path / "page.html").read_text())
+    assert heads[:3] == ["run", "--lr", "epochs"]
+    assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
+    assert first[-1] == "not measured"
+    top1 = record.first_with("trained")["top1"]
+    assert second[-1] == f"evaluated: {top1:.2f} at epoch 0.67 (k 3, T 0.2, bank 24)"
+    assert first[-2].endswith(" (not compiled)") and "compiled" not in second[-2]
+
+
 def test_the_same_settings_are_said_to_be(small: TrainConfig, tmp_path: Path) -> None:
     run, other = (
         train_here(with_settings(small, max_steps=2, out=str(tmp_path / name)), "imagenet")
         for name in ("first", "second")
     )
     page = write_report([run, other], tmp_path / "report.html").read_text()
-    assert "It was trained with the same settings." in page
+    assert "All runs have the same settings." in page
 
 
 def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a run folder"):
         write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_points_on_the_edge_are_drawn_whole() -> None:
+    """Waiting for data all of the time is the upper edge of its chart, none of it the lower one."""
+    lines = [{"kind": "train", "epoch": x, "data_wait": x} for x in (0.0, 1.0)]
+    chart = _chart({"run": lines}, "train", "data_wait").decode()
+    curves = re.findall(r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4', chart)
+    assert curves == [""]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.console import size
 from fastsiam.errors import DataError
+from fastsiam.methods import method_skeleton
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remembered import FILE, Remembered, names_of
 from fastsiam.study.preparation import check
@@ -55,8 +57,13 @@ def test_images_that_a_scale_is_not_for(runs: list[Run], capfd: pytest.CaptureFi
 def test_the_room_that_checkpoints_take(
     runs: list[Run], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Each run keeps the last checkpoint and the one before."""
     check(runs)
-    assert capfd.readouterr().err.startswith("checkpoints of 4 runs: up to ")
+    methods = [method_skeleton(run.config.model, images=run.scale.images) for run in runs]
+    states = sum(x.nbytes for method in methods for x in method.state_dict().values())
+    momenta = sum(x.nbytes for m in methods for x in m.parameters() if x.requires_grad)
+    said = f"checkpoints of 4 runs: up to {size(2 * (states + momenta))}; "
+    assert capfd.readouterr().err.startswith(said)
     disk = type("Disk", (), {"free": 1000})
     monkeypatch.setattr("fastsiam.study.preparation.shutil.disk_usage", lambda _: disk)
     check(runs)

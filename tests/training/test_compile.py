@@ -23,7 +23,7 @@ from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import Output, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.compile import with_settled_compilation
+from fastsiam.training.compile import cause_line, with_settled_compilation
 from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
@@ -309,10 +309,46 @@ def test_a_missing_compiler_is_one_line(
     assert "Traceback" not in done.stderr
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
+    assert "(InvalidCxxCompiler: No working C++ compiler found" in lines[0]
     assert states[1].config.step.compile == "off"  # it would not go on as it began otherwise
     written = json.loads((fallen / "config.json").read_text())
     assert TrainConfig.from_dict(written["config"]) == states[1].config
     assert written["compiled"] is False
+
+
+def _compile_error(error: Exception) -> Exception:
+    """Return what torch raises if its backend raises something."""
+
+    def backend(*_: object) -> Any:
+        raise error
+
+    with pytest.raises(Exception) as found:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+    return found.value
+
+
+def test_a_failed_compilation_is_named_by_its_cause() -> None:
+    """Headings of torch's messages are passed over."""
+    from torch._dynamo.exc import Unsupported
+    from torch._inductor.compile_worker.subproc_pool import SubprocException
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    missing = cause_line(_compile_error(InvalidCxxCompiler()))
+    assert missing.startswith("InvalidCxxCompiler: No working C++ compiler found in"), missing
+    failed = CppCompileError(
+        ["g++", "-Werror"], "In file included:\na.h:1:2: fatal error: no omp.h\n"
+    )
+    failed.__cause__ = subprocess.CalledProcessError(1, "g++ a.cpp")
+    said = cause_line(_compile_error(failed))
+    assert said == "CppCompileError: a.h:1:2: fatal error: no omp.h"
+    with pytest.raises(Unsupported) as broken:
+        torch.compile(lambda x: print(x), backend="eager", fullgraph=True)(torch.zeros(2))
+    line = cause_line(broken.value)
+    assert line.startswith("Unsupported: Failed to trace builtin operator: Dynamo does not"), line
+    trace = "Traceback (most recent call last):\n  File x\nRuntimeError: no ptxas\n"
+    assert cause_line(SubprocException(trace)) == "SubprocException: RuntimeError: no ptxas"
+    assert cause_line(AssertionError()) == "AssertionError"
+    assert cause_line(RuntimeError("one\ntwo")) == "RuntimeError: one"
 
 
 def test_auto_compiles_long_runs_and_goes_on_as_the_run_began(small: TrainConfig) -> None:

@@ -8,6 +8,7 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
-from fastsiam.training import monitor
+from fastsiam.training import loop, monitor
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import rank_of_gram
 from fastsiam.training.log import read_metrics
@@ -348,3 +349,27 @@ def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) ->
         assert reads.count == 0
         loss.item()
         assert reads.count == 1
+
+
+def test_the_first_batch_counts_from_where_its_images_are_decoded(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The memory pipeline decodes when it is opened; the evaluation before it does not count."""
+    clock = [0.0]
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        clock[0] += 40
+        return build_loader(*args, **kwargs)
+
+    monkeypatch.setattr(job, "build_loader", slow)
+    for module in (job, loop):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    knn = monitor.Evaluations.run
+
+    def slow_knn(*args: Any, **kwargs: Any) -> None:
+        clock[0] += 5
+        knn(*args, **kwargs)
+
+    monkeypatch.setattr(monitor.Evaluations, "run", slow_knn)
+    train_here(with_settings(small, max_steps=1, pipeline="memory"), "imagenet")
+    assert "first batch after 40.0 s (40.0 s to open the loader)" in capfd.readouterr().err
