@@ -13,8 +13,6 @@ GPU_PY  := $(if $(wildcard $(VENV)/installed),$(PY),$(PYTHON))
 MINUTES ?= 9
 soak: MINUTES := $(if $(filter file,$(origin MINUTES)),120,$(MINUTES))
 SEED    ?= 0
-# Not from the environment: where a machine has an OUT of its own, that is another thing.
-OUT     := runs/gpu
 
 # Tests share the cores: each of the JOBS works in one thread.
 JOBS     ?= 2
@@ -63,8 +61,8 @@ dist: $(VENV)/installed        ## an sdist, and a wheel of this platform, into d
 	$(PY) -m build --outdir dist
 
 gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
-	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) --out $(OUT) \
-	    $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
+	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) \
+	    $(if $(filter command line,$(origin OUT)),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
 	    $(if $(AGAIN),--again $(AGAIN))
 
 soak: $(VENV)/installed        ## runs that are killed and hurt again and again, held to undisturbed ones

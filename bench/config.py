@@ -205,8 +205,11 @@ class GpuConfig:
     """ImageNet's images to measure with, as of train. Default: images made for it."""
     cifar10: str = ""
     """CIFAR-10 to train on, as of train. Default: the demo's images, whose kNN says nothing."""
-    out: str = "runs/gpu"
-    """Folder for the page, records and logs. A later call goes on from what it finds there."""
+    out: str = ""
+    (
+        "Folder for the page, records and logs. A later call goes on from what it finds there. "
+        "Default: $OUT/gpu if OUT is set, else runs/gpu."
+    )
     again: str = ""
     """Stages to do anew although they are done, as a,b."""
     device: Literal["auto", "cuda", "cpu"] = "auto"

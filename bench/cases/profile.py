@@ -40,7 +40,8 @@ class GpuUse:
     gpu_busy: float
     """Share of the time in which it did anything at all."""
     longest_gap: float
-    """Seconds between two of its kernels or copies, at most."""
+    """Most seconds between two of its kernels or copies after the first traced step, which starts
+    the profiler too."""
     gap_of_a_step: float
     """The longest gap over a step's time."""
 
@@ -159,9 +160,13 @@ def gpu_use(events: Sequence[Mapping[str, Any]], steps: int) -> GpuUse | None:
     )
     if not runs:
         return None
+    of_first_step = len(runs) // steps if steps > 1 else 0
     end, idle, longest = runs[0][1], 0.0, 0.0
-    for began, ended in runs:
-        idle, longest = idle + max(0.0, began - end), max(longest, began - end)
+    for number, (began, ended) in enumerate(runs):
+        gap = max(0.0, began - end)
+        idle += gap
+        if number > of_first_step:
+            longest = max(longest, gap)
         end = max(end, ended)
     whole = end - runs[0][0]
     return GpuUse(1 - idle / whole, longest / 1e6, longest * steps / whole)

@@ -160,6 +160,9 @@ def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:
 
     def run() -> None:
         for start in range(0, len(tensors), batch):
+            # torchvision decodes on a stream that does not wait for others, so that it overwrites
+            # freed memory that is still in use on them (pytorch/vision pull request 9606).
+            torch.cuda.synchronize()
             decode_jpeg(tensors[start : start + batch], device="cuda")
 
     return run

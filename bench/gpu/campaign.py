@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import Literal
 import torch
 
 from fastsiam.bench.config import GpuConfig
-from fastsiam.bench.gpu.page import write_page
+from fastsiam.bench.gpu.page import has_skipped_tests, write_page
 from fastsiam.bench.gpu.stages import ROOT, Setup, Stage, stages
 from fastsiam.config import Pipeline, RunConfig
 from fastsiam.console import Console, duration
@@ -41,8 +42,8 @@ _MEASURED: tuple[Pipeline, ...] = ("dali", "ffcv")
 """Pipelines that a GPU is fed by, where their packages are there."""
 
 Status = Literal["done", "partly", "failed", "stopped", "cut"]
-"""``partly``: something of it could not be measured; ``stopped``: the minutes were over;
-``cut``: it took longer than it may."""
+"""``partly``: something could not be measured, or a test was skipped; ``stopped``: the minutes were
+over; ``cut``: it took longer than it may."""
 _LAST: tuple[Status, ...] = ("partly", "failed", "cut")
 """Stages that ended so are repeated after those that are new, in this order."""
 
@@ -69,6 +70,8 @@ def run(config: GpuConfig) -> Path:
     deadline = time.monotonic() - _age() + 60 * config.minutes - _MARGIN
     check_devices(RunConfig(device=config.device))
     setup, console = _setup(config), Console()
+    if setup.float32_batch_note:
+        console.say(setup.float32_batch_note)
     if not setup.gpu:
         console.warn("no GPU is used: everything is small, and the figures say nothing")
     with explained(FastSiamError, f"cannot make the folder {setup.out}"):
@@ -142,7 +145,8 @@ def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
             if process.poll() is None:
                 _end(process)
     said = log.read_bytes()[before:].decode(errors="replace")
-    status: Status = "failed" if code else "partly" if _NOT_MEASURED in said else "done"
+    lacks_something = _NOT_MEASURED in said or has_skipped_tests(out, stage)
+    status: Status = "failed" if code else "partly" if lacks_something else "done"
     if code is None:
         status = "cut" if allowed == stage.most else "stopped"
     return Outcome(
@@ -166,12 +170,20 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
         raise DataError(f"{file} is none of fastsiam bench gpu's: delete it") from error
 
 
+def results_folder(config: GpuConfig) -> Path:
+    """Return the campaign's folder: ``--out``, else gpu/ in $OUT if that is set, else runs/gpu."""
+    return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
+
+
 def _setup(config: GpuConfig) -> Setup:
     gpu = config.device != "cpu" and torch.cuda.is_available()
+    card = torch.cuda.get_device_properties(0) if gpu else None
     parallel = gpu and find_spec("xdist") is not None
     return Setup(
-        out=Path(config.out).absolute(),
+        out=results_folder(config),
         gpu=gpu,
+        gpu_name=card.name if card else "",
+        gpu_bytes=card.total_memory if card else math.inf,
         pipelines=tuple(name for name in _MEASURED if BACKENDS[name].installed),
         data=str(Path(config.data).absolute()) if config.data else "",
         cifar10=str(Path(config.cifar10).absolute()) if config.cifar10 else "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,14 @@ from fastsiam.bench.variants import AUTHORS
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout, if this runs from one."""
 
-_SECONDS = {"kernels": 90, "step": 150, "loaders": 90, "runs": 90, "bench": 220, "elsewhere": 120}
-"""What files of tests take; others take a minute."""
+_FLOAT32_BATCH = 512
+"""Images of a batch of the steps whose activations are float32, where they fit."""
+_FLOAT32_BYTES = 90e9
+"""GPU memory that such a batch needs, with a margin: about 86 GB by counting activations."""
+_SECONDS = {"kernels": 90, "step": 90, "loaders": 90, "runs": 90, "bench": 220, "elsewhere": 120}
+"""Seconds that a test file takes; others take 60."""
 _SIDE_BY_SIDE = ("kernels", "step", "runs")
-"""Files of tests that compile much; what others look at is all of the GPU's."""
+"""Test files that compile much and run in several processes. Others use the whole GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +48,10 @@ class Setup:
     """The campaign's folder."""
     gpu: bool
     """Whether there is one; without, everything is small."""
+    gpu_name: str = ""
+    """Name of the GPU; empty without one."""
+    gpu_bytes: float = math.inf
+    """Memory of the GPU, in bytes."""
     pipelines: tuple[str, ...]
     """Pipelines beside torchvision's that can run here."""
     data: str = ""
@@ -49,7 +59,7 @@ class Setup:
     cifar10: str = ""
     """CIFAR-10, as ``fastsiam train`` takes it; empty trains on the demo's images."""
     test_workers: int = 0
-    """Processes that run tests side by side; 0 is none but pytest's own."""
+    """Processes of pytest-xdist that run tests side by side; 0 where it is not installed."""
     test_timeout: int = 0
     """Seconds that a test may take; 0 is any time."""
 
@@ -57,6 +67,21 @@ class Setup:
     def run(self) -> Path:
         """The run folder of the CIFAR-10 recipe: on other images it is another run."""
         return self.out / ("cifar10" if self.cifar10 else "made")
+
+    @property
+    def float32_batch(self) -> int:
+        """Images of a batch of the steps in float32: half as many on a GPU with less memory."""
+        return _FLOAT32_BATCH // (1 if self.gpu_bytes >= _FLOAT32_BYTES else 2)
+
+    @property
+    def float32_batch_note(self) -> str:
+        """Why the steps in float32 have a smaller batch; empty if they have not."""
+        if self.float32_batch == _FLOAT32_BATCH:
+            return ""
+        return (
+            f"The authors' step and the one in float32 use batch {self.float32_batch}: at batch "
+            f"{_FLOAT32_BATCH} they need about 86 GB, and this GPU has {self.gpu_bytes / 1e9:.0f}."
+        )
 
     @property
     def demo(self) -> Path:
@@ -69,14 +94,16 @@ def stages(setup: Setup) -> list[Stage]:
     tests = {stage.name: stage for stage in _tests(setup)}
 
     def tested(*names: str) -> Iterator[Stage]:
-        yield from (tests.pop(f"tests-{name}") for name in names if f"tests-{name}" in tests)
+        for name in names:
+            found = [one for one in tests if f"{one}-".startswith(f"tests-{name}-")]
+            yield from (tests.pop(one) for one in found)
 
     def bench(name: str, *asked: str, seconds: int, **more: Any) -> Stage:
         return _bench(setup, name, *asked, seconds=seconds, **more)
 
-    def steps(name: str, gpus: str, cpus: str, *, seconds: int, recipe: str = "imagenet") -> Stage:
+    def steps(name: str, gpus: str, cpus: str, *, seconds: int, **more: Any) -> Stage:
         variants = gpus if setup.gpu else cpus
-        return bench(name, "step", "--variants", variants, seconds=seconds, recipe=recipe)
+        return bench(name, "step", "--variants", variants, seconds=seconds, **more)
 
     fed = ("--pipelines", ",".join(setup.pipelines or ("memory",)))
     found = [
@@ -87,7 +114,7 @@ def stages(setup: Setup) -> list[Stage]:
         _profile(setup),
         *tested("loaders"),
         bench("train", "train", *fed, images=8192, seconds=280),
-        steps("step-authors", AUTHORS, AUTHORS, seconds=70),
+        steps("step-authors", AUTHORS, AUTHORS, batch=setup.float32_batch, seconds=70),
     ]
     if "dali" in setup.pipelines:
         asked = ("sweep", "--over", "jpeg-engine", "--pipelines", "dali")
@@ -96,7 +123,7 @@ def stages(setup: Setup) -> list[Stage]:
         *tested("step"),
         bench("loader", "loader", *fed, images=8192, seconds=220),
         steps("step-graphs", "cuda-graphs", "plain", seconds=110),
-        steps("step-fp32", "fp32", "plain", seconds=70),
+        steps("step-fp32", "fp32", "plain", batch=setup.float32_batch, seconds=70),
         bench("geometric-512", "geometric", seconds=35),
         steps("step-cifar10", "default,eager,cuda-graphs", "eager", recipe="cifar10", seconds=150),
         *tested("knn", "runs", "ranks", "bench"),
@@ -171,24 +198,44 @@ def _training(setup: Setup) -> Stage:
 
 
 def _tests(setup: Setup) -> Iterator[Stage]:
-    """Yield the tests that need a GPU: a stage for each file of tests/gpu, one for all others."""
+    """Yield the tests that need a GPU: by the files of tests/gpu, and one stage for all others.
+
+    The many tests of the step have a stage each, so that a cut loses few of them.
+    """
     folder = ROOT / "tests" / "gpu"
-    files = sorted(path.stem.removeprefix("test_") for path in folder.glob("test_*.py"))
-    for name in files:
-        yield _pytest(setup, name, f"tests/gpu/test_{name}.py")
-    if files:
-        yield _pytest(setup, "elsewhere", "tests", "--ignore", "tests/gpu")
+    for path in sorted(folder.glob("test_*.py")):
+        name, file = path.stem.removeprefix("test_"), str(path.relative_to(ROOT))
+        if name == "step":
+            for test in re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE):
+                yield _pytest(setup, f"{name}-{test.replace('_', '-')}", f"{file}::test_{test}")
+        else:
+            yield _pytest(setup, name, file)
+    if folder.is_dir():
+        yield _pytest(setup, "elsewhere", *_with_gpu_tests(ROOT / "tests"))
+
+
+def _with_gpu_tests(folder: Path) -> list[str]:
+    """Return the other test files with tests that need a GPU: collecting all takes minutes."""
+    return [
+        str(path.relative_to(ROOT))
+        for path in sorted(folder.rglob("test_*.py"))
+        if path.parent.name != "gpu" or path.parent.parent != folder
+        if re.search(r"\bmark\.gpu\b", path.read_text())
+    ]
 
 
 def _pytest(setup: Setup, name: str, *which: str) -> Stage:
-    stage = f"tests-{name}"
+    stage, kind = f"tests-{name}", name.partition("-")[0]
     asked = ["-m", "pytest", *which, "-m", "gpu", "-v", "--durations", "5"]
     asked += ["-p", "no:cacheprovider", "--junitxml", str(pytest_results_of(setup.out, stage))]
-    if setup.test_timeout:  # a test that hangs shall not take the others with it
-        asked += ["--timeout", str(setup.test_timeout), "--timeout-method", "thread"]
-    if setup.test_workers and name in _SIDE_BY_SIDE:
-        asked += ["-n", str(setup.test_workers)]
-    seconds = _SECONDS.get(name, 60)
+    if setup.test_timeout:
+        # A thread ends the process of a test that hangs in compiled code: of a worker only one test
+        # is lost then, of pytest itself the results of all.
+        method = "thread" if setup.test_workers else "signal"
+        asked += ["--timeout", str(setup.test_timeout), "--timeout-method", method]
+    if setup.test_workers:
+        asked += ["-n", str(setup.test_workers if kind in _SIDE_BY_SIDE else 1)]
+    seconds = _SECONDS.get(kind, 60)
     return Stage(name=stage, arguments=tuple(asked), seconds=seconds, most=2 * seconds + 60)
 
 

@@ -6,8 +6,9 @@ stage for proposals, and its fourth stage, with one BN after it, for each propos
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from torchvision.ops import MultiScaleRoIAlign, roi_align
 
 from fastsiam.errors import FastSiamError
 from fastsiam.model.backbones import ResNet
+from fastsiam.training.numerics import autocast
 
 Detector = Literal["c4", "fpn"]
 NAMES: dict[str, str] = {"c4": "C4 of torchvision's parts", "fpn": "FPN of torchvision"}
@@ -118,19 +120,49 @@ class _Normalisation(GeneralizedRCNNTransform):  # type: ignore[misc]
         return image, target
 
 
+@contextlib.contextmanager
+def _in_float32(features: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Switch autocast off and widen features.
+
+    Boxes and anchors are coordinates in pixels: bfloat16 has steps of 4 to 8 from 512 to 2,048.
+    """
+    device = next(iter(features.values())).device.type
+    with torch.autocast(device, enabled=False):
+        yield {name: one.float() for name, one in features.items()}
+
+
+class _Proposals(RegionProposalNetwork):  # type: ignore[misc]
+    """torchvision's region proposal network, in float32 under autocast too."""
+
+    def forward(self, images: Any, features: dict[str, Tensor], targets: Any = None) -> Any:
+        with _in_float32(features) as widened:
+            return super().forward(images, widened, targets)
+
+
+class _Heads(RoIHeads):  # type: ignore[misc]
+    """torchvision's heads, in float32 under autocast too."""
+
+    def forward(self, features: dict[str, Tensor], *others: Any) -> Any:
+        with _in_float32(features) as widened:
+            return super().forward(widened, *others)
+
+
 class _BoxFeatures(nn.Module):
     """The fourth stage on what was cut out for each box, with one BN after it: (R, C)."""
 
     def __init__(self, stage: nn.Module, channels: int) -> None:
         super().__init__()
         self.stage, self.norm = stage, nn.BatchNorm2d(channels)
+        self.dtype = torch.float32
+        """Autocast type of the stage, which most of a step's operations are in."""
         self.maps: Tensor | None = None
         """Of the last call, (R, C, 7, 7): masks are found in them."""
 
     def of(self, x: Tensor) -> Tensor:
-        """Return maps (R, C, 7, 7)."""
-        maps: Tensor = self.norm(self.stage(x))
-        return maps
+        """Return maps (R, C, 7, 7), float32."""
+        with autocast(x.device, self.dtype):
+            maps: Tensor = self.norm(self.stage(x))
+        return maps.float()
 
     def forward(self, x: Tensor) -> Tensor:
         maps = self.of(x)
@@ -155,7 +187,7 @@ class _Cut(nn.Module):
         return cut
 
 
-class _C4Heads(RoIHeads):  # type: ignore[misc]
+class _C4Heads(_Heads):
     """Heads that share the fourth stage: in training, masks take what it made of their boxes."""
 
     def __init__(self, stride: int, head: _BoxFeatures, predictor: nn.Module, rois: int) -> None:
@@ -167,6 +199,14 @@ class _C4Heads(RoIHeads):  # type: ignore[misc]
         assert isinstance(self.box_roi_pool, _Cut) and isinstance(self.box_head, _BoxFeatures)
         self.mask_roi_pool, self.mask_head = _Called(self._mask_maps), nn.Identity()
         self.mask_predictor = predictor
+
+    def forward(self, features: Any, *others: Any) -> Any:
+        """Return what ``RoIHeads`` does; the fourth stage alone runs under autocast."""
+        device = features["0"].device.type
+        enabled = torch.is_autocast_enabled(device)
+        assert isinstance(self.box_head, _BoxFeatures)
+        self.box_head.dtype = torch.get_autocast_dtype(device) if enabled else torch.float32
+        return super().forward(features, *others)
 
     def select_training_samples(self, proposals: Any, targets: Any) -> Any:
         found = super().select_training_samples(proposals, targets)
@@ -196,7 +236,7 @@ def _c4(backbone: ResNet, classes: int, masks: bool, rois: int) -> tuple[nn.Modu
     stride = _stem_stride(backbone) * 4
     anchors = AnchorGenerator((_SIZES,), (_RATIOS,))
     body = IntermediateLayerGetter(backbone, {"layer3": "0"})
-    rpn = RegionProposalNetwork(
+    rpn = _Proposals(
         anchors,
         RPNHead(channels, len(_SIZES) * len(_RATIOS)),
         pre_nms_top_n={"training": 12000, "testing": 6000},
@@ -216,7 +256,7 @@ def _fpn(backbone: ResNet, classes: int, masks: bool, rois: int) -> tuple[nn.Mod
     body = BackboneWithFPN(
         backbone, dict(layers), [backbone.features // 8 * 2**n for n in range(4)], 256
     )
-    rpn = RegionProposalNetwork(
+    rpn = _Proposals(
         AnchorGenerator(tuple((size,) for size in _SIZES), (_RATIOS,) * len(_SIZES)),
         RPNHead(256, len(_RATIOS)),
         pre_nms_top_n={"training": 2000, "testing": 1000},
@@ -224,7 +264,7 @@ def _fpn(backbone: ResNet, classes: int, masks: bool, rois: int) -> tuple[nn.Mod
         **_RPN,
     )
     names = list(layers.values())
-    heads = RoIHeads(
+    heads = _Heads(
         MultiScaleRoIAlign(names, 7, 2),
         TwoMLPHead(256 * 7 * 7, 1024),
         FastRCNNPredictor(1024, classes + 1),

@@ -97,3 +97,31 @@ def test_masks_share_the_boxes_maps_in_training() -> None:
 def test_other_networks_are_refused() -> None:
     with pytest.raises(FastSiamError, match="detection takes the ResNets"):
         build_detector(nn.Linear(2, 2), kind="c4", classes=2, masks=False, mean=MEAN, std=STD)
+
+
+@pytest.mark.parametrize("kind", ["c4", "fpn"])
+def test_boxes_are_float32_under_autocast(kind: Detector) -> None:
+    """bfloat16 would move anchors and boxes by pixels."""
+    model = small(kind, masks=True)
+    stages = {"anchors": model.rpn.anchor_generator, "deltas": model.roi_heads.box_predictor}
+    stages |= {"body": model.backbone, "masks": model.roi_heads.mask_predictor}
+    types: dict[str, set[torch.dtype]] = {name: set() for name in stages}
+
+    def noting(name: str) -> Any:
+        def note(module: nn.Module, arguments: Any, result: Any) -> None:
+            parts = result.values() if isinstance(result, dict) else result
+            types[name].update(one.dtype for one in parts)
+
+        return note
+
+    for name, module in stages.items():
+        module.register_forward_hook(noting(name))
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = model.train()(images(), targets(masks=True))
+        found = detect(model.eval(), images(), [(1920, 1280), (320, 500)])
+    assert types.pop("body") == {torch.bfloat16}
+    assert all(one == {torch.float32} for one in types.values())
+    assert {loss.dtype for loss in losses.values()} == {torch.float32}
+    assert {one["boxes"].dtype for one in found} == {torch.float32}
+    if kind == "c4":  # what costs most still runs in the narrow type
+        assert model.roi_heads.box_head.dtype == torch.bfloat16

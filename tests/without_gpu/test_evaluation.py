@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import torch
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.features import collected, feature_batches, frozen
 from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.linear import LinearTraining
@@ -47,6 +47,21 @@ def test_features_and_neighbours(dtype: torch.dtype, gpu: Gpu) -> None:
     assert similarity.shape == tags.shape == (16, 5) and nearest.seen == 24
     assert (similarity.dtype, tags.dtype) == (torch.float32, torch.int64)
     assert not gpu.on_the_host()
+
+
+def test_convolutions_are_not_autotuned_in_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training, which has one shape, is: the switch is restored after each batch."""
+    seen = []
+
+    def network(image: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.backends.cudnn.benchmark)
+        return image.flatten(1)
+
+    for before in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+        frozen(cast(torch.nn.Module, network), torch.zeros(2, 3, 4, 4), dtype=torch.float32)
+        assert torch.backends.cudnn.benchmark == before
+    assert seen == [False, False]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "lars"])

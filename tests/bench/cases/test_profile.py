@@ -57,3 +57,13 @@ def test_gaps_are_those_of_the_gpu() -> None:
     )
     assert use and use.longest_gap == pytest.approx(2e-4)
     assert gpu_use(events[1:2], 4) is None
+
+
+def test_the_longest_gap_is_not_one_of_the_first_step() -> None:
+    """The profiler starts in that step."""
+    starts = (0, 700, 1000, 1110, 1300, 1400)
+    use = gpu_use([{"ts": ts, "dur": 100, "cat": "kernel"} for ts in starts], 3)
+    assert use and use.longest_gap == pytest.approx(9e-5)
+    assert use.gpu_busy == pytest.approx(600 / 1500)
+    alone = gpu_use([{"ts": ts, "dur": 100, "cat": "kernel"} for ts in starts[:2]], 1)
+    assert alone and alone.longest_gap == pytest.approx(6e-4)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fastsiam.bench.cases import decode as case
 from fastsiam.bench.config import BenchConfig
@@ -34,6 +35,17 @@ def test_what_refuses_an_image_takes_no_part(images: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     works = decode.build_decoding(path=str(images / "train"), workers=1, batch=8, device="cpu")
     assert set(works) == {"PIL", "torchvision.io"}
+
+
+def test_torchvision_decodes_on_the_gpu_after_all_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It writes into memory that queued work may still read (pytorch/vision pull request 9606)."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    monkeypatch.setattr("torchvision.io.decode_jpeg", lambda *_, **__: calls.append("decode"))
+    decode._by_nvjpeg([torch.zeros(1)] * 3, 2)()
+    assert calls == ["synchronize", "decode"] * 2
 
 
 def test_those_that_are_missing_are_named_with_how_to_get_them(

@@ -15,7 +15,13 @@ import pytest
 
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import campaign
-from fastsiam.bench.gpu.campaign import Outcome, in_turn, perform, read_outcomes
+from fastsiam.bench.gpu.campaign import (
+    Outcome,
+    in_turn,
+    perform,
+    read_outcomes,
+    results_folder,
+)
 from fastsiam.bench.gpu.page import write_page
 from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of, stages
 from fastsiam.bench.records import read
@@ -121,11 +127,63 @@ def test_what_a_stage_found_until_it_was_ended_is_kept(
     assert (lacks.status, lacks.said) == ("partly", "dali: not measured: no memory")
 
 
+@pytest.mark.parametrize(("body", "status"), [("pytest.skip('no DALI')", "partly"), ("", "done")])
+def test_what_was_skipped_is_not_done(body: str, status: str, out: Path) -> None:
+    """What a test lacks may be there in the next call."""
+    (out / "tests").mkdir()
+    tests = out / "test_some.py"
+    tests.write_text(f"import pytest\ndef test_a(): pass\ndef test_b(): {body or 'pass'}\n")
+    asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
+    results = str(pytest_results_of(out, "some"))
+    some = Stage(name="some", arguments=(*asked, "--junitxml", results), seconds=1, most=60)
+    assert perform(some, out, seconds=100).status == status
+
+
+def test_a_test_that_hangs_costs_its_own_result_alone(tmp_path: Path) -> None:
+    """Where pytest-timeout ends its process, that is a worker's; without workers it is asked."""
+    for workers, expected in ((0, ["signal"]), (4, ["thread", "-n", "1"])):
+        setup = Setup(out=tmp_path, gpu=True, pipelines=(), test_workers=workers, test_timeout=150)
+        (knn,) = (one for one in stages(setup) if one.name == "tests-knn")
+        at = knn.arguments.index("--timeout-method") + 1
+        assert list(knn.arguments[at:]) == expected
+
+
+def test_tests_of_the_step_have_a_stage_each(tmp_path: Path) -> None:
+    """Together they are all tests of the file; stages name the files that they collect."""
+    table = {one.name: one for one in stages(Setup(out=tmp_path, gpu=True, pipelines=()))}
+    steps = [one for name, one in table.items() if name.startswith("tests-step-")]
+    named = {one.arguments[2].partition("::")[2] for one in steps}
+    source = (ROOT / "tests" / "gpu" / "test_step.py").read_text()
+    assert len(steps) == source.count("\ndef test_") and len(steps) > 5
+    assert all(f"\ndef {name}(" in source for name in named) and len(named) == len(steps)
+    files = [one for one in table["tests-elsewhere"].arguments if one.startswith("tests/")]
+    assert files and all("mark.gpu" in (ROOT / file).read_text() for file in files)
+    assert not any(file.startswith("tests/gpu/") for file in files)
+
+
+def test_steps_in_float32_fit_the_card(tmp_path: Path) -> None:
+    for memory, batch in ((79e9, "256"), (140e9, "512")):
+        setup = Setup(out=tmp_path, gpu=True, pipelines=(), gpu_bytes=memory)
+        for one in stages(setup):
+            if one.name in ("step-authors", "step-fp32"):
+                assert one.arguments[one.arguments.index("--batch") + 1] == batch
+        said = "use batch 256: at batch 512 they need about 86 GB, and this GPU has 79."
+        assert setup.float32_batch_note.endswith(said) == (batch == "256")
+
+
+def test_results_land_where_out_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert results_folder(GpuConfig()) == tmp_path / "gpu"
+    assert results_folder(GpuConfig(out="there")) == Path("there").absolute()
+    monkeypatch.delenv("OUT")
+    assert results_folder(GpuConfig()) == Path("runs/gpu").absolute()
+
+
 def test_a_page_is_made_of_what_can_be_read(out: Path) -> None:
     """After a call that was killed, files may be missing or cut."""
     for folder in ("records", "tests"):
         (out / folder).mkdir()
-    setup = Setup(out=out, gpu=True, pipelines=("dali",), cifar10="c")
+    setup = Setup(out=out, gpu=True, gpu_name="NVIDIA H200", pipelines=("dali",), cifar10="c")
     pytest_results_of(out, "tests-knn").write_text("<testsuites><testsuite")
     records_of(out, "loader").write_text("[{")
     page = write_page(setup, stages(setup), {"tests-knn": "failed", "loader": "cut"}).read_text()
@@ -202,8 +260,11 @@ def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None
         setup = Setup(out=tmp_path, gpu=gpu, pipelines=("dali", "ffcv"), cifar10="c", data="d")
         table = {one.name: one for one in stages(setup)}
         assert len(table) == len(stages(setup)) and list(table)[-1] == "cifar10"
+        given = {
+            argument.partition("::")[0] for one in table.values() for argument in one.arguments
+        }
         for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
-            assert f"tests/gpu/{path.name}" in table[path.stem.replace("test_", "tests-")].arguments
+            assert f"tests/gpu/{path.name}" in given
         for one in table.values():
             assert one.seconds <= one.most
             if one.arguments[:2] == ("-m", "fastsiam"):
