@@ -52,7 +52,7 @@ _FEWEST_SAFE_CHANNELS = 16
 
 
 class StridedPointwise(nn.Conv2d):
-    """A strided 1x1 convolution of few channels, computed on every s-th pixel with stride 1.
+    """A strided 1x1 convolution of few channels: on a CPU, of every s-th pixel with stride 1.
 
     torch's oneDNN (2.11 to 2.15) writes out of bounds in the backward pass of a channels-last
     strided 1x1 convolution with fewer than 16 input channels on a CPU, if the batch is not a
@@ -60,7 +60,9 @@ class StridedPointwise(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve (N, C, H, W) as ``nn.Conv2d`` does, up to rounding."""
+        """Convolve (N, C, H, W) as ``nn.Conv2d`` does, on a CPU up to rounding."""
+        if input.device.type != "cpu":
+            return super().forward(input)
         down, right = self.stride
         return nn.functional.conv2d(input[..., ::down, ::right], self.weight, self.bias)
 
