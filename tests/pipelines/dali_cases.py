@@ -20,6 +20,7 @@ from fastsiam.pipelines import (
     open_store,
 )
 from fastsiam.pipelines.dali_backend import DaliLoader
+from fastsiam.pipelines.store.decode import ImageRules
 from fastsiam.views.draws import ViewParams
 from tests.pipelines.cases import SMALL
 from tests.sources import encoded, picture, rotated_jpeg
@@ -57,7 +58,7 @@ def load(
 
 def trust(patch: pytest.MonkeyPatch) -> None:
     """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
-    patch.setattr(dali_cropper, "_BY_PIL", 0)
+    patch.setattr(ImageRules, "needs_pillow", lambda self, head: False)
     patch.setattr(dali_cropper, "is_all_code", lambda data, head: True)
 
 

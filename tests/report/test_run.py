@@ -82,8 +82,9 @@ def test_runs_of_a_sweep_are_compared(small: TrainConfig, tmp_path: Path) -> Non
     record = evaluate_knn(
         runs[1], KnnConfig(workers=0, baselines=True, k="3"), Place(0, 1, torch.device("cpu"))
     )
-    settings = json.loads((runs[0] / "config.json").read_text())
-    (runs[0] / "config.json").write_text(json.dumps({**settings, "compiled": False}))
+    for run, compiled in zip(runs, (False, True), strict=True):
+        settings = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps({**settings, "compiled": compiled}))
     heads, first, second = _table(write_report(runs, tmp_path / "page.html").read_text())
     assert heads[:3] == ["run", "--lr", "epochs"]
     assert (first[:2], second[:2]) == (["lr-0.1", "0.1"], ["lr-0.5", "0.5"])
