@@ -1,7 +1,7 @@
-"""Which pipeline ``--pipeline auto`` is: the fastest that can run here and read the images.
+"""Which pipeline ``--pipeline auto`` is.
 
-``memory``, if all images fit, for it decodes nothing while training; on a GPU then what decodes
-there; else the fastest on a CPU, by what the table of pipelines says of each.
+``memory`` if all images fit, because it decodes nothing while training. Otherwise ``native``, or
+``dali`` on a GPU with fewer than ``CORES_PER_GPU`` cores, because it decodes there.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from numpy.typing import NDArray
 
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.console import size
-from fastsiam.errors import DataError
-from fastsiam.kernels.cores import local_ranks
+from fastsiam.errors import BackendError, DataError
+from fastsiam.kernels import library
+from fastsiam.kernels.cores import local_ranks, own_cores
 
-from .backends import BACKENDS, BASELINE, SPEEDS, Backend, how_to_convert
+from .backends import BACKENDS, BASELINE
 from .room import free_bytes
 from .store import Store
 
 if TYPE_CHECKING:
     import torch
 
+CORES_PER_GPU = 4
+"""From so many cores on, ``native`` feeds a GPU: three make 2,500 pairs of crops a second of
+ImageNet's photographs, and one is left for training."""
 _SAMPLE = 256
 """Images whose headers are read where nothing else tells their sizes."""
 _SAMPLE_GROUPS = 8
@@ -44,7 +48,7 @@ class Choice:
     name: Pipeline
     why: str
     faster: str = ""
-    """What would be faster, and how to get it; empty if nothing is known to be."""
+    """How to get what is faster; empty if nothing is known to be."""
 
     def __str__(self) -> str:
         """One line for people."""
@@ -63,10 +67,8 @@ def choose_pipeline(
 ) -> Choice:
     """Choose the pipeline of a data set's images.
 
-    What is not installed, is broken or cannot read the images is passed over.
-
     Args:
-        data: the settings, for what is suggested.
+        data: the settings.
         store: the images.
         device: where the views shall lie.
         chosen: positions of the images that are wanted; all by default.
@@ -75,29 +77,25 @@ def choose_pipeline(
         model: bytes that training needs there besides; by default half of ``free``.
         keeps: whether all images are wanted often enough to keep them decoded.
     """
-    gpu = device.type == "cuda"
-    order = sorted(
-        (backend for backend in BACKENDS.values() if backend.real),
-        key=lambda one: (not one.resident, not (gpu and one.decodes_on_gpu), -(one.cpu_speed or 0)),
-    )
     reasons: list[str] = []
-    better: list[Backend] = []
-    for backend in order:
-        if backend.resident:
-            if not keeps:
-                continue
-            fits, reason = _fit(store, chosen, device, free, model)
-            reasons.append(reason)
-            if fits:
-                return Choice(backend.name, reason)
-            continue
-        if backend.reads(store):
-            if not (trouble := backend.trouble()):
-                why = "; ".join(reasons) or f"the fastest here for {store}"
-                return Choice(backend.name, why, _faster(better, backend, store, data, gpu))
-            reasons.append(trouble)
-        better.append(backend)
-    raise AssertionError(f"{BASELINE} reads everything")
+    if keeps:
+        fits, reason = _fit(store, chosen, device, free, model)
+        if fits:
+            return Choice("memory", reason)
+        reasons.append(reason)
+    faster = ""
+    if device.type == "cuda" and (cores := own_cores()) < CORES_PER_GPU:
+        reasons.append(f"{cores} {'core' if cores == 1 else 'cores'} for this GPU")
+        dali = BACKENDS["dali"]
+        if not (trouble := dali.trouble()):
+            return Choice("dali", "; ".join(reasons))
+        reasons.append(trouble)
+        faster = "" if dali.installed else f"pip install 'fastsiam[{dali.extra}]'"
+    try:
+        library.kernels()
+    except BackendError as error:
+        return Choice(BASELINE, "; ".join([*reasons, str(error)]))
+    return Choice("native", "; ".join(reasons) or f"reads {store}", faster)
 
 
 def settled(data: DataConfig, name: str) -> DataConfig:
@@ -181,31 +179,3 @@ def _fit(
         f"{count:,} images take {about}{size(taken)} decoded, more than the {size(room)} that "
         f"{where} has for them"
     )
-
-
-def _faster(
-    better: list[Backend], chosen: Backend, store: Store, data: DataConfig, gpu: bool
-) -> str:
-    """Say how to get the fastest of those that were passed over for want of something."""
-    for backend in better:
-        if step := _how_to_use(backend, store, data):
-            if gpu or not (backend.cpu_speed and chosen.cpu_speed):
-                return f"{step}, {backend.name}"
-            times = backend.cpu_speed / chosen.cpu_speed
-            return f"{step}, {backend.name}, {times:.1f} times the images/s in {SPEEDS}"
-    return ""
-
-
-def _how_to_use(backend: Backend, store: Store, data: DataConfig) -> str:
-    """Say what to do so that a pipeline can run here and read a store.
-
-    Empty if nothing is to be done, or if its package takes root to install.
-    """
-    if backend.needs_root and not backend.installed:
-        return ""
-    steps = []
-    if not backend.installed:
-        steps.append(f"pip install 'fastsiam[{backend.extra}]'")
-    if not backend.reads(store):
-        steps.append(f"convert to .beton ({how_to_convert(data)})")
-    return " and ".join(steps)

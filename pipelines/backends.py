@@ -39,8 +39,6 @@ BASELINE: Pipeline = "torchvision"
 """What users have today: others are compared with it, and it stands in for those that cannot."""
 CEILING: Pipeline = "synthetic"
 """What costs nothing: the ceiling of training speed."""
-SPEEDS = "bench/results/loader-imagenet.json"
-"""The record of ``cpu_speed``: ImageNet's photographs, views finished on two cores, no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +100,6 @@ class Backend:
     """How many images it makes up, in an epoch; None if it reads real ones."""
     crops: bool = True
     """Its loaders yield uint8 crops too: see ``fastsiam.views.batch.CropLoader``."""
-    cpu_speed: float | None = None
-    """Images/s as ``SPEEDS`` has them: which is faster on a CPU. None if it reads no images."""
     processes: bool = False
     """Its workers are processes that stay, not threads."""
     resident: bool = False
@@ -254,6 +250,34 @@ def _ahead_of_workers(data: DataConfig, augment: AugmentConfig, batch: int) -> i
     return math.ceil(workers * ITEMS_AHEAD / math.ceil(batch / images))
 
 
+def _open_native(opening: Opening) -> Loader:
+    from .native_backend import NativeLoader
+
+    return NativeLoader(
+        opening.images,
+        opening.order,
+        opening.augment,
+        workers=opening.data.workers,
+        prefetch=opening.data.prefetch,
+        device=opening.device,
+        dtype=opening.dtype,
+    )
+
+
+def _natives_central_crops(opening: CentralOpening) -> MakeCrops:
+    from .native_backend import central_crops
+
+    return partial(
+        central_crops,
+        opening.store,
+        resize=opening.resize,
+        side=opening.side,
+        workers=opening.data.workers,
+        prefetch=opening.data.prefetch,
+        device=opening.device,
+    )
+
+
 def _open_ffcv(opening: Opening) -> Loader:
     from .ffcv_backend import FfcvLoader
 
@@ -347,10 +371,19 @@ _ROWS = (
         open=_open_torchvision,
         central_crops=_pils_central_crops,
         crops=False,
-        cpu_speed=180,
         processes=True,
         decoder="PIL",
         made_ahead=_ahead_of_workers,
+    ),
+    Backend(
+        name="native",
+        module="native_backend",
+        about="any data, decoded and cropped by compiled code in threads of the CPU",
+        open=_open_native,
+        central_crops=_natives_central_crops,
+        decoder="fastsiam: the boxes' part",
+        made_ahead=_ahead_of_training,
+        prefetches=True,
     ),
     Backend(
         name="ffcv",
@@ -362,7 +395,6 @@ _ROWS = (
         extra="ffcv",
         needs_root=True,
         needs_beton=True,
-        cpu_speed=1341,
         decoder="fastsiam: the boxes' part",
         made_ahead=_ahead_of_training,
         prefetches=True,
@@ -376,7 +408,6 @@ _ROWS = (
         package="nvidia.dali",
         extra="dali",
         extra_cuda13="dali13",
-        cpu_speed=928,
         decoder="DALI",
         decodes_on_gpu=True,
         made_ahead=_ahead_of_training,
@@ -388,7 +419,6 @@ _ROWS = (
         about="a small data set decoded once, augmented on the {device}",
         open=_open_memory,
         resident=True,
-        cpu_speed=4120,
     ),
     Backend(
         name="synthetic",

@@ -10,7 +10,7 @@ import signal
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from multiprocessing.connection import wait
@@ -241,7 +241,7 @@ def _close(reference: weakref.ref[_Closes]) -> None:
 
 def made_ahead(
     make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int
-) -> Iterator[Made]:
+) -> Generator[Made]:
     """Yield ``make(task)`` of each task in order, made in a thread, up to ``count`` ahead.
 
     The thread ends with the iterator, also with one that is left before its end. An error comes

@@ -12,7 +12,7 @@ from fastsiam.urls import Url, place
 
 from .checks import require, share
 
-ImagePipeline = Literal["torchvision", "ffcv", "dali", "memory"]
+ImagePipeline = Literal["torchvision", "native", "ffcv", "dali", "memory"]
 """Pipelines that load images; ``fastsiam.pipelines.backends`` has what each can do."""
 Pipeline = Literal[ImagePipeline, "synthetic"]
 PipelineSetting = Literal["auto", Pipeline]
@@ -95,19 +95,20 @@ class DataConfig:
     )
     pipeline: PipelineSetting = "auto"
     (
-        "How images become batches: PIL in worker processes (torchvision); FFCV; DALI; decoded "
-        "once and kept on the device (memory); or ready tensors (synthetic). auto is the fastest "
-        "that is installed and can read the data, memory if all images fit; a resumed run keeps "
-        "its own."
+        "How images become batches: compiled code in threads (native); PIL in worker processes "
+        "(torchvision); FFCV; DALI; decoded once and kept on the device (memory); or ready tensors "
+        "(synthetic). auto is the fastest that is installed and can read the data, memory if all "
+        "images fit; a resumed run keeps its own."
     )
     workers: int = -1
     (
-        "Loader processes (torchvision, memory) or threads (ffcv, dali; at least 1) of each rank; "
+        "Loader processes (torchvision, memory) or threads (native, ffcv, dali; at least 1) of "
+        "each rank; "
         "-1 is one for each core of the rank, 0 loads in the training process."
     )
 
     prefetch: int = 2
-    """ffcv, dali: batches that are made ahead of the training step."""
+    """native, ffcv, dali: batches that are made ahead of the training step."""
     cache: str = ""
     (
         "Folder in which what is read of remote data is kept, for the next epoch and for other "

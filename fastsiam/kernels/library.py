@@ -151,6 +151,8 @@ def _load(kind: str) -> Any:
         ) from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
     library.fastsiam_make.restype = None
+    library.fastsiam_make_pixels.argtypes = [POINTER(JobOf), c_int64, c_void_p]
+    library.fastsiam_make_pixels.restype = None
     library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
     library.fastsiam_finish.argtypes += [POINTER(FinishOf), c_void_p]
     library.fastsiam_finish.restype = None

@@ -31,6 +31,8 @@ from . import Cuts, cut_views
 
 JPEG, PIXELS, PLANES = range(3)
 """Forms in which images lie in memory; a .beton file's modes are the same."""
+PILLOW = 255
+"""Form of an image that compiled code leaves out: ``Job.make_pixels`` takes it when decoded."""
 _STAGES = "decode", "crop", "photometric"
 
 
@@ -47,7 +49,7 @@ class Images:
     width: NDArray[np.int32]
     """(N,)"""
     form: NDArray[np.uint8]
-    """(N,) JPEG, PIXELS (H x W x 3, RGB) or PLANES."""
+    """(N,) JPEG, PIXELS (H x W x 3, RGB), PLANES or PILLOW."""
 
     @staticmethod
     def of_pixels(address: NDArray[np.int64], size: NDArray[np.integer[Any]]) -> Images:
@@ -101,6 +103,7 @@ class Job:
         self._times, self._threads = np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
         turn = np.argsort(-images.bytes, kind="stable") if longest_first else None
         taken, at = np.zeros(1, np.int64), library.at
+        self._taken, self._images = taken, images
         made = (library.SideOf * len(cuts))()
         for number, (own, side) in enumerate(zip(cuts, sides, strict=True)):
             box, flip, resized, corner = arrays = _contiguous(own)
@@ -133,6 +136,7 @@ class Job:
             at(self._threads),
         )
         self._make = library.kernels().fastsiam_make
+        self._make_pixels = library.kernels().fastsiam_make_pixels
 
     def _keep(self, *what: object) -> None:
         """Keep objects alive whose addresses are used."""
@@ -141,6 +145,23 @@ class Job:
     def run(self) -> None:
         """Take one image after the other, as long as there are any."""
         self._make(ctypes.byref(self._job))
+
+    def make_pixels(self, row: int, pixels: NDArray[np.uint8]) -> None:
+        """Make the crops and views of one image that was decoded elsewhere.
+
+        Args:
+            row: its number among the images.
+            pixels: (H, W, 3) of the size that ``images`` states.
+        """
+        size = (int(self._images.height[row]), int(self._images.width[row]), 3)
+        if pixels.shape != size:
+            raise ValueError(f"an image of {pixels.shape} in the place of one of {size}")
+        pixels = np.ascontiguousarray(pixels)
+        self._make_pixels(ctypes.byref(self._job), row, library.at(pixels, np.uint8))
+
+    def cancel(self) -> None:
+        """Let the threads end after the image that each works on."""
+        self._taken[0] = len(self._images.address)
 
     def refused(self) -> NDArray[np.int64]:
         """Return the rows of the images that could not be decoded, once all threads have ended."""

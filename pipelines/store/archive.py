@@ -23,7 +23,7 @@ from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
 from .base import Split, Store
 from .blocks import blocks
-from .files import File, open_file
+from .files import File, located, open_file
 from .probe import Bytes, Flags
 from .tar import gunzip
 
@@ -82,6 +82,15 @@ class ArchiveStore(Store):
                 raise self.cannot_decode(index, "unpacked it is above 256 MiB")
             return unpacked
         return data
+
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of images in the mapped tars; None if some are gzipped."""
+        rows = self.rows[indices]
+        if (rows["flags"] & Flags.GZIP).any():
+            return None
+        return located(self._files, rows["file"], rows["offset"], rows["size"])
 
     def ahead(self, indices: Sequence[int]) -> None:
         """Begin to fetch images that lie on another machine."""

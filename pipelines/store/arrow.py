@@ -69,6 +69,12 @@ class ArrowStore(TableStore):
         """Return the Arrow files."""
         return self._places.files
 
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of images in the mapped files."""
+        return self._places.locate(indices)
+
     def _encoded(self, index: int) -> Bytes:
         return self._places.read(index)
 

@@ -133,6 +133,20 @@ class Store(ABC):
         """
         return in_order(len(self))
 
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return where the bytes of N images lie in memory, if all of them do.
+
+        Args:
+            indices: (N,) positions.
+
+        Returns:
+            (N,) addresses and (N,) lengths, valid as long as the store is; None where ``read`` has
+            to fetch or unpack them. ``check`` says afterwards whether mapped files were whole.
+        """
+        return None
+
     def read_many(self, indices: Sequence[int]) -> list[Bytes]:
         """Return the bytes of several images, as ``read`` does, waiting once for all of them."""
         self.ahead(indices)

@@ -188,6 +188,14 @@ class BetonStore(Store):
         start = int(self.start[index])
         return self._file.read(start, start + int(self.bytes[index]))
 
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of records in the mapped file."""
+        if not isinstance(self._file, Mapped):
+            return None
+        return self._file.address + self.start[indices], self.bytes[indices]
+
     def ahead(self, indices: Sequence[int]) -> None:
         """Begin to fetch records that lie on another machine."""
         if not self.is_remote:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
@@ -21,6 +25,27 @@ def open_file(path: Place) -> File:
         DataError: it is not there, cannot be read, or is empty.
     """
     return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
+
+
+def located(
+    files: Sequence[File],
+    file: NDArray[np.integer],
+    start: NDArray[np.integer],
+    size: NDArray[np.integer],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Return addresses and lengths of N ranges of mapped files; None if a file is not mapped.
+
+    Args:
+        files: all of the data set.
+        file: (N,) number of each range's file.
+        start: (N,) where it begins in the file.
+        size: (N,) its bytes.
+    """
+    addresses = [one.address for one in files if isinstance(one, Mapped)]
+    if len(addresses) < len(files):
+        return None
+    base = np.array(addresses, np.int64)[file]
+    return base + start.astype(np.int64), size.astype(np.int64)
 
 
 def on_disk(path: Place) -> Path:

@@ -34,9 +34,9 @@ class Mapped:
         except ValueError as error:
             raise DataError(f"{path} is empty") from error
         self.view = memoryview(self._map)
-        self._place = mappings.guard(
-            path, self._map, np.frombuffer(self.view, np.uint8).ctypes.data
-        )
+        self.address = np.frombuffer(self.view, np.uint8).ctypes.data
+        """Of the file's first byte in memory."""
+        self._place = mappings.guard(path, self._map, self.address)
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes between two places, without a copy."""

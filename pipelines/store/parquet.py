@@ -114,6 +114,12 @@ class ParquetStore(TableStore):
         """Return the files that the images' bytes lie in; pyarrow's own mappings are not there."""
         return () if self._places is None else self._places.files
 
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of images in the mapped files."""
+        return None if self._places is None else self._places.locate(indices)
+
     def _encoded(self, index: int) -> Bytes:
         if self._places is not None:
             return self._places.read(index)

@@ -50,6 +50,12 @@ class PickedStore(Store):
         except ImageError as error:
             raise error.at(index) from error
 
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return where images lie in memory, as the store says."""
+        return self._store.locate(self._positions[indices])
+
     def ahead(self, indices: Sequence[int]) -> None:
         """Begin to fetch images that lie on another machine."""
         self._store.ahead(self._positions[np.asarray(indices, np.int64)].tolist())

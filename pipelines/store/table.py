@@ -18,6 +18,7 @@ from ..remote.path import Place
 from .base import Store
 from .blocks import blocks
 from .columns import Columns
+from .files import located
 from .mapped import Mapped
 from .probe import Bytes
 
@@ -38,6 +39,15 @@ class Places:
         """Return an image's bytes: a view into its mapped file."""
         start = int(self.start[index])
         return self.files[int(self.file[index])].view[start : start + int(self.size[index])]
+
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of images; None if a row has no bytes: ``read`` says so."""
+        size = self.size[indices]
+        if not size.all():
+            return None
+        return located(self.files, self.file[indices], self.start[indices], size)
 
 
 class TableStore(Store):

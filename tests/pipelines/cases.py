@@ -20,7 +20,9 @@ from fastsiam.views.batch import Batch, Loader
 NEEDS = {"ffcv": [pytest.mark.ffcv], "dali": [pytest.mark.dali]}
 PIPELINES = [pytest.param(name, marks=NEEDS.get(name, [])) for name in get_args(Pipeline)]
 WITH_IMAGES = [name for name in PIPELINES if name.values != ("synthetic",)]
-THREADED = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
+OPTIONAL = [name for name in WITH_IMAGES if name.values[0] in NEEDS]
+"""Those whose package need not be installed."""
+THREADED = [name for name in WITH_IMAGES if name.values[0] in (*NEEDS, "native")]
 _M_MMAP_THRESHOLD = -3
 SMALL = AugmentConfig.alike(crop=16)
 

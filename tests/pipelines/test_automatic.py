@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +14,13 @@ from PIL import Image
 
 from fastsiam import pipelines
 from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.errors import BackendError
+from fastsiam.kernels import library
 from fastsiam.pipelines import automatic as module
 from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room
 from fastsiam.pipelines.automatic import choose_pipeline, decoded_bytes
-from fastsiam.pipelines.backends import BACKENDS, SPEEDS
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
-from tests.conftest import ROOT, write_images
 from tests.pipelines.cases import readable
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -50,46 +50,50 @@ def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
     assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - taken + 1)
 
 
+TOO_LARGE = "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them"
+
+
+@pytest.mark.ffcv
+def test_native_reads_any_data(images: Path) -> None:
+    for source in (images, readable("ffcv", images / "train")):
+        assert choice(source) == f"pipeline native: {TOO_LARGE}"
+
+
 @pytest.mark.dali
-@pytest.mark.ffcv
-def test_the_fastest_that_reads_the_images(images: Path) -> None:
-    beton = readable("ffcv", images / "train")
-    why = "24 images take 41 kB decoded, more than the 0 kB that the CPU has for them"
-    assert choice(beton) == f"pipeline ffcv: {why}"
-    assert choice(images) == (
-        f"pipeline dali: {why}; faster: convert to .beton (fastsiam convert folder --source "
-        f"{images} --out DIR), ffcv, 1.4 times the images/s in {SPEEDS}"
+def test_a_gpu_with_few_cores_decodes_itself(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    why = TOO_LARGE.replace("CPU", "GPU")
+    for cores, said in {
+        3: f"pipeline dali: {why}; 3 cores for this GPU",
+        4: f"pipeline native: {why}",
+    }.items():
+        monkeypatch.setattr(module, "own_cores", lambda cores=cores: cores)
+        assert choice(images, GPU) == said
+    monkeypatch.setattr(module, "own_cores", lambda: 1)
+    without(monkeypatch, "dali")
+    assert choice(images, GPU) == (
+        f"pipeline native: {why}; 1 core for this GPU; dali is not installed; "
+        "faster: pip install 'fastsiam[dali]'"
     )
-    for source in (beton, images):
-        assert choice(source, GPU) == f"pipeline dali: {why.replace('CPU', 'GPU')}"
 
 
-@pytest.mark.ffcv
-def test_what_is_not_installed_is_passed_over(
+def test_a_package_that_is_broken_is_passed_over(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beton = readable("ffcv", images / "train")
-    without(monkeypatch, "dali")
-    assert choice(beton).startswith("pipeline ffcv: ")
-    on_gpu = choice(beton, GPU)
-    assert on_gpu.startswith("pipeline ffcv: ") and "dali is not installed" in on_gpu
-    assert on_gpu.endswith("; faster: pip install 'fastsiam[dali]', dali")  # nobody measured it
-    assert "--out DIR), ffcv, 7.5 times" in choice(images)
-    without(monkeypatch, "dali", "ffcv")
-    last = choice(images)
-    assert last.startswith("pipeline torchvision: ") and "dali is not installed" in last
-    # ffcv is faster still, but compiles against libraries that take root to install.
-    hint = f"; faster: pip install 'fastsiam[dali]', dali, 5.2 times the images/s in {SPEEDS}"
-    assert last.endswith(hint), last
-    without(monkeypatch, "ffcv")
-    assert "faster" not in choice(images)
-
-
-def test_what_is_broken_is_passed_over(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "own_cores", lambda: 1)
     broken = replace(BACKENDS["dali"], package="sys", module="no_such_module")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
-    said = choice(images)
-    assert said.startswith("pipeline torchvision: ") and "dali cannot be loaded (No module" in said
+    said = choice(images, GPU)
+    assert said.startswith("pipeline native: ") and "dali cannot be loaded (No module" in said
+
+
+def test_torchvision_where_kernels_are_missing(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise BackendError("no C++ compiler found")
+
+    monkeypatch.setattr(library, "kernels", missing)
+    assert choice(images) == f"pipeline torchvision: {TOO_LARGE}; no C++ compiler found"
 
 
 def test_what_is_broken_in_another_way_too(
@@ -100,20 +104,6 @@ def test_what_is_broken_in_another_way_too(
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
     broken = replace(BACKENDS["dali"], package="sys", module="built_for_another")
     assert "dali cannot be loaded (module 'sys' has no" in broken.trouble()
-
-
-def test_paths_in_what_is_suggested_can_be_pasted(tmp_path: Path) -> None:
-    root = write_images(tmp_path / "my photos")
-    assert f"--source '{root}' --out DIR" in choice(root)
-
-
-def test_speeds_are_those_of_the_record() -> None:
-    rows = json.loads((ROOT / SPEEDS).read_text())
-    found = {row["pipeline"]: row for row in rows if row["name"] == f"{row['pipeline']} views"}
-    for name, backend in BACKENDS.items():
-        if backend.real:
-            assert found[name]["environment"]["gpus"] == []
-            assert backend.cpu_speed == pytest.approx(found[name]["images_per_second"], abs=0.6)
 
 
 class Counting(FolderStore):

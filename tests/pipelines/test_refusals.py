@@ -16,8 +16,8 @@ from fastsiam.pipelines import (
 from fastsiam.pipelines.store.beton import BetonStore
 from tests.conftest import write_images
 from tests.pipelines.cases import (
+    OPTIONAL,
     PIPELINES,
-    THREADED,
     WITH_IMAGES,
     build,
     readable,
@@ -84,7 +84,7 @@ def test_a_missing_package_is_said_before_anything_starts(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", THREADED)
+@pytest.mark.parametrize("name", OPTIONAL)
 def test_a_package_that_cannot_be_loaded_is_said(
     name: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

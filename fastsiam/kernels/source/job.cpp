@@ -94,10 +94,11 @@ int64_t make_views(const Job &job, int64_t row, const Image &image) {
 
 }  // namespace
 
-// Makes one image after the other, as long as there are any.
+// Makes one image after the other, as long as there are any; those of other forms are left out.
 EXPORT void fastsiam_make(const Job *job) {
     for (int64_t place; (place = take(job->taken)) < job->count;) {
         const int64_t row = job->turn ? job->turn[place] : place;
+        if (job->form[row] > PLANES) continue;
         int64_t time[4] = {now(), 0, 0, 0};
         Image image;
         job->refused[row] = !pixels_of(*job, row, &image);
@@ -109,6 +110,13 @@ EXPORT void fastsiam_make(const Job *job) {
         if (job->time) memcpy(job->time + 4 * row, time, sizeof time);
         if (job->thread) job->thread[row] = this_thread();
     }
+}
+
+// Makes one image whose pixels, height x width x 3, the caller has.
+EXPORT void fastsiam_make_pixels(const Job *job, int64_t row, const uint8_t *pixels) {
+    const int64_t pitch = 3LL * job->width[row];
+    const Image image = {pixels, pitch, 0, 0, pixels + pitch * job->height[row]};
+    make_views(*job, row, image);
 }
 
 // Takes one crop after the other through the photometric stage, as long as there are any.
