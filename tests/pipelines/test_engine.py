@@ -1,0 +1,316 @@
+"""The engine against Pillow: any image, boxes, sides and threads; any store; errors and cancels."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.config import DataConfig
+from fastsiam.errors import ImageError
+from fastsiam.pipelines import build_loader, engine, open_store
+from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.geometric import Cuts
+from fastsiam.pipelines.store import Store
+from fastsiam.views.batch import Batch
+from tests.conftest import write_images
+from tests.pipelines.cases import SMALL, equal, levels, readable
+from tests.sources import (
+    cifar,
+    encoded,
+    folder_members,
+    imagenet,
+    jpeg,
+    parquet,
+    picture,
+    rotated_jpeg,
+    tar,
+)
+
+KINDS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("RGB", "JPEG", {"subsampling": "4:2:0"}),
+    ("RGB", "JPEG", {"subsampling": "4:2:2"}),
+    ("RGB", "JPEG", {"subsampling": "4:4:4", "quality": 100}),
+    ("RGB", "JPEG", {"progressive": True, "quality": 30}),
+    ("RGB", "JPEG", {"restart_marker_blocks": 1}),
+    ("L", "JPEG", {}),
+    ("CMYK", "JPEG", {}),
+    ("RGB", "PNG", {}),
+    ("LA", "PNG", {}),
+    ("RGB", "WEBP", {"lossless": True}),
+)
+
+
+class ListStore(Store):
+    """Encoded images in a list."""
+
+    kind = "list"
+
+    def __init__(self, images: Sequence[bytes]) -> None:
+        self.images, self.root = images, Path("list")
+        self.labels, self.classes = np.full(len(images), -1), ()
+
+    def read(self, index: int) -> bytes:
+        return self.images[index]
+
+    def name(self, index: int) -> str:
+        return f"image {index}"
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.array([len(image) for image in self.images])
+
+    def stamp(self) -> str:
+        return ""
+
+
+def by_pillow(store: Store, index: int, cuts: Cuts, side: int) -> NDArray[np.uint8]:
+    """Return the crops (V, side, side, 3) of an image."""
+    image, crops = store.decode(index), []
+    for box, flip in zip(cuts.box[:, index], cuts.flip[:, index], strict=True):
+        top, left, height, width = box.tolist()
+        crop = image.crop((left, top, left + width, top + height))
+        pixels = np.asarray(crop.resize((side, side), Image.Resampling.BILINEAR))
+        crops.append(pixels[:, ::-1] if flip else pixels)
+    return np.stack(crops)
+
+
+def whole(sizes: NDArray[np.int64], side: int) -> Cuts:
+    """Return whole images, resized to a square."""
+    box = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(np.int32)[None]
+    resized = np.full((1, len(sizes), 2), side, np.int32)
+    return Cuts(box, np.zeros((1, len(sizes)), np.bool_), resized, np.zeros_like(resized))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[ListStore, dict[int, Cuts], int]:
+    """Some images of any kind, cuts by the side of the crops, and a number of threads."""
+    images, sizes = [], []
+    for seed in range(draw(st.integers(1, 5))):
+        width, height = draw(st.integers(1, 90)), draw(st.integers(1, 90))
+        mode, kind, options = draw(st.sampled_from(KINDS))
+        image = picture(seed, width=width, height=height).convert(mode)
+        images.append(encoded(image, kind, **options))
+        sizes.append((height, width))
+    views = draw(st.integers(1, 3))
+    cuts = {}
+    for side in draw(st.lists(st.integers(1, 48), min_size=1, max_size=2, unique=True)):
+        boxes = np.zeros((views, len(images), 4), np.int32)
+        for view in range(views):
+            for row, size in enumerate(sizes):
+                for axis in range(2):
+                    begin = draw(st.integers(0, size[axis] - 1))
+                    boxes[view, row, axis] = begin
+                    boxes[view, row, 2 + axis] = draw(st.integers(1, size[axis] - begin))
+        flips = draw(
+            st.lists(st.booleans(), min_size=views * len(images), max_size=views * len(images))
+        )
+        flip = np.array(flips).reshape(views, len(images))
+        resized = np.full((views, len(images), 2), side, np.int32)
+        cuts[side] = Cuts(boxes, flip, resized, np.zeros_like(resized))
+    return ListStore(images), cuts, draw(st.integers(1, 3))
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(batches())
+def test_crops_are_pillows(batch: tuple[ListStore, dict[int, Cuts], int]) -> None:
+    store, cuts, workers = batch
+    index = np.arange(len(store))
+    made = Engine(store, workers=workers)
+    try:
+        for _ in range(2):  # headers are known the second time
+            crops = tuple(
+                torch.empty((*own.flip.shape, side, side, 3), dtype=torch.uint8)
+                for side, own in cuts.items()
+            )
+            made.submit(made.read(index), list(cuts.values()), list(cuts), crops=crops).result()
+            for (side, own), found in zip(cuts.items(), crops, strict=True):
+                for row in index.tolist():
+                    expected = by_pillow(store, row, own, side)
+                    assert np.array_equal(found[:, row].numpy(), expected)
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which some images are for Pillow: PNG, CMYK, 16 bits, and one to be turned."""
+    root = write_images(tmp_path_factory.mktemp("odd") / "images")
+    (root / "class0" / "png.png").write_bytes(encoded(picture(1), "PNG"))
+    (root / "class1" / "cmyk.jpg").write_bytes(encoded(picture(2).convert("CMYK")))
+    deep = Image.fromarray(np.arange(30 * 40, dtype=np.uint16).reshape(30, 40) * 50)
+    (root / "class1" / "deep.png").write_bytes(encoded(deep, "PNG"))
+    (root / "class2" / "turned.jpg").write_bytes(rotated_jpeg(3))
+    return root
+
+
+def as_folder(odd: Path, root: Path) -> Path:
+    return odd
+
+
+def as_list(odd: Path, root: Path) -> Path:
+    rows = [str(odd / name) for name, _ in folder_members(odd)]
+    root.mkdir()
+    (root / "images.csv").write_text("\n".join(["path", *rows, ""]))
+    return root / "images.csv"
+
+
+def as_tar(odd: Path, root: Path) -> Path:
+    return tar(root / "images.tar", folder_members(odd))
+
+
+def as_shards(odd: Path, root: Path) -> Path:
+    members = folder_members(odd)
+    for number in range(2):
+        tar(root / f"shard-{number}.tar", members[number::2])
+    return root
+
+
+def as_gzipped(odd: Path, root: Path) -> Path:
+    return tar(root / "images.tar", [(n, gzip.compress(d)) for n, d in folder_members(odd)])
+
+
+def as_parquet(odd: Path, root: Path) -> Path:
+    names = ["class0", "class1", "class2"]
+    rows = [(d, n, names.index(n.split("/")[0])) for n, d in folder_members(odd)]
+    return parquet(root / "train.parquet", rows, names)
+
+
+def as_beton(odd: Path, root: Path) -> Path:
+    return readable("ffcv", odd)
+
+
+def as_pixels(odd: Path, root: Path) -> Path:
+    return cifar(root / "cifar-10-python.tar.gz")
+
+
+def as_imagenet(odd: Path, root: Path) -> Path:
+    root.mkdir()
+    return imagenet(root, each=12)
+
+
+STORES: dict[str, Callable[[Path, Path], Path]] = {
+    made.__name__.removeprefix("as_"): made
+    for made in (
+        as_folder,
+        as_list,
+        as_tar,
+        as_shards,
+        as_gzipped,
+        as_parquet,
+        as_beton,
+        as_pixels,
+        as_imagenet,
+    )
+}
+
+
+def epochs(pipeline: str, path: Path, *, skip: int = 0, **options: object) -> list[Batch]:
+    """Return the batches of two epochs, of the first one from a step on."""
+    data = DataConfig(data=str(path), pipeline=pipeline, workers=2, **options)  # type: ignore[arg-type]
+    loader = build_loader(data, SMALL, batch=6, seed=5)
+    try:
+        return [*loader.epoch(0, skip=skip), *loader.epoch(1)]
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("rules", [{}, {"exif": "apply", "alpha": "white"}], ids=["plain", "ruled"])
+@pytest.mark.parametrize("kind", STORES)
+def test_every_store(
+    kind: str, rules: dict[str, str], odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = STORES[kind](odd, tmp_path / "data")
+    expected = epochs("torchvision", path, **rules)
+    found = epochs("native", path, **rules)
+    assert len(found) == len(expected) >= 8
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.index, theirs.index) and torch.equal(ours.label, theirs.label)
+        assert ours.seen == theirs.seen
+        for one, other in zip(ours.views, theirs.views, strict=True):
+            assert levels(one, other, SMALL).max() <= 1e-3
+    tail = epochs("native", path, skip=2, **rules)
+    assert all(equal(a, b) for a, b in zip(tail, found[2:], strict=True))
+
+
+def test_mapped_files_are_read_by_address(odd: Path, tmp_path: Path) -> None:
+    for kind in ("tar", "parquet", "beton", "pixels"):
+        store = open_store(STORES[kind](odd, tmp_path / kind), "train")
+        address, size = store.locate(np.arange(len(store)))  # type: ignore[misc]
+        assert size.tolist() == [len(store.read(i)) for i in range(len(store))]
+        assert (address > 0).all() and isinstance(address[0], np.int64)
+
+
+def test_an_error_names_its_image_after_the_batches_before_it(tmp_path: Path) -> None:
+    root = write_images(tmp_path / "images", each=20)
+    data = DataConfig(data=str(root), pipeline="native", workers=2)
+    loader = build_loader(data, SMALL, batch=6, seed=5)
+    order = [batch.index.tolist() for batch in loader.epoch(0)]
+    bad = open_store(root, "train").where(order[4][1])
+    whole = Path(bad).read_bytes()
+    Path(bad).write_bytes(whole[: len(whole) // 2])
+    batches = loader.epoch(0)
+    assert [next(batches).index.tolist() for _ in range(4)] == order[:4]
+    with pytest.raises(ImageError, match="cannot decode") as caught:
+        next(batches)
+    assert bad in str(caught.value) and caught.value.index == order[4][1]
+    Path(bad).write_bytes(whole)
+    assert [batch.index.tolist() for batch in loader.epoch(0)] == order
+    loader.close()
+
+
+def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
+    store = ListStore([jpeg(0), encoded(picture(1), "PNG")])
+    made = Engine(store, workers=1)
+    made.read(np.arange(2))
+    for index, kind in ((0, "JPEG"), (1, "PNG")):
+        before = store.images
+        other = encoded(picture(2, width=41), kind)
+        store.images = [*before[:index], other, *before[index + 1 :]]
+        batch = made.read(np.arange(2))
+        crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
+        with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, and its header says 40 x 30"):
+            made.submit(batch, [whole(batch.size, 8)], [8], crops=crops).result()
+        store.images = before
+    made.close()
+
+
+def test_a_cancelled_batch_lets_its_memory_go() -> None:
+    """Whatever state its threads are in, nothing is written afterwards."""
+    store = ListStore([encoded(picture(i, width=900, height=700), "PNG") for i in range(8)])
+    made = Engine(store, workers=2)
+    index = np.tile(np.arange(8), 4)
+    for _ in range(3):
+        batch = made.read(index)
+        crops = (torch.zeros((1, len(index), 64, 64, 3), dtype=torch.uint8),)
+        pending = made.submit(batch, [whole(batch.size, 64)], [64], crops=crops)
+        pending.cancel()
+        kept = crops[0].clone()
+        with ThreadPoolExecutor(1) as other:
+            other.submit(made.read, index).result()
+        assert torch.equal(crops[0], kept)
+        assert not kept[0, -1].any()
+    made.close()
+
+
+def test_batches_are_made_without_libjpeg(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = epochs("native", odd)
+    monkeypatch.setattr(engine, "decoder", lambda: None)
+    assert all(equal(a, b) for a, b in zip(epochs("native", odd), expected, strict=True))
