@@ -15,6 +15,7 @@ are, and what each can do, is in ``backends``.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
 from .automatic import choose_pipeline, settled
-from .backends import BACKENDS, BASELINE, CentralOpening, Opening, backend_of
+from .backends import CentralOpening, Opening, backend_of
 from .bad_images import BadImages
 from .order import Order
 from .shuffle import Window, window_of
@@ -195,9 +196,8 @@ def build_eval_loader(
     """Open one split as a loader of central crops, as kNN and linear evaluation use them.
 
     The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images, to the
-    last bit where they are made on the CPU. Some pipelines have a fast way to them (``ffcv`` from a
-    .beton file, ``dali`` from anything). The rest is left to PIL, also where their package is not
-    installed: a run can be evaluated on another machine than it was made on.
+    last bit where they are made on the CPU. DALI makes them where ``dali`` is chosen on a GPU, else
+    the engine does. A run can be evaluated where its pipeline's package is not installed.
 
     Args:
         data: which images, by which pipeline, with how many workers.
@@ -244,14 +244,19 @@ def build_eval_loader(
 
 
 def _central_crops(opening: CentralOpening) -> MakeCrops:
-    """Return what makes central crops of a store, by the pipeline if it can."""
-    backend, baseline = backend_of(opening.data), BACKENDS[BASELINE]
-    assert baseline.central_crops is not None
-    if not backend.installed:
-        log.warning(
-            f"{backend.name} is not installed here: PIL makes the central crops, which is slower"
-        )
-    elif backend.central_crops is not None and backend.reads(opening.store):
+    """Return what makes central crops: DALI on a GPU if it is chosen, else the engine."""
+    backend = backend_of(opening.data)
+    if backend.central_crops and backend.installed and opening.device.type == "cuda":
         with backend.importing():
             return backend.central_crops(opening)
-    return baseline.central_crops(opening)
+    from .native_backend import central_crops
+
+    return partial(
+        central_crops,
+        opening.store,
+        resize=opening.resize,
+        side=opening.side,
+        workers=opening.data.workers,
+        prefetch=opening.data.prefetch,
+        device=opening.device,
+    )

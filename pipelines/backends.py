@@ -85,7 +85,7 @@ class Backend:
     open: Callable[[Opening], Loader]
     """Opens a loader."""
     central_crops: Callable[[CentralOpening], MakeCrops] | None = None
-    """Opens its own way to central crops; None leaves them to the baseline's."""
+    """Opens its own way to central crops on a GPU; None leaves them to the engine."""
     package: str | None = None
     """Module of the optional package that it needs; None if it needs none."""
     extra: str = ""
@@ -227,19 +227,6 @@ def _open_torchvision(opening: Opening) -> Loader:
     )
 
 
-def _pils_central_crops(opening: CentralOpening) -> MakeCrops:
-    from .torchvision_backend import central_crops
-
-    return partial(
-        central_crops,
-        opening.store,
-        resize=opening.resize,
-        side=opening.side,
-        workers=opening.data.workers,
-        device=opening.device,
-    )
-
-
 def _ahead_of_workers(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
     from fastsiam.views.batch import crop_shapes
 
@@ -264,20 +251,6 @@ def _open_native(opening: Opening) -> Loader:
     )
 
 
-def _natives_central_crops(opening: CentralOpening) -> MakeCrops:
-    from .native_backend import central_crops
-
-    return partial(
-        central_crops,
-        opening.store,
-        resize=opening.resize,
-        side=opening.side,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        device=opening.device,
-    )
-
-
 def _open_ffcv(opening: Opening) -> Loader:
     from .ffcv_backend import FfcvLoader
 
@@ -290,21 +263,6 @@ def _open_ffcv(opening: Opening) -> Loader:
         os_cache=opening.data.os_cache,
         device=opening.device,
         dtype=opening.dtype,
-    )
-
-
-def _ffcvs_central_crops(opening: CentralOpening) -> MakeCrops:
-    from .ffcv_backend import central_crops
-
-    assert isinstance(opening.store, BetonStore)
-    return partial(
-        central_crops,
-        opening.store,
-        resize=opening.resize,
-        side=opening.side,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        device=opening.device,
     )
 
 
@@ -369,7 +327,6 @@ _ROWS = (
         module="torchvision_backend",
         about="PIL in worker processes, training on the {device}",
         open=_open_torchvision,
-        central_crops=_pils_central_crops,
         crops=False,
         processes=True,
         decoder="PIL",
@@ -380,7 +337,6 @@ _ROWS = (
         module="native_backend",
         about="any data, decoded and cropped by compiled code in threads of the CPU",
         open=_open_native,
-        central_crops=_natives_central_crops,
         decoder="fastsiam: the boxes' part",
         made_ahead=_ahead_of_training,
         prefetches=True,
@@ -390,7 +346,6 @@ _ROWS = (
         module="ffcv_backend",
         about=".beton files, decoded and cropped in threads of the CPU",
         open=_open_ffcv,
-        central_crops=_ffcvs_central_crops,
         package="ffcv",
         extra="ffcv",
         needs_root=True,

@@ -4,36 +4,30 @@ FFCV brings the file, the page cache, the loader thread, the pinned buffers that
 libjpeg-turbo. Ours are the order, the boxes, the decoding operation (PyPI's FFCV cannot cut two
 views from one decode) and the resampling, which equals PIL's. The operation runs in threads of its
 own (``ffcv_decoder``): FFCV's deal out images before it is known how long each takes.
-
-Evaluation, whose images come in the file's order, does without FFCV's loader: the same threads
-decode and cut central crops out of the mapped file.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams
 
 from .copies import copy_stream
-from .ffcv_decoder import Cutter, Work, crop_by_pil
+from .ffcv_decoder import Cutter, Work
 from .ffcv_epoch import Epoch, Layout, Made
 from .ffcv_library import SimpleRGBImageDecoder, State, open_loader
 from .finish import Finisher
-from .geometric import cut_centres
 from .order import Order
 from .store import Store
 from .store.beton import BetonStore
-from .workers import closes_at_exit, count, made_ahead
+from .workers import closes_at_exit, count
 
 
 class FfcvLoader:
@@ -194,41 +188,3 @@ class DecodeAndCrop(SimpleRGBImageDecoder):  # type: ignore[misc]
     def close(self) -> None:
         """End the threads."""
         self._cutter.close()
-
-
-def central_crops(
-    store: BetonStore,
-    batches: Sequence[NDArray[np.int64]],
-    *,
-    resize: int,
-    side: int,
-    workers: int,
-    prefetch: int,
-    device: torch.device,
-) -> Generator[Tensor]:
-    """Yield batches of central crops; see ``fastsiam.pipelines.central.MakeCrops``.
-
-    Args:
-        store: a .beton file.
-        batches: the images of each.
-        resize: shorter side before the crop is taken.
-        side: of the crops.
-        workers: threads that decode and crop; -1 is one for each core of this rank.
-        prefetch: batches that are made ahead.
-        device: where they will go; the crops lie in memory from which a GPU can copy them.
-    """
-    size = store.dimensions()
-    cutter = Cutter(store, [side], max(1, count(workers)))
-
-    def make(indices: NDArray[np.int64]) -> Tensor:
-        cuts = cut_centres(size[indices], resize=resize, side=side)
-        shape, pinned = (1, len(indices), side, side, 3), device.type == "cuda"
-        crops = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
-        work = Work(store.memory, store.start[indices], indices, [cuts])
-        for row in cutter.begin(work, (crops,)).refused().tolist():
-            own = slice(row, row + 1)
-            crop_by_pil(store, int(indices[row]), [cuts.rows(own)], (crops[:, own],))
-        return crops[0]
-
-    with contextlib.closing(cutter):
-        yield from made_ahead(make, batches, count=prefetch)

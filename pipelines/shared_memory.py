@@ -52,8 +52,8 @@ def images_of_an_item(shapes: Sequence[tuple[int, int, int, int, int]], *, worke
             raise BackendError(
                 f"{_PLACE} has {free / 2**20:,.1f} MiB free, and {whose} need at least "
                 f"{least * ranks / 2**20:,.1f} MiB: give a container more of it (docker run "
-                f"--shm-size=8g), choose --workers {fewer}, or --pipeline dali or ffcv, "
-                "which work in threads"
+                f"--shm-size=8g), choose --workers {fewer}, or --pipeline native, "
+                "which works in threads"
             )
         room = min(room, own // 2)
     return min(batch, max(1, room // least))

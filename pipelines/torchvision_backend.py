@@ -4,21 +4,18 @@ This is what users have today, with the drawn parameters in the place of torchvi
 is the reference of every other pipeline, so it shares no augmentation code with them; only the
 normalisation is theirs, which tests hold to torchvision's, and which runs where the model does:
 what the workers hand over is uint8.
-
-Evaluation's central crops are PIL's too, for every pipeline that has no faster way to them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
@@ -242,55 +239,3 @@ class TorchvisionLoader:
     def close(self) -> None:
         """End the worker processes."""
         self._loader.shut_down()
-
-
-def central_crops(
-    store: Store,
-    batches: Sequence[NDArray[np.int64]],
-    *,
-    resize: int,
-    side: int,
-    workers: int,
-    device: torch.device,
-) -> Generator[Tensor]:
-    """Yield batches of central crops by PIL; see ``fastsiam.pipelines.central.MakeCrops``.
-
-    Args:
-        store: the images.
-        batches: the images of each.
-        resize: shorter side before the crop is taken.
-        side: of the crops.
-        workers: processes; -1 is one for each core of this rank.
-        device: where the crops shall lie.
-    """
-    shapes = [(1, len(batch), side, side, 3) for batch in batches]
-    images = images_of_an_item([max(shapes)], workers=count(workers)) if shapes else 1
-    tasks = [part for batch in batches for part in cut(batch, images)]
-    loader = in_workers(
-        _CentralCrops(store, resize, side), tasks, workers=workers, device=device, persistent=True
-    )
-    try:
-        items, whole = iter(loader), _Whole(device)
-        for shape in shapes:
-            (crops,), _ = whole.next(items, [shape])
-            yield crops[0]
-    finally:
-        loader.shut_down()
-
-
-class _CentralCrops(Dataset[_Made | DataError]):
-    """One item is a part of a batch: (1, N, S, S, 3) uint8, or the error that stopped it."""
-
-    def __init__(self, store: Store, resize: int, side: int) -> None:
-        self.store, self.resize, self.side = store, resize, side
-
-    def __getitem__(self, indices: NDArray[np.int64]) -> _Made | DataError:
-        try:
-            crops = np.stack([self._crop(i) for i in indices.tolist()])
-            return _Made((torch.from_numpy(crops[None]),))
-        except DataError as error:
-            return error
-
-    def _crop(self, index: int) -> NDArray[np.uint8]:
-        image = TF.resize(self.store.decode(index), [self.resize], InterpolationMode.BILINEAR)
-        return np.asarray(TF.center_crop(image, [self.side, self.side]))

@@ -23,7 +23,7 @@ def test_every_pipeline_has_its_row() -> None:
     assert tuple(BACKENDS) == get_args(Pipeline)
     assert all(name == backend.name for name, backend in BACKENDS.items())
     assert [name for name in BACKENDS if BACKENDS[name].real] == list(get_args(ImagePipeline))
-    assert BACKENDS[BASELINE].real and BACKENDS[BASELINE].central_crops
+    assert BACKENDS[BASELINE].real
     assert not BACKENDS[CEILING].real and BACKENDS[CEILING].decoder is None
 
 

@@ -6,6 +6,7 @@ import gzip
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,7 +220,7 @@ STORES: dict[str, Callable[[Path, Path], Path]] = {
 }
 
 
-def epochs(pipeline: str, path: Path, *, skip: int = 0, **options: object) -> list[Batch]:
+def epochs(pipeline: str, path: Path, *, skip: int = 0, **options: Any) -> list[Batch]:
     """Return the batches of two epochs, of the first one from a step on."""
     data = DataConfig(data=str(path), pipeline=pipeline, workers=2, **options)  # type: ignore[arg-type]
     loader = build_loader(data, SMALL, batch=6, seed=5)

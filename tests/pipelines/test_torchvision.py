@@ -19,7 +19,6 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import (
     Order,
-    build_eval_loader,
     build_loader,
     open_store,
     shared_memory,
@@ -112,7 +111,7 @@ def test_ranks_share_the_memory(free: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert str(caught.value) == (
         "/dev/shm has 64.0 MiB free, and 16 loader processes of each of 8 ranks need at least "
         "73.5 MiB: give a container more of it (docker run --shm-size=8g), choose --workers 13, "
-        "or --pipeline dali or ffcv, which work in threads"
+        "or --pipeline native, which works in threads"
     )
 
 
@@ -125,9 +124,6 @@ def test_too_little_memory_is_said_before_a_process_starts(images: Path, free: A
     free(1000)
     with pytest.raises(BackendError, match=r"/dev/shm has 0\.0 MiB free, and 2 loader processes"):
         opened(images / "train")
-    data = DataConfig(data=str(images), pipeline="torchvision", workers=2)
-    with pytest.raises(BackendError, match="--shm-size"):
-        list(build_eval_loader(data, "val", UNEQUAL, resize=16, batch=4))
 
 
 @pytest.mark.parametrize("images_each", [1, 3, 5, 7, 8])
@@ -170,17 +166,6 @@ def test_an_error_in_a_part_comes_at_its_batch(images: Path, free: Any) -> None:
             got.append(batch)
     assert len(got) == steps
     loader.close()
-
-
-def test_central_crops_come_in_parts_too(images: Path, free: Any) -> None:
-    data = DataConfig(data=str(images), workers=2)
-    options: Any = {"resize": 20, "batch": 9}
-    expected = list(build_eval_loader(data, "train", UNEQUAL, **options))
-    free(2 * 2 * 2 * 4 * UNEQUAL.crop**2 * 3)
-    found = list(build_eval_loader(data, "train", UNEQUAL, **options))
-    assert [len(batch.image) for batch in found] == [9, 9, 6]
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a.image, b.image) and torch.equal(a.index, b.index)
 
 
 def test_the_displaced_epoch_takes_nothing_from_the_next(images: Path) -> None:

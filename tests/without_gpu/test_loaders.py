@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.pipelines import build_eval_loader, build_loader
+from fastsiam.pipelines import build_eval_loader, build_loader, native_backend
 from fastsiam.views.batch import Batch
 from tests.pipelines.cases import readable
 from tests.views.cases import UNEQUAL
@@ -28,18 +28,25 @@ FFCV = pytest.param("ffcv", marks=pytest.mark.ffcv)
 
 
 @pytest.fixture(autouse=True)
+def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each batch where it is asked for: torch fakes tensors in one thread alone."""
+    monkeypatch.setattr(
+        native_backend, "made_ahead", lambda make, tasks, *, count: (make(task) for task in tasks)
+    )
+
+
+@pytest.fixture(autouse=True)
 def ffcv_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make all batches at once: torch fakes tensors in one thread alone."""
     if find_spec("ffcv") is None:
         return
-    from fastsiam.pipelines import ffcv_backend, ffcv_epoch
+    from fastsiam.pipelines import ffcv_epoch
 
     def make_all(epoch: Any) -> None:
         epoch.output_queue.maxsize = 0
         epoch.run()
 
     monkeypatch.setattr(ffcv_epoch.Epoch, "start", make_all)
-    monkeypatch.setattr(ffcv_backend, "made_ahead", lambda make, tasks, *, count: map(make, tasks))
 
 
 def assert_is_a_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
@@ -63,7 +70,7 @@ def watched(batches: Iterator[Any], gpu: Gpu) -> Iterator[Any]:
         yield batch
 
 
-@pytest.mark.parametrize("pipeline", ["memory", "torchvision", FFCV])
+@pytest.mark.parametrize("pipeline", ["native", "memory", "torchvision", FFCV])
 @pytest.mark.parametrize("augment", [AugmentConfig.alike(crop=16), UNEQUAL], ids=["2", "5"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batches(
@@ -85,10 +92,9 @@ def test_batches(
         loader.close()
 
 
-@pytest.mark.parametrize("pipeline", ["torchvision", FFCV])
-def test_central_crops(pipeline: Any, images: Path, gpu: Gpu) -> None:
+def test_central_crops(images: Path, gpu: Gpu) -> None:
     """The second pass comes from what was kept, and goes the same way."""
-    data = DataConfig(data=str(readable(pipeline, images / "train")), pipeline=pipeline, workers=0)
+    data = DataConfig(data=str(images / "train"), pipeline="native", workers=0)
     loader = build_eval_loader(
         data, "train", AugmentConfig.alike(crop=16), resize=20, batch=8, device=CUDA,
         dtype=torch.bfloat16,
