@@ -220,9 +220,11 @@ STORES: dict[str, Callable[[Path, Path], Path]] = {
 }
 
 
-def epochs(pipeline: str, path: Path, *, skip: int = 0, **options: Any) -> list[Batch]:
+def epochs(
+    pipeline: str, path: Path, rules: dict[str, Any] | None = None, *, skip: int = 0
+) -> list[Batch]:
     """Return the batches of two epochs, of the first one from a step on."""
-    data = DataConfig(data=str(path), pipeline=pipeline, workers=2, **options)  # type: ignore[arg-type]
+    data = DataConfig(data=str(path), pipeline=pipeline, workers=2, **(rules or {}))  # type: ignore[arg-type]
     loader = build_loader(data, SMALL, batch=6, seed=5)
     try:
         return [*loader.epoch(0, skip=skip), *loader.epoch(1)]
@@ -237,15 +239,15 @@ def test_every_store(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = STORES[kind](odd, tmp_path / "data")
-    expected = epochs("torchvision", path, **rules)
-    found = epochs("native", path, **rules)
+    expected = epochs("torchvision", path, rules)
+    found = epochs("native", path, rules)
     assert len(found) == len(expected) >= 8
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.index, theirs.index) and torch.equal(ours.label, theirs.label)
         assert ours.seen == theirs.seen
         for one, other in zip(ours.views, theirs.views, strict=True):
             assert levels(one, other, SMALL).max() <= 1e-3
-    tail = epochs("native", path, skip=2, **rules)
+    tail = epochs("native", path, rules, skip=2)
     assert all(equal(a, b) for a, b in zip(tail, found[2:], strict=True))
 
 
