@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -102,6 +102,20 @@ class Engine:
         run_all([self._readers.submit(read, first) for first in parts])
         return EncodedBatch(index, self._headers.images(index, address, size), owners)
 
+    def at(
+        self, index: NDArray[np.int64], memory: NDArray[np.uint8], start: NDArray[np.int64]
+    ) -> EncodedBatch:
+        """Return images of a .beton file that were read into memory already.
+
+        Args:
+            index: (N,) positions in the store.
+            memory: bytes of the file.
+            start: (N,) where each record begins in it.
+        """
+        size = self._store.sizes()[index]
+        images = self._headers.images(index, memory.ctypes.data + start, size)
+        return EncodedBatch(index, images, [memory])
+
     def submit(
         self,
         batch: EncodedBatch,
@@ -170,6 +184,10 @@ class PendingBatch:
             run_all([self._pool.submit(self._decode_by_pillow) for _ in range(several)])
         if self._errors:
             raise self._errors[min(self._errors)]
+
+    def wait(self) -> None:
+        """Wait until the threads no longer read the encoded images."""
+        wait(self._running)
 
     def cancel(self) -> None:
         """Stop the work soon and wait until nothing writes to the batch's memory any more."""

@@ -26,7 +26,7 @@ from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import in_views_order
 
 from .copies import copy_stream, take_over
-from .engine import Engine, PendingBatch
+from .engine import EncodedBatch, Engine, PendingBatch
 from .finish import Finisher
 from .geometric import cut_centres, cut_views
 from .geometric.cpu import stages_of
@@ -66,6 +66,7 @@ class NativeLoader:
         self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
         self._slots: list[_Slot] = []
         self._epoch: _Epoch | None = None
+        self._submitted: PendingBatch | None = None
         self._closed = False
         closes_at_exit(self)
 
@@ -105,13 +106,9 @@ class NativeLoader:
         self._stop()
         if not (finished or self._slots):
             self._slots = self._make_slots()
-        epoch = self._epoch = closes_at_exit(
-            _Epoch(
-                partial(self._submit, number, finished),
-                range(skip, self.steps),
-                prefetch=self._prefetch,
-            )
-        )
+        self._open_epoch(number, skip)
+        submit, steps = partial(self._submit, number, finished), range(skip, self.steps)
+        epoch = self._epoch = closes_at_exit(_Epoch(submit, steps, prefetch=self._prefetch))
         with contextlib.closing(epoch):
             for made in epoch.batches:
                 take_over(made.crops, made.copied)
@@ -122,15 +119,26 @@ class NativeLoader:
             raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
 
     def _stop(self) -> None:
+        self._close_epoch()
         if self._epoch is not None:
             self._epoch.close()
-            self._epoch = None
+            self._epoch = self._submitted = None
+
+    def _open_epoch(self, number: int, skip: int) -> None:
+        """Prepare to read the batches of an epoch from step ``skip`` on."""
+
+    def _read(self, index: NDArray[np.int64]) -> EncodedBatch:
+        """Read the next batch of the epoch."""
+        return self._engine.read(index)
+
+    def _close_epoch(self) -> None:
+        """Stop reading; a batch that is waited for is an error."""
 
     def _submit(self, epoch: int, finished: bool, step: int) -> _CropBatch:
         """Read a batch, draw its boxes and let the threads start with it."""
         order, augment = self._order, self._augment
         index, drawn_for = order.indices(epoch, step), order.drawn_for(epoch, step)
-        encoded = self._engine.read(index)
+        encoded = self._read(index)
         params = draw_views(
             augment, seed=order.seed, epoch=epoch, index=drawn_for, size=encoded.size
         )
@@ -145,6 +153,7 @@ class NativeLoader:
             crops=None if slot is None else slot.crops,
             stages=stages,
         )
+        self._submitted = pending
         return _CropBatch(index, pending, params, stages, slot)
 
     def _make_slots(self) -> list[_Slot]:

@@ -13,7 +13,7 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
-from fastsiam.pipelines import Store
+from fastsiam.pipelines import Store, engine
 from fastsiam.pipelines.geometric import crop_views
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import (
@@ -49,15 +49,14 @@ def test_pil_decodes_an_image_once(
     loader.close()
 
 
-@pytest.mark.ffcv
-def test_ffcv_decodes_an_image_once(images: Path) -> None:
-    done = Forked(count_decodes, str(readable("ffcv", images / "train"))).wait()
+@pytest.mark.parametrize("name", ["native", pytest.param("ffcv", marks=pytest.mark.ffcv)])
+def test_the_engine_decodes_an_image_once(name: str, images: Path) -> None:
+    done = Forked(count_decodes, name, str(readable(name, images / "train"))).wait()
     assert (done.returncode, done.stdout) == (0, "24\n"), done.stderr
 
 
-def count_decodes(data: str) -> None:
-    """Print how many JPEGs are decoded in an epoch of the ffcv pipeline, by five views."""
-    from fastsiam.pipelines import ffcv_decoder
+def count_decodes(name: str, data: str) -> None:
+    """Print how many JPEGs compiled code decodes in an epoch of five views."""
 
     decoded: list[int] = []
     kind = ctypes.CFUNCTYPE(
@@ -65,7 +64,7 @@ def count_decodes(data: str) -> None:
         *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32],
         *[ctypes.c_void_p] * 3,
     )
-    decode = kind(ffcv_decoder.decoder())
+    decode = kind(engine.decoder())
 
     def count(*own: Any) -> int:
         decoded.append(own[1])
@@ -73,8 +72,8 @@ def count_decodes(data: str) -> None:
 
     counted = kind(count)
     place = library.address(counted)
-    ffcv_decoder.decoder = lambda: place  # type: ignore[assignment]
-    loader = build("ffcv", Path(data), augment=UNEQUAL, workers=2)
+    engine.decoder = lambda: place  # type: ignore[assignment]
+    loader = build(name, Path(data), augment=UNEQUAL, workers=2)
     for _ in loader.epoch(0):
         pass
     loader.close()

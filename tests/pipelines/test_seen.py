@@ -116,7 +116,6 @@ def test_a_loader_that_draws_otherwise_is_noticed(
         "native_backend",
         "memory_backend",
         "dali_backend",
-        "ffcv_epoch",
     ):
         monkeypatch.setattr(f"fastsiam.pipelines.{module}.draw_views", wrong, raising=False)
     assert shown(name, images / "train") != whole

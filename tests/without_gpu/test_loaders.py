@@ -6,7 +6,6 @@ Decoding is real; the kernels are not launched. DALI works in a library of its o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +32,6 @@ def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         native_backend, "made_ahead", lambda make, tasks, *, count: (make(task) for task in tasks)
     )
-
-
-@pytest.fixture(autouse=True)
-def ffcv_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make all batches at once: torch fakes tensors in one thread alone."""
-    if find_spec("ffcv") is None:
-        return
-    from fastsiam.pipelines import ffcv_epoch
-
-    def make_all(epoch: Any) -> None:
-        epoch.output_queue.maxsize = 0
-        epoch.run()
-
-    monkeypatch.setattr(ffcv_epoch.Epoch, "start", make_all)
 
 
 def assert_is_a_batch(batch: Batch, augment: AugmentConfig, images: int, dtype: Any) -> None:
