@@ -64,7 +64,7 @@ def count_decodes(name: str, data: str) -> None:
         *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32],
         *[ctypes.c_void_p] * 3,
     )
-    decode = kind(engine.decoder())
+    decode = kind(engine.decoder() or 0)
 
     def count(*own: Any) -> int:
         decoded.append(own[1])
