@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fastsiam.bench.config import GpuConfig
 from fastsiam.bench.gpu import campaign
@@ -296,7 +297,9 @@ def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
         return name == "tests-knn" or not (name in repeated or name.startswith("tests-"))
 
     outcomes = campaign_on_cpu(tmp_path, new)
-    assert {one.status for one in outcomes.values()} == {"done"}
+    unfinished = {name: one.status for name, one in outcomes.items() if one.status != "done"}
+    skipped = {} if torch.cuda.is_available() else {"tests-knn": "partly"}
+    assert unfinished == skipped
     measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
     measured |= {"jpeg-engine", "profile"}
     assert {path.stem for path in (tmp_path / "records").iterdir()} == measured
