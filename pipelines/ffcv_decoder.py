@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.kernels import library
-from fastsiam.kernels.threads import run_all
+from fastsiam.kernels.threads import run_all, submit_all
 from fastsiam.views.batch import Crops
 from fastsiam.views.photometric.cpu import Stage
 
@@ -108,7 +108,7 @@ class Cutter:
             decode=decoder(),
             longest_first=True,
         )
-        return Making(job, [self._pool.submit(job.run) for _ in range(self._workers)])
+        return Making(job, submit_all(self._pool, job.run, self._workers))
 
     def close(self) -> None:
         """End the threads."""
