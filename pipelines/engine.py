@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, ImageError
 from fastsiam.kernels import library
-from fastsiam.kernels.threads import run_all
+from fastsiam.kernels.threads import run_all, submit_all
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.photometric.cpu import Stage
@@ -167,9 +167,7 @@ class PendingBatch:
         self._pool, self._workers = threads, workers
         self._for_pillow = deque(np.flatnonzero(batch.images.form == PILLOW).tolist())
         self._errors: dict[int, DataError] = {}
-        self._running: list[Future[object]] = []
-        for _ in range(workers):
-            self._running.append(threads.submit(self._work))
+        self._running = submit_all(threads, self._work, workers)
 
     def result(self) -> None:
         """Wait until crops or views are complete.
@@ -181,7 +179,7 @@ class PendingBatch:
         if len(refused := self._job.refused()):
             self._for_pillow.extend(refused.tolist())
             several = min(self._workers, len(refused))
-            run_all([self._pool.submit(self._decode_by_pillow) for _ in range(several)])
+            run_all(submit_all(self._pool, self._decode_by_pillow, several))
         if self._errors:
             raise self._errors[min(self._errors)]
 

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.caches import require_own
@@ -88,17 +89,28 @@ def at(array: NDArray[Any] | None, kind: Any = None) -> int | None:
     Args:
         array: contiguous; its owner has to keep it as long as the address is used.
         kind: the numpy type that compiled code takes it for.
+
+    Raises:
+        ValueError: it is not contiguous, or of another type.
     """
     if array is None:
         return None
-    assert array.flags.c_contiguous and kind in (None, array.dtype), (array.dtype, kind)
+    if not array.flags.c_contiguous:
+        raise ValueError(f"an array of shape {array.shape} is not contiguous: copy it first")
+    if kind not in (None, array.dtype):
+        raise ValueError(f"an array is {array.dtype}: compiled code takes {np.dtype(kind)}")
     return array.ctypes.data
 
 
 def address(function: Any) -> int:
-    """Return where a library's function is."""
+    """Return where a library's function is.
+
+    Raises:
+        ValueError: it is a null pointer.
+    """
     place = ctypes.cast(function, c_void_p).value
-    assert place is not None
+    if place is None:
+        raise ValueError(f"{function} is a null pointer")
     return place
 
 
@@ -150,12 +162,12 @@ def _load(kind: str) -> Any:
             f"remove {path.parent / build.STAMP} to have them compiled again"
         ) from error
     library.fastsiam_make.argtypes = [POINTER(JobOf)]
-    library.fastsiam_make.restype = None
+    library.fastsiam_make.restype = c_int64
     library.fastsiam_make_pixels.argtypes = [POINTER(JobOf), c_int64, c_void_p]
-    library.fastsiam_make_pixels.restype = None
+    library.fastsiam_make_pixels.restype = c_int64
     library.fastsiam_finish.argtypes = [c_void_p, c_int64, c_int32, c_int32]
     library.fastsiam_finish.argtypes += [POINTER(FinishOf), c_void_p]
-    library.fastsiam_finish.restype = None
+    library.fastsiam_finish.restype = c_int64
     library.fastsiam_normalize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
     library.fastsiam_normalize.argtypes += [c_void_p, c_void_p]
     library.fastsiam_normalize.restype = None

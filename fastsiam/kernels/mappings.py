@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 import threading
-import weakref
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fastsiam.errors import BackendError, FileLostError
 from fastsiam.kernels import library
@@ -27,27 +30,33 @@ _one_at_a_time = threading.RLock()
 """The garbage collector may drop a mapping in the middle of adding another."""
 
 
-def guard(path: Path, mapping: mmap.mmap, address: int) -> int | None:
-    """Watch over a mapping until it is given back.
+class Mapping(mmap.mmap):
+    """A read-only mapping that can be watched over until its last user is gone.
 
-    Args:
-        path: of the mapped file.
-        mapping: all of it, read-only.
-        address: where it begins.
-
-    Returns:
-        Its place in the table; None where nothing watches over it.
+    ``mmap`` unmaps its memory before it calls weak references back, and after ``__del__``. A place
+    that outlived its memory would have the handler answer for whatever is mapped there next. Do not
+    call ``close``: it unmaps the memory while the place is still in the table.
     """
-    if (compiled := _compiled()) is None:
-        return None
-    compiled.fastsiam_watch_mappings()
-    with _one_at_a_time:
-        place: int = compiled.fastsiam_add_mapping(address, len(mapping))
-        if place < 0:
-            return None
-        _paths[place] = path, len(mapping)
-    weakref.finalize(mapping, _drop, place).atexit = False
-    return place
+
+    place: int | None = None
+    """In the compiled table; None where nothing watches over the mapping."""
+
+    def guard(self, path: Path) -> None:
+        """Watch over this mapping of all of a file."""
+        if (compiled := _compiled()) is None:
+            return
+        compiled.fastsiam_watch_mappings()
+        address = np.frombuffer(self, np.uint8).ctypes.data
+        with _one_at_a_time:
+            place: int = compiled.fastsiam_add_mapping(address, len(self))
+            if place >= 0:
+                _paths[place] = path, len(self)
+                self.place = place
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Leave the table, while the memory is still mapped."""
+        if self.place is not None and not is_finalizing():
+            _drop(self.place)
 
 
 def watch_again() -> None:

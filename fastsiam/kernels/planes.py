@@ -21,6 +21,8 @@ _HEADER = struct.Struct("<4siiB3s")
 _MAGIC = b"FSP1"
 _SLACK = 64
 """A record's end, and what rooms for pixels hold beyond them."""
+_NO_MEMORY = 2
+"""What ``fastsiam_from_planes`` returns then."""
 _NOT_WHOLE = "it is damaged: its planes are not as large as it says"
 
 Bytes = bytes | memoryview
@@ -83,6 +85,7 @@ def to_pixels(data: Bytes, box: tuple[int, int, int, int] | None = None) -> NDAr
 
     Raises:
         ValueError: the record is damaged.
+        MemoryError: there is none for a row of it.
         BackendError: the compiled code is not there.
     """
     height, width = size_of(data)
@@ -94,7 +97,12 @@ def to_pixels(data: Bytes, box: tuple[int, int, int, int] | None = None) -> NDAr
         raise ValueError(f"there is no box {box} in an image of {height} x {width}")
     room = np.empty(3 * height * width + _SLACK, np.uint8)
     own = np.array([top, left, bottom, right], np.int32)
-    if _reader()(source.ctypes.data, len(source), height, width, own.ctypes.data, room.ctypes.data):
+    status = _reader()(
+        source.ctypes.data, len(source), height, width, own.ctypes.data, room.ctypes.data
+    )
+    if status == _NO_MEMORY:
+        raise MemoryError(f"no memory for a row of an image of {height} x {width} pixels")
+    if status:
         raise ValueError(_NOT_WHOLE)
     return room[: 3 * (bottom - top) * (right - left)].reshape(bottom - top, right - left, 3)
 

@@ -25,7 +25,41 @@ def in_threads(work: Callable[[], object], count: int) -> None:
     if threads <= 1:
         work()
         return
-    run_all([_pool(os.getpid()).submit(work) for _ in range(threads)])
+    run_all(submit_all(_pool(os.getpid()), work, threads))
+
+
+def submit_all(
+    pool: ThreadPoolExecutor, work: Callable[[], object], count: int
+) -> list[Future[object]]:
+    """Start ``count`` calls of ``work()`` in a pool's threads: all of them, or none.
+
+    If one cannot start, the calls that wait for a thread are cancelled and those that run are
+    awaited before the exception leaves: the memory that they use may go away after that.
+
+    Raises:
+        RuntimeError: the system allows no further thread.
+    """
+    futures: list[Future[object]] = []
+    try:
+        for _ in range(count):
+            # The pool's own future is unknown where ``submit`` queues a call and then raises.
+            futures.append(Future())
+            pool.submit(_run, futures[-1], work)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        _wait_all(futures)
+        raise
+    return futures
+
+
+def _run(future: Future[object], work: Callable[[], object]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def run_all(futures: Sequence[Future[object]]) -> None:
@@ -34,16 +68,22 @@ def run_all(futures: Sequence[Future[object]]) -> None:
     Raises:
         Exception: whatever the first that failed raised.
     """
-    stopped: BaseException | None = None
-    while not all(future.done() for future in futures):
-        try:
-            wait(futures)
-        except BaseException as error:  # Ctrl-C, however often
-            stopped = error
+    stopped = _wait_all(futures)
     if stopped is not None:
         raise stopped
     for future in futures:
         future.result()
+
+
+def _wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
+    """Wait until all have ended; return the exception that interrupted this, Ctrl-C as a rule."""
+    stopped: BaseException | None = None
+    while running := [future for future in futures if not future.done()]:
+        try:
+            wait(running)
+        except BaseException as error:  # however often it is pressed
+            stopped = error
+    return stopped
 
 
 @lru_cache(maxsize=1)

@@ -67,8 +67,7 @@ class Images:
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]]) -> Images:
         """Return images that are contiguous arrays H x W x 3."""
-        assert all(array.flags.c_contiguous for array in arrays)
-        address = np.array([array.ctypes.data for array in arrays], np.int64)
+        address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
         return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]))
 
 
@@ -84,6 +83,9 @@ class Job:
         stages: of each side, where views shall be made of the crops.
         decode: the address of the function that decodes JPEGs; 0 where there are none.
         longest_first: take images of many bytes first: no thread is left with one in the end.
+
+    Raises:
+        ValueError: compiled code would read or write outside of these arrays.
     """
 
     def __init__(
@@ -97,8 +99,11 @@ class Job:
         decode: int = 0,
         longest_first: bool = False,
     ) -> None:
-        assert crops is not None or stages
         count = len(images.address)
+        if crops is None and not stages:
+            raise ValueError("neither crops nor views are wanted: pass crops or stages")
+        if not decode and (images.form == JPEG).any():
+            raise ValueError("some images are JPEGs: pass the address of a decoder")
         self._refused = np.zeros(count, np.uint8)
         self._times, self._threads = np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
         turn = np.argsort(-images.bytes, kind="stable") if longest_first else None
@@ -107,9 +112,10 @@ class Job:
         made = (library.SideOf * len(cuts))()
         for number, (own, side) in enumerate(zip(cuts, sides, strict=True)):
             box, flip, resized, corner = arrays = _contiguous(own)
-            assert _are_inside(box, images) and (resized > 0).all()  # compiled code reads there
+            _check_cuts(box, resized, images)
             target = None if crops is None else crops[number]
-            assert target is None or target.is_contiguous()
+            if target is not None and not target.is_contiguous():
+                raise ValueError(f"crops of shape {tuple(target.shape)} are not contiguous")
             made[number] = library.SideOf(
                 side,
                 len(box),
@@ -118,7 +124,7 @@ class Job:
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )
             self._keep(arrays, target)
-        self._keep(images, taken, turn, stages, made)
+        self._keep(taken, turn, stages, made)
         self._job = library.JobOf(
             count,
             at(taken, np.int64),
@@ -143,8 +149,12 @@ class Job:
         self._kept = (*getattr(self, "_kept", ()), *what)
 
     def run(self) -> None:
-        """Take one image after the other, as long as there are any."""
-        self._make(ctypes.byref(self._job))
+        """Take one image after the other, as long as there are any.
+
+        Raises:
+            MemoryError: there is none for an image; the batch is incomplete then.
+        """
+        self._check_memory(self._make(ctypes.byref(self._job)))
 
     def make_pixels(self, row: int, pixels: NDArray[np.uint8]) -> None:
         """Make the crops and views of one image that was decoded elsewhere.
@@ -152,12 +162,25 @@ class Job:
         Args:
             row: its number among the images.
             pixels: (H, W, 3) of the size that ``images`` states.
+
+        Raises:
+            MemoryError: there is none for it.
+            ValueError: it is of another size.
         """
         size = (int(self._images.height[row]), int(self._images.width[row]), 3)
         if pixels.shape != size:
             raise ValueError(f"an image of {pixels.shape} in the place of one of {size}")
         pixels = np.ascontiguousarray(pixels)
-        self._make_pixels(ctypes.byref(self._job), row, library.at(pixels, np.uint8))
+        job, address = ctypes.byref(self._job), library.at(pixels, np.uint8)
+        self._check_memory(self._make_pixels(job, row, address))
+
+    def _check_memory(self, row: int) -> None:
+        """Raise MemoryError if compiled code found none for the image in a row, -1 for none."""
+        if row >= 0:
+            raise MemoryError(
+                f"no memory for the crops of an image of {self._images.height[row]} x "
+                f"{self._images.width[row]} pixels: use fewer --workers, or smaller images"
+            )
 
     def cancel(self) -> None:
         """Let the threads end after the image that each works on."""
@@ -178,12 +201,22 @@ def _contiguous(cuts: Cuts) -> tuple[NDArray[Any], ...]:
     )
 
 
-def _are_inside(box: NDArray[np.int32], images: Images) -> bool:
-    """Tell whether boxes (V, N, 4) hold pixels of their images and nothing else."""
+def _check_cuts(box: NDArray[np.int32], resized: NDArray[np.int32], images: Images) -> None:
+    """Check that boxes (V, N, 4) hold pixels of their images alone, and are resized to some.
+
+    Raises:
+        ValueError: names the first that does not.
+    """
     top, left, height, width = np.moveaxis(box.astype(np.int64), -1, 0)
     rows = (top >= 0) & (height > 0) & (top + height <= images.height)
     columns = (left >= 0) & (width > 0) & (left + width <= images.width)
-    return bool((rows & columns).all())
+    for view, row in np.argwhere(~(rows & columns)):
+        raise ValueError(
+            f"box {box[view, row].tolist()} is not inside its image of "
+            f"{images.height[row]} x {images.width[row]} pixels"
+        )
+    for view, row in np.argwhere((resized <= 0).any(-1)):
+        raise ValueError(f"box {box[view, row].tolist()} is resized to {resized[view, row]} pixels")
 
 
 def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> list[Stage]:

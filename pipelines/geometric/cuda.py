@@ -60,9 +60,14 @@ def crop_side(
     """Do what ``fastsiam.pipelines.geometric.cpu.crop_side`` says: whole boxes, no other cuts.
 
     The pixels lie on a GPU; in Triton's interpreter, on the CPU.
+
+    Raises:
+        ValueError: the kernels would read or write outside of these arrays.
     """
-    assert pixels.dtype == torch.uint8 and pixels.is_contiguous()
-    assert (cuts.resized == side).all() and not cuts.corner.any()
+    if pixels.dtype != torch.uint8 or not pixels.is_contiguous():
+        raise ValueError(f"pixels are {pixels.dtype}, or not contiguous: pass contiguous uint8")
+    if (cuts.resized != side).any() or cuts.corner.any():
+        raise ValueError(f"cuts are not whole boxes of {side} x {side} pixels: crop on the CPU")
     plan, weights = _plan(start, size, cuts, side)
     views, n = cuts.flip.shape
     table = to_device(plan, pixels.device)

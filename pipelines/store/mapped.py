@@ -36,7 +36,7 @@ class Mapped:
         self.view = memoryview(self._map)
         self.address = np.frombuffer(self.view, np.uint8).ctypes.data
         """Of the file's first byte in memory."""
-        self._place = mappings.guard(path, self._map, self.address)
+        self._map.guard(path)
 
     def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes between two places, without a copy."""
@@ -56,7 +56,7 @@ class Mapped:
             FileLostError: names it.
         """
         try:
-            whole = not mappings.is_lost(self._place) and self._map.size() == len(self)
+            whole = not mappings.is_lost(self._map.place) and self._map.size() == len(self)
         except OSError:  # its server knows it no more
             whole = False
         if not whole:
@@ -71,12 +71,12 @@ class Mapped:
         return Mapped, (self.path,)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _mapped(path: Path) -> mappings.Mapping:
     """Map a file, which holds it open: raise the limit on open files if it is reached."""
 
-    def mapping() -> mmap.mmap:
+    def mapping() -> mappings.Mapping:
         with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return mappings.Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     try:
         return mapping()

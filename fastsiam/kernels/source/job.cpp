@@ -2,6 +2,7 @@
 
 #include "job.h"
 
+#include <setjmp.h>
 #include <string.h>
 #include <time.h>
 
@@ -30,6 +31,18 @@ int64_t this_thread() {
 #else
     return 0;
 #endif
+}
+
+// Where `out_of_memory` leads a thread.
+thread_local jmp_buf no_memory;
+
+// Calls `work(&at)`, which says in `at` which piece of work it is at. Returns -1, or that piece if
+// there was no memory for it.
+template <typename Work> int64_t guarded(Work work) {
+    volatile int64_t at = 0;
+    if (setjmp(no_memory)) return at;
+    work(&at);
+    return -1;
 }
 
 int64_t take(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
@@ -94,37 +107,61 @@ int64_t make_views(const Job &job, int64_t row, const Image &image) {
 
 }  // namespace
 
-// Makes one image after the other, as long as there are any; those of other forms are left out.
-EXPORT void fastsiam_make(const Job *job) {
-    for (int64_t place; (place = take(job->taken)) < job->count;) {
-        const int64_t row = job->turn ? job->turn[place] : place;
-        if (job->form[row] > PLANES) continue;
-        int64_t time[4] = {now(), 0, 0, 0};
-        Image image;
-        job->refused[row] = !pixels_of(*job, row, &image);
-        if (!job->refused[row]) {
-            time[1] = now();
-            time[2] = time[1] + make_views(*job, row, image);
-            time[3] = now();
+[[noreturn]] void out_of_memory() { longjmp(no_memory, 1); }
+
+// Makes one image after the other, as long as there are any, except for those of other forms.
+// Returns -1, or the row of an image for which there was no memory: this thread then ends there.
+EXPORT int64_t fastsiam_make(const Job *job) {
+    return guarded([job](volatile int64_t *at) {
+        for (int64_t place; (place = take(job->taken)) < job->count;) {
+            const int64_t row = *at = job->turn ? job->turn[place] : place;
+            if (job->form[row] > PLANES) continue;
+            int64_t time[4] = {now(), 0, 0, 0};
+            Image image;
+            job->refused[row] = !pixels_of(*job, row, &image);
+            if (!job->refused[row]) {
+                time[1] = now();
+                time[2] = time[1] + make_views(*job, row, image);
+                time[3] = now();
+            }
+            if (job->time) memcpy(job->time + 4 * row, time, sizeof time);
+            if (job->thread) job->thread[row] = this_thread();
         }
-        if (job->time) memcpy(job->time + 4 * row, time, sizeof time);
-        if (job->thread) job->thread[row] = this_thread();
-    }
+    });
 }
 
-// Makes one image whose pixels, height x width x 3, the caller has.
-EXPORT void fastsiam_make_pixels(const Job *job, int64_t row, const uint8_t *pixels) {
+// Makes one image whose pixels, height x width x 3, the caller has. Returns -1, or the row if there
+// was no memory.
+EXPORT int64_t fastsiam_make_pixels(const Job *job, int64_t row, const uint8_t *pixels) {
     const int64_t pitch = 3LL * job->width[row];
     const Image image = {pixels, pitch, 0, 0, pixels + pitch * job->height[row]};
-    make_views(*job, row, image);
+    return guarded([&](volatile int64_t *at) {
+        *at = row;
+        make_views(*job, row, image);
+    });
 }
 
-// Takes one crop after the other through the photometric stage, as long as there are any.
-EXPORT void fastsiam_finish(const uint8_t *crops, int64_t count, int32_t height, int32_t width,
-                            const Finish *how, int64_t *taken) {
+// Takes one crop after the other through the photometric stage, as long as there are any. Returns
+// -1, or the number of a crop for which there was no memory: this thread then ends there.
+EXPORT int64_t fastsiam_finish(const uint8_t *crops, int64_t count, int32_t height, int32_t width,
+                               const Finish *how, int64_t *taken) {
     const int64_t size = 3LL * height * width;
-    for (int64_t view; (view = take(taken)) < count;)
-        finish(crops + view * size, height, width, *how, view);
+    return guarded([=](volatile int64_t *at) {
+        for (int64_t view; (view = take(taken)) < count;)
+            finish(crops + (*at = view) * size, height, width, *how, view);
+    });
+}
+
+// `from_planes` for Python: the pixels lie at the beginning of `room`, rows without gaps. Returns 0,
+// 1 if the record is damaged or of another size, 2 if there was no memory.
+EXPORT int32_t fastsiam_from_planes(const uint8_t *data, int64_t bytes, int32_t height,
+                                    int32_t width, const int32_t *box, uint8_t *room) {
+    Image made;
+    int failed = 0;
+    const int64_t at = guarded([&](volatile int64_t *) {
+        failed = from_planes(data, bytes, height, width, box, room, &made) != 0;
+    });
+    return at < 0 ? failed : 2;
 }
 
 // Puts in the place of every level of a channel a number of `size` bytes, one image after the

@@ -78,7 +78,12 @@ struct Job {
     int64_t *thread;         // (N,) which thread it was; or null
 };
 
-// Memory of one thread that is kept from image to image.
+// Ends this thread's call of the library, which then reports that there was no memory: `guarded` in
+// job.cpp. Nothing on the stack may need a destructor.
+[[noreturn]] void out_of_memory();
+
+// Memory of one thread that is kept from image to image. With EXACT_ROOMS it is new for each request
+// and of exactly that size, so that AddressSanitizer sees every access that is outside of it.
 class Room {
   public:
     // What is larger is kept until less is asked for: few images have more than 20 million pixels,
@@ -86,15 +91,27 @@ class Room {
     static constexpr int64_t KEPT = 64 << 20;
 
     ~Room() { free(memory); }
-    // Returns at least so many bytes, aligned to 64; what they held before is lost.
-    uint8_t *bytes(int64_t count) {
-        if (count > size || (size > KEPT && count <= KEPT)) {
+    // Returns at least so many bytes, aligned to 64, or null; what they held before is lost.
+    uint8_t *bytes_or_null(int64_t count) {
+#if defined(EXACT_ROOMS)
+        constexpr bool EXACT = true;
+#else
+        constexpr bool EXACT = false;
+#endif
+        if (EXACT || count > size || (size > KEPT && count <= KEPT)) {
             free(memory);
-            size = (count + 4095) / 4096 * 4096;
-            memory = (uint8_t *)aligned_alloc(64, size);
-            if (!memory) abort();
+            size = EXACT ? count : (count + 4095) / 4096 * 4096;
+            void *allocated = nullptr;
+            if (posix_memalign(&allocated, 64, size)) allocated = nullptr, size = 0;
+            memory = (uint8_t *)allocated;
         }
         return memory;
+    }
+    // The same, but ends this thread's call if there is no memory.
+    uint8_t *bytes(int64_t count) {
+        uint8_t *there = bytes_or_null(count);
+        if (!there) out_of_memory();
+        return there;
     }
     template <typename T> T *of(int64_t count) { return (T *)bytes(count * sizeof(T)); }
 

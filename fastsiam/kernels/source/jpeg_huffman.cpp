@@ -132,13 +132,14 @@ bool Huffman::replace(jpeg_decompress_struct *info, jmp_buf *doubt) {
 }
 
 // Takes out the zeros behind bytes of 255, and the restart markers; leaves the source at the end
-// marker. False if there are others, or not as many as there should be.
+// marker. False if there are others, or not as many as there should be, or if there is no memory.
 bool Huffman::unstuff(jpeg_decompress_struct *info) {
     const uint8_t *from = info->src->next_input_byte, *end = from + info->src->bytes_in_buffer;
     const int64_t intervals = (left_ + interval_ - 1) / interval_;
-    uint8_t *to = code_.bytes(end - from + BEHIND);
+    uint8_t *to = code_.bytes_or_null(end - from + BEHIND);
     begin_ = to;
-    end_ = ends_.of<int64_t>(intervals);
+    end_ = (int64_t *)ends_.bytes_or_null(intervals * sizeof *end_);
+    if (!to || !end_) return false;  // libjpeg-turbo's own decoder needs neither
     for (int64_t done = 0;;) {
         const uint8_t *marker = (const uint8_t *)memchr(from, 0xFF, end - from);
         if (!marker || marker + 1 == end) return false;

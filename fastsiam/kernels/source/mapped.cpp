@@ -34,9 +34,12 @@ bool replaced(uintptr_t at) {
     for (int32_t i = 0; i < count; ++i) {
         Mapping &own = mappings[i];
         uintptr_t begin = __atomic_load_n(&own.begin, __ATOMIC_ACQUIRE);
-        if (begin == 0 || at < begin || at >= own.end) continue;
+        uintptr_t end = __atomic_load_n(&own.end, __ATOMIC_ACQUIRE);
+        if (begin == 0 || at < begin || at >= end) continue;
+        // Another thread may have given the place to another mapping between the two.
+        if (__atomic_load_n(&own.begin, __ATOMIC_ACQUIRE) != begin) continue;
         uintptr_t first = at / page * page;
-        void *zeros = mmap(reinterpret_cast<void *>(first), own.end - first, PROT_READ,
+        void *zeros = mmap(reinterpret_cast<void *>(first), end - first, PROT_READ,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
         if (zeros == MAP_FAILED) return false;
         if (__atomic_exchange_n(&own.lost, 1, __ATOMIC_ACQ_REL) == 0)
@@ -83,7 +86,9 @@ EXPORT void fastsiam_watch_mappings() {
 EXPORT int32_t fastsiam_add_mapping(const void *address, int64_t bytes) {
     for (int32_t i = 0; i < MOST; ++i) {
         if (mappings[i].begin != 0) continue;
-        mappings[i].end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
+        __atomic_store_n(&mappings[i].end,
+                         reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes),
+                         __ATOMIC_RELEASE);
         __atomic_store_n(&mappings[i].begin, reinterpret_cast<uintptr_t>(address),
                          __ATOMIC_RELEASE);
         if (i >= used) __atomic_store_n(&used, i + 1, __ATOMIC_RELEASE);

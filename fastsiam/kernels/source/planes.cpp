@@ -108,11 +108,3 @@ int from_planes(const uint8_t *data, int64_t bytes, int32_t height, int32_t widt
 }
 
 }  // namespace fastsiam
-
-// from_planes for Python. The pixels lie at the beginning of `room`, rows without gaps.
-extern "C" __attribute__((visibility("default"))) int fastsiam_from_planes(
-    const uint8_t *data, int64_t bytes, int32_t height, int32_t width, const int32_t *box,
-    uint8_t *room) {
-    fastsiam::Image made;
-    return fastsiam::from_planes(data, bytes, height, width, box, room, &made);
-}

@@ -49,7 +49,12 @@ def _finish(crops: Tensor, what: Operations, config: AugmentConfig, dtype: torch
     finish, taken = library.kernels().fastsiam_finish, np.zeros(1, np.int64)
 
     def work() -> None:
-        finish(library.at(pixels), count, height, width, stage.compiled, library.at(taken))
+        crops, at_work = library.at(pixels, np.uint8), library.at(taken)
+        if finish(crops, count, height, width, stage.compiled, at_work) >= 0:
+            raise MemoryError(
+                f"no memory for the photometric stage of a crop of {height} x {width} pixels: "
+                "use smaller crops"
+            )
 
     in_threads(work, count)
     return stage.views()

@@ -1,0 +1,143 @@
+"""Compiled code that gets no memory raises MemoryError, and refuses what lies outside of arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import AugmentConfig
+from fastsiam.kernels import planes
+from fastsiam.pipelines.geometric import Cuts
+from fastsiam.pipelines.geometric.cpu import Images, Job
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric.cpu import photometric
+from tests.conftest import ROOT
+from tests.kernels.test_geometric import DECODE, job_of_jpeg
+from tests.processes import Forked
+
+_MIB = 1 << 20
+
+
+@contextlib.contextmanager
+def only(count: int) -> Iterator[None]:
+    """Let the process's address space grow by so many bytes and no more while inside."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (size + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize("what", ["decode", "crop", "finish", "planes"])
+def test_a_process_survives_a_lack_of_memory(what: str) -> None:
+    """And does the same work when there is some."""
+    done = Forked(LACKING[what]).wait()
+    assert done.returncode == 0, done.stderr
+
+
+def lacks_memory_to_decode() -> None:
+    decode = DECODE(lambda *given: 1)
+    job = job_of_jpeg(9000, 8000, decode)
+    with only(100 * _MIB), pytest.raises(MemoryError, match="an image of 9000 x 8000 pixels"):
+        job.run()
+    again = job_of_jpeg(9000, 8000, decode)
+    again.run()
+    assert again.refused().tolist() == [0]
+
+
+def lacks_memory_to_crop() -> None:
+    image = np.full((1, 2_000_000, 3), 7, np.uint8)
+    pair = np.full((1, 1, 2), 100, np.int32)
+    box, flip = np.array([[[0, 0, 1, 2_000_000]]], np.int32), np.zeros((1, 1), np.bool_)
+    crops = torch.zeros(1, 1, 100, 100, 3, dtype=torch.uint8)
+
+    def job() -> Job:
+        return Job(Images.of_arrays([image]), [Cuts(box, flip, pair, 0 * pair)], [100], (crops,))
+
+    with only(20 * _MIB), pytest.raises(MemoryError, match="an image of 1 x 2000000 pixels"):
+        job().run()
+    assert not crops.any()
+    job().run()
+    assert (crops == 7).all()
+
+
+def lacks_memory_to_finish() -> None:
+    config = AugmentConfig.alike(crop=4000)
+    params = draw_views(config, seed=0, epoch=0, index=np.arange(1), size=np.array([[9, 9]]))
+    crops = (torch.zeros(2, 1, 4000, 4000, 3, dtype=torch.uint8),)
+    views = 2 * 3 * 4000 * 4000 * 4
+    with only(views + 20 * _MIB), pytest.raises(MemoryError, match="a crop of 4000 x 4000 pixels"):
+        photometric(crops, params, config)
+    assert len(photometric(crops, params, config)) == 2
+
+
+def lacks_memory_for_planes() -> None:
+    width = 40 * _MIB
+    record = planes._HEADER.pack(b"FSP1", 1, width, 1, b"\x11\0\0") + bytes(width + 64)
+    with only(3 * width + width // 2), pytest.raises(MemoryError, match=f"1 x {width} pixels"):
+        planes.to_pixels(record)
+    assert not planes.to_pixels(record).any()
+
+
+LACKING = {
+    "decode": lacks_memory_to_decode,
+    "crop": lacks_memory_to_crop,
+    "finish": lacks_memory_to_finish,
+    "planes": lacks_memory_for_planes,
+}
+
+REFUSED = """
+import numpy as np, torch
+from fastsiam.kernels import library
+from fastsiam.pipelines.geometric import Cuts
+from fastsiam.pipelines.geometric.cpu import JPEG, PIXELS, Images, Job
+
+def refused(job):
+    try:
+        job()
+    except ValueError as error:
+        print(error)
+
+def crop(box, resized=1, form=PIXELS, target=(torch.zeros(1, 1, 1, 1, 3),)):
+    image = np.zeros((5, 5, 3), np.uint8)
+    images = Images.of_arrays([image])
+    images.form[:] = form
+    pair = np.ones((1, 1, 2), np.int32)
+    cuts = Cuts(np.array([[box]], np.int32), np.zeros((1, 1), bool), pair * resized, pair * 0)
+    Job(images, [cuts], [1], target)
+
+inside = (0, 0, 5, 5)
+crop(inside)
+refused(lambda: crop((0, 0, 6, 5)))
+refused(lambda: crop(inside, resized=0))
+refused(lambda: crop(inside, form=JPEG))
+refused(lambda: crop(inside, target=None))
+refused(lambda: Images.of_arrays([np.zeros((5, 5, 3), np.uint8)[:, ::2]]))
+refused(lambda: library.at(np.zeros(3, np.int32), np.int64))
+"""
+
+
+def test_checks_before_compiled_code_remain_in_optimised_python() -> None:
+    """``python -O`` drops assertions."""
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", REFUSED], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.splitlines() == [
+        "box [0, 0, 6, 5] is not inside its image of 5 x 5 pixels",
+        "box [0, 0, 5, 5] is resized to [0 0] pixels",
+        "some images are JPEGs: pass the address of a decoder",
+        "neither crops nor views are wanted: pass crops or stages",
+        "an array of shape (5, 3, 3) is not contiguous: copy it first",
+        "an array is int32: compiled code takes int64",
+    ], done.stderr
