@@ -197,8 +197,10 @@ class Backend:
 def how_to_convert(data: DataConfig) -> str:
     """Return the command that makes a .beton file of a data set."""
     names = data.columns._asdict().items()
-    columns = "".join(f" --{what}-column {quoted(name)}" for what, name in names if name)
-    return f"fastsiam convert folder --source {quoted(data.root)}{columns} --out DIR"
+    options = [f"--{what}-column {quoted(name)}" for what, name in names if name]
+    options += [f"--exif {data.exif}"] * (data.exif != "ignore")
+    options += [f"--alpha {data.alpha}"] * (data.alpha != "drop")
+    return " ".join(["fastsiam convert folder --source", quoted(data.root), *options, "--out DIR"])
 
 
 def readiness() -> dict[Pipeline, str]:

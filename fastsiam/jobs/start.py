@@ -61,7 +61,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
     config, start, said = _extended(config, start)
     if start is None or found is None:
         return config, Start(checkpoint=None, folder=None, damaged=damaged, notes=(said,))
-    start.check_continues(config, advice=_advice(start.config, config, run))
+    start.check_continues(config, advice=_advice(start.config, config, run, branches))
     if branches:
         start, said = _branched(found, start, config)
     return config, Start(checkpoint=start, folder=folder, damaged=damaged, notes=(said,))
@@ -87,17 +87,16 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
     return replace(start, config=own)
 
 
-def _advice(old: TrainConfig, new: TrainConfig, run: Path) -> str:
-    """Say how to have the settings in which a run cannot go on."""
+def _advice(old: TrainConfig, new: TrainConfig, run: Path, branches: bool) -> str:
+    """Say how to have the settings in which a run, or a new branch of it, cannot go on."""
     changed = differences(old, new).keys()
     path = quoted(run if new.run.resume in ("auto", "never") else new.run.resume)
     if changed & {f.name for f in fields(BackboneConfig)}:
-        return "give the same ones, or another --out for a new run"
+        new_run = "leave out --resume" if branches else "another --out"
+        return f"give the same ones, or {new_run} for a new run"
     if not changed <= set(BRANCH_SETTINGS):
-        return (
-            f"give the same ones, or start a new run from the weights: --init {path} with another "
-            "--out"
-        )
+        where = "instead of --resume" if branches else "with another --out"
+        return f"give the same ones, or start a new run from the weights: --init {path} {where}"
     longer = new.optim.epochs > old.optim.epochs
     more = f"; --extend {new.optim.epochs} makes this run longer" if longer else ""
     return f"give the same ones, or branch off: --resume {path} with another --out{more}"

@@ -238,10 +238,7 @@ def labelled_loaders(
     if min(train.images, val.images) < place.world:
         raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
     if not train.classes:
-        raise DataError(
-            f"{data.root} has no labels, which this evaluation needs: class folders, or a column "
-            "of labels (--label-column)"
-        )
+        raise _no_labels_error(data)
     if train.classes != val.classes:
         raise DataError(
             f"the training and validation images under {data.root} have different class folders"
@@ -255,17 +252,24 @@ def labelled_loaders(
 
 @contextlib.contextmanager
 def _naming_the_holdout(data: DataConfig) -> Iterator[None]:
-    """Say where there are no validation images how to do without, if the images have labels."""
+    """Say how to do without validation images, or that labels are missing too."""
     try:
         yield
     except NoLabelsError:
         raise
     except NoSplitError as error:
         if not open_split(data, "train").classes:
-            raise
+            raise _no_labels_error(data) from error
         raise NoSplitError(
             f"{error}; --holdout 10% holds out a share of each class instead"
         ) from error
+
+
+def _no_labels_error(data: DataConfig) -> DataError:
+    return DataError(
+        f"{data.root} has no labels, which this evaluation needs: class folders, or a column of "
+        "labels (--label-column)"
+    )
 
 
 def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:

@@ -138,9 +138,9 @@ class _Training:
         """Take the steps that are left."""
         saver, total = self._saver, self._total
         if self._done >= self._end:
-            more = "; --max-steps 0 goes on" if self._done < total else ""
-            said = f"nothing left to do: {saver.path} is at step {self._done:,} of {total:,}{more}"
-            self._console.say(said)
+            more = "--max-steps 0 goes on" if self._done < total else "--extend N trains longer"
+            said = f"nothing left to do: {saver.path} is at step {self._done:,} of {total:,}"
+            self._console.say(f"{said}; {more}")
         try:
             with self._stop, self._console.progress(self._end, self._done):
                 try:

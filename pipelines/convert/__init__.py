@@ -18,7 +18,9 @@ from fastsiam.kernels import planes
 from ..remote.path import Place
 from ..store import BetonStore, JoinedStore, Store
 from ..store.base import JPEG_ENDINGS, is_image_name
+from ..store.decode import ImageRules
 from ..subsets import sample
+from ..survey import survey
 from .manifest import read_manifests, write_manifest
 from .prepare import is_lossy
 from .sources import Kind, open_sources
@@ -108,6 +110,9 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         else:
             images = np.array_split(images, count)[number - 1]
         there = path.exists()
+        if split == "train" and number == 1 and not there:
+            for note in survey(store).notes(ImageRules(config.exif, config.alpha)):
+                watcher.say(note)
         if not (there or told or config.raw):
             told = _said_lossy(store, images, config, watcher)
         watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))

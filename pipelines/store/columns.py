@@ -239,7 +239,8 @@ def _say_choice(path: object, what: str, chosen: str | None, able: list[str]) ->
     _said.add(said)
     others = ", ".join(name for name in able if name != chosen)
     taken = f"{what}s come from column {chosen!r}" if chosen else f"the images have no {what}s"
-    log.info(f"{path}: {taken}; pass --{what}-column to take another ({others})")
+    which = "another" if chosen else "one"
+    log.info(f"{path}: {taken}; pass --{what}-column to take {which} ({others})")
 
 
 def _can_hold_images(kind: Any) -> bool:

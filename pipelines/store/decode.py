@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, TiffImagePlugin
 
 from fastsiam.config.data import Alpha, Exif
 from fastsiam.kernels import planes
@@ -27,7 +27,10 @@ _TRANSPOSE = {
     8: Image.Transpose.ROTATE_90,
 }
 """What makes an image upright, by its EXIF orientation."""
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _PLANAR, _SAMPLE_FORMAT = 258, 262, 284, 339
+"""Tags of a TIFF."""
+_WHITE_IS_ZERO, _SEPARATE, _SIGNED = 0, 2, 2
+"""Values of ``_PHOTOMETRIC``, ``_PLANAR`` and ``_SAMPLE_FORMAT``."""
 _BY_PILLOW = int(Flags.NOT_JPEG | Flags.CMYK | Flags.UNUSUAL)
 
 
@@ -73,18 +76,20 @@ def decode(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = _as_rgb(image, rules)
-    except (MemoryError, _RangeError):
+    except (MemoryError, _RefusedError):
         raise
     except Exception as error:  # Pillow's decoders raise whatever a broken file makes them
         raise ValueError(first_line(error)) from error
     return _turned(image, data) if rules.exif == "apply" else image
 
 
-class _RangeError(ValueError):
-    """The range of an image's values is unknown."""
+class _RefusedError(ValueError):
+    """An image that is refused: its range is unknown, or Pillow would misread its pixels."""
 
 
 def _as_rgb(image: Image.Image, rules: ImageRules) -> Image.Image:
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        _check_tiff(image)
     if is_deep(image):
         image = Image.fromarray(_as_eight_bits(image))
     if rules.alpha != "drop" and has_alpha(image):
@@ -96,6 +101,31 @@ def _as_rgb(image: Image.Image, rules: ImageRules) -> Image.Image:
     return image.convert("RGB")
 
 
+def _check_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
+    """Refuse a TIFF whose range is unknown, or whose pixels Pillow 13 and older would misread.
+
+    Raises:
+        _RefusedError: says why, and what to save instead.
+    """
+    tags, compressed = image.tag_v2, image.info["compression"] != "raw"
+    if image.mode == "I" or _SIGNED in tags.get(_SAMPLE_FORMAT, ()):
+        raise _RefusedError(
+            "its pixels are signed or 32-bit integers, whose range is unknown; save it with 8 or "
+            "16 unsigned bits, or as floats from 0 to 1"
+        )
+    deep = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8
+    if deep and tags.get(_PLANAR) == _SEPARATE and not compressed:
+        raise _RefusedError(
+            "it is an uncompressed TIFF of 16-bit channels in separate planes, which Pillow "
+            "misreads; save it with interleaved channels"
+        )
+    if image.mode == "F" and tags.prefix == b"MM" and compressed:
+        raise _RefusedError(
+            "it is a compressed TIFF of big-endian floats, which Pillow misreads; save it as "
+            "little-endian or uncompressed"
+        )
+
+
 def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     """Scale a gray image of more than 8 bits by the range of its type: (H, W) uint8.
 
@@ -103,32 +133,31 @@ def _as_eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     rounded to the nearest.
 
     Raises:
-        _RangeError: it is unknown: 32-bit or signed integers, or floats outside 0 to 1.
+        _RefusedError: the range is unknown: floats outside 0 to 1.
     """
-    if image.mode == "F":
-        return _floats_as_eight_bits(np.asarray(image))
     tags = getattr(image, "tag_v2", None)  # of a TIFF
-    if image.mode == "I" and tags is not None:
-        raise _RangeError(
-            "its pixels are signed or 32-bit integers, whose range is unknown; save it with 8 or "
-            "16 unsigned bits, or as floats from 0 to 1"
-        )
+    inverted = tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if image.mode == "F":
+        return _floats_as_eight_bits(np.asarray(image), inverted=inverted)
     most = 2 ** (16 if tags is None else tags[_BITS_PER_SAMPLE][0]) - 1
-    values = np.asarray(image).astype(np.uint32)  # mode I without tags: 16 bits, of a PNG or PGM
-    if tags is not None and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+    values = np.asarray(image).astype(np.uint32)  # mode I: 16 bits, of a PNG or PGM
+    if inverted:
         values = most - values
     scaled: NDArray[np.uint8] = ((values * 510 + most) // (2 * most)).astype(np.uint8)
     return scaled
 
 
-def _floats_as_eight_bits(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _floats_as_eight_bits(values: NDArray[np.float32], *, inverted: bool) -> NDArray[np.uint8]:
     low, high = float(values.min()), float(values.max())
     if not 0 <= low <= high <= 1:  # also where one is no number
-        raise _RangeError(
+        raise _RefusedError(
             f"its pixels are floats from {low:g} to {high:g}, and only 0 to 1 has a meaning; scale "
             "them to that range, or save the image with 8 or 16 bits"
         )
-    scaled: NDArray[np.uint8] = np.floor(values.astype(np.float64) * 255 + 0.5).astype(np.uint8)
+    exact = values.astype(np.float64)
+    scaled: NDArray[np.uint8] = np.floor((1 - exact if inverted else exact) * 255 + 0.5).astype(
+        np.uint8
+    )
     return scaled
 
 

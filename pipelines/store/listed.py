@@ -152,6 +152,8 @@ def _wanted(path: Path, header: list[str], names: ColumnNames) -> list[str]:
         DataError: there is no column of paths, or not the named one of labels.
     """
     paths = names.image or PATH
+    if len(header) == 1 and (others := [mark for mark in ";\t|" if mark in header[0]]):
+        raise DataError(f"{path} has fields between {others[0]!r}: save it with commas instead")
     for name, option in ((paths, "--image-column"), (names.label, "--label-column")):
         if name and name not in header:
             there = f", only {', '.join(header)}" if any(header) else ""

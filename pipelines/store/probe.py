@@ -13,7 +13,7 @@ import struct
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, TiffImagePlugin, UnidentifiedImageError
 
 from fastsiam.kernels import planes
 from fastsiam.kernels.markers import next_marker
@@ -62,7 +62,7 @@ class Flags(enum.IntFlag):
     TRANSPARENT = 512
     """Some of its pixels may be transparent."""
     DEEP = 1024
-    """Gray of more than 8 bits, or floats: scaled to 8 bits."""
+    """More than 8 bits in a channel, or floats: reduced to 8 bits."""
 
 
 _PROGRESSIVE, _GRAY, _CMYK = int(Flags.PROGRESSIVE), int(Flags.GRAY), int(Flags.CMYK)
@@ -105,7 +105,7 @@ def probe(data: Bytes) -> Probe:
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):
         flags |= int(Flags.TRANSPARENT)
-    if is_deep(image):
+    if is_deep(image) or ";16" in str(image.tile[:1]):  # as Pillow names 16-bit colors
         flags |= int(Flags.DEEP)
     orientation = _orientation(image.info.get("exif", b"")) if image.format != "TIFF" else 0
     if orientation not in (0, 1):
@@ -125,16 +125,37 @@ def opened_by_pillow(data: Bytes) -> Image.Image:
             return Image.open(io.BytesIO(data), formats=FORMATS)
     except MemoryError:
         raise
-    except UnidentifiedImageError as error:
-        if not len(data):
-            raise ValueError("it is empty") from error
-        if data[:4] in _TIFF:
-            raise ValueError(
-                "it is a TIFF with channels, bit depth or compression that Pillow does not read"
-            ) from error
-        raise ValueError("it is not an image") from error
     except Exception as error:  # Pillow's parsers raise whatever a broken file makes them
-        raise ValueError(first_line(error)) from error
+        unknown = isinstance(error, UnidentifiedImageError)
+        if not len(data):
+            reason = "it is empty"
+        elif data[:4] in _TIFF and (unknown or isinstance(error, KeyError)):
+            reason = (
+                f"it is a TIFF {_layout_of_tiff(data)}, which Pillow does not read; save it as "
+                "gray or RGB of 8 bits"
+            )
+        else:
+            reason = "it is not an image" if unknown else first_line(error)
+        raise ValueError(reason) from error
+
+
+def _layout_of_tiff(data: Bytes) -> str:
+    """Describe the pixels of a TIFF, such as "of 5 channels of 16-bit integers"."""
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(bytes(data[: 16 if data[2] == 43 else 8]))
+        stream = io.BytesIO(data)
+        stream.seek(tags.next)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tags.load(stream)
+        channels, bits = int(tags.get(277, 1)), int(tags.get(258, (1,))[0])
+        compression, is_float = int(tags.get(259, 1)), 3 in tags.get(339, ())
+    except Exception:  # damaged, or of another layout
+        return "of an unknown layout"
+    known = compression in TiffImagePlugin.COMPRESSION_INFO
+    compressed = "" if known else f", compressed by scheme {compression}"
+    kind = f"{bits}-bit {'floats' if is_float else 'integers'}"
+    return f"of {channels} channel{'s' * (channels > 1)} of {kind}{compressed}"
 
 
 def first_line(error: Exception) -> str:

@@ -238,6 +238,10 @@ def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path
     how = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar", "workers": 0}
     with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
         evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
+    how["holdout"] = ""
+    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
+        evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
+    how["holdout"] = "25%"
     out = tmp_path / "f.npy"
     own = FeaturesConfig(out=str(out), split="val", crop=16, resize=16, **how)  # type: ignore[arg-type]
     write_features(weights, own, HERE)

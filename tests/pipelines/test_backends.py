@@ -13,7 +13,14 @@ from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.config.data import ImagePipeline
 from fastsiam.errors import DataError
 from fastsiam.pipelines import open_store, shared_memory
-from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, Backend, readiness
+from fastsiam.pipelines.backends import (
+    BACKENDS,
+    BASELINE,
+    CEILING,
+    Backend,
+    how_to_convert,
+    readiness,
+)
 from fastsiam.pipelines.workers import count
 from tests.conftest import ROOT
 from tests.pipelines.cases import PIPELINES, readable
@@ -50,6 +57,13 @@ def test_only_who_needs_a_beton_refuses_other_stores(images: Path) -> None:
             with pytest.raises(DataError, match=f"--pipeline {backend.name} reads one .beton"):
                 backend.require_readable(folder, data)
     assert [name for name, backend in BACKENDS.items() if backend.needs_beton] == ["ffcv"]
+
+
+def test_the_command_that_converts_repeats_what_decides_the_pixels() -> None:
+    command = how_to_convert(DataConfig(data="my photos"))
+    assert command == "fastsiam convert folder --source 'my photos' --out DIR"
+    command = how_to_convert(DataConfig(data="x", image_column="a", exif="apply", alpha="white"))
+    assert "--image-column a --exif apply --alpha white --out DIR" in command
 
 
 def test_batches_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,17 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     picture(4).convert("P").save(place("png-palette"))
     deep = np.asarray(whole.convert("L").resize((150, 120))).astype(np.uint16) * 257
     Image.fromarray(deep).save(place("png-16-bits"))
+    Image.fromarray(deep).save(place("png-tiff-16-bits"), "TIFF")
     Image.fromarray(deep.astype(np.float32) / 65535).save(place("png-floats"), "TIFF")
+    colours = np.dstack([deep, deep.T.reshape(deep.shape), 65535 - deep]).astype(">u2")
+    place("png-colours-of-16-bits").write_bytes(b"P6 150 120 65535\n" + colours.tobytes())
+    faded = whole.resize((150, 120))
+    faded.putalpha(whole.convert("L").resize((150, 120)))
+    faded.convert("LA").save(place("png-gray-alpha"))
+    faded.save(place("png-webp-alpha"), "WEBP", lossless=True, exact=True)
+    whole.quantize(16).save(place("png-palette-alpha"), transparency=3)
+    pages = [picture(5), picture(6)]
+    pages[0].save(place("png-pages"), "TIFF", save_all=True, append_images=pages[1:])
     return root
 
 
@@ -109,7 +119,7 @@ def test_same_images_and_pixels(name: str, kind: str, all_kinds: Path) -> None:
     for augment in (CROPS, VIEWS, UNEQUAL):
         expected = batches("torchvision", root, augment, epoch=1)
         found = batches(name, root, augment, epoch=1)
-        assert len(found) == len(expected) == 3
+        assert len(found) == len(expected) == 4
         for ours, theirs in zip(found, expected, strict=True):
             assert torch.equal(ours.index, theirs.index)
             assert torch.equal(ours.label, theirs.label)

@@ -120,10 +120,16 @@ def test_a_branch_with_the_same_settings_is_the_same_run(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch": 6}, r"\(batch: 8 -> 6\); .* start a new run from the weights: --init {run} "),
+        (
+            {"batch": 6},
+            r"\(batch: 8 -> 6\); .* start a new run from the weights: --init {run} inst",
+        ),
         ({"lr": 0.1, "jitter_p": 0.5}, r"jitter-p: 0.8 -> 0.5; lr: 0.5 -> 0.1\); .*--init {run} "),
-        ({"optimizer": "lars"}, r"optimizer: sgd -> lars\); .* --init {run} with another --out$"),
-        ({"width": 8}, r"width: 4 -> 8\); give the same ones, or another --out for a new run$"),
+        ({"optimizer": "lars"}, r"optimizer: sgd -> lars\); .* --init {run} instead of --resume$"),
+        (
+            {"width": 8},
+            r"width: 4 -> 8\); give the same ones, or leave out --resume for a new run$",
+        ),
         ({"epochs": 1}, "after epoch 2: a branch of it needs more than --epochs 1"),
     ],
     ids=str,

@@ -77,7 +77,8 @@ def test_a_finished_run_goes_on_and_says_what_becomes_of_the_rate(
     recorded = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
     assert recorded.optim == checkpoints.load(run).config.optim
     train_here(with_settings(small, extend=6), "imagenet")
-    assert "nothing left to do" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "nothing left to do: " in said and "at step 18 of 18; --extend N trains longer" in said
 
 
 def test_what_cannot_be_extended_is_refused_and_left_alone(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
@@ -21,7 +22,15 @@ from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images
 from tests.processes import fastsiam
-from tests.sources import encoded, folder_members, imagenet_train_tar, jpeg, picture, tar
+from tests.sources import (
+    encoded,
+    folder_members,
+    imagenet_train_tar,
+    jpeg,
+    picture,
+    rotated_jpeg,
+    tar,
+)
 from tests.tiers import rest_slow
 
 
@@ -299,3 +308,26 @@ def test_images_that_lose_detail_are_told(
     quiet = Quiet()
     convert("folder", ConvertConfig(source=str(tmp_path / "out"), out=str(tmp_path / "b")), quiet)
     assert quiet.said == []  # a .beton holds JPEGs by now, whatever their names
+
+
+def test_orientation_transparency_and_depth_are_told_before(tmp_path: Path) -> None:
+    """Training on the file cannot tell them any more."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "a.jpg").write_bytes(rotated_jpeg(0))
+    (folder / "b.png").write_bytes(encoded(picture(1).convert("RGBA"), "PNG"))
+    (folder / "c.png").write_bytes(encoded(Image.fromarray(np.zeros((4, 5), np.uint16)), "PNG"))
+
+    def said(name: str, **options: str) -> str:
+        quiet = Quiet()
+        out = str(tmp_path / name)
+        convert("folder", ConvertConfig(source=str(folder), out=out, raw=True, **options), quiet)  # type: ignore[arg-type]
+        return "\n".join(quiet.said)
+
+    text = said("plain")
+    assert "1 of 3 sampled images have an EXIF orientation, which is ignored; --exif apply" in text
+    assert "1 of 3 sampled images have transparency, which is dropped; --alpha white" in text
+    assert "1 of 3 sampled images have 16-bit or float pixels" in text
+    text = said("ruled", exif="apply", alpha="black")
+    assert "which --exif apply turns upright" in text and "are laid over black" in text
+    assert said("second", part="2/2") == ""

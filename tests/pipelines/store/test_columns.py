@@ -115,7 +115,7 @@ def test_a_choice_among_columns_is_logged_once(
     assert bytes(store.read(0)) == jpeg(0) and set(store.labels) == {-1}
     images, labels = [record.message for record in caplog.records]
     assert "images come from column 'image'; pass --image-column to take another (mask)" in images
-    assert "the images have no labels; pass --label-column to take another (sp" in labels
+    assert "the images have no labels; pass --label-column to take one (sp" in labels
     same = open_store(root, "train", columns=ColumnNames("image"))
     assert same.stamp() == store.stamp() and len(caplog.records) == 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -22,33 +23,53 @@ from tests.sources import encoded, picture
 
 ALL_16_BITS = np.arange(65536, dtype=np.uint16).reshape(256, 256)
 TO_8_BITS = np.rint(ALL_16_BITS.astype(float) * 255 / 65535).astype(np.uint8)
+TAGS = {"compression": 259, "planar": 284, "format": 339}
 RGBA = np.dstack([np.asarray(picture(0)), np.asarray(picture(1).convert("L"))])
 
 
 def tiff(
-    samples: bytes, height: int, width: int, *, bits: tuple[int, ...], kind: int, extra: int | None
+    samples: bytes,
+    height: int,
+    width: int,
+    *,
+    bits: tuple[int, ...],
+    kind: int,
+    extra: int | None = None,
+    strips: int = 1,
+    order: str = "<",
+    **tags_by_name: int,
 ) -> bytes:
-    """Write a little-endian TIFF of one strip.
+    """Write a TIFF.
 
     Args:
         bits: of each channel.
         kind: PhotometricInterpretation; 0 is "white is zero", 1 "black is zero", 2 RGB.
         extra: ExtraSamples of each channel beyond those of the kind; None if there are none.
+        strips: how many of equal size.
+        order: of bytes, "<" or ">".
+        tags_by_name: values of further tags.
     """
     shorts = {256: (width,), 257: (height,), 258: bits, 259: (1,), 262: (kind,), 277: (len(bits),)}
     shorts |= {278: (height,)}
     if extra is not None:
         shorts[338] = (extra,) * (len(bits) - (3 if kind == 2 else 1))
+    shorts |= {TAGS[name]: (value,) for name, value in tags_by_name.items()}
     entries, behind, start = [], b"", 8 + 2 + 12 * (len(shorts) + 2) + 4
     tags = {tag: (3, values) for tag, values in shorts.items()}
     at = start + sum(2 * len(values) for values in shorts.values() if len(values) > 2)
-    tags |= {273: (4, (at,)), 279: (4, (len(samples),))}
-    for tag, (size, values) in sorted(tags.items()):
-        value = struct.pack(f"<{len(values)}{'H' if size == 3 else 'I'}", *values)
+    at, size = at + 8 * strips * (strips > 1), len(samples) // strips
+    tags |= {273: (4, tuple(at + size * n for n in range(strips))), 279: (4, (size,) * strips)}
+    for tag, (form, values) in sorted(tags.items()):
+        value = struct.pack(f"{order}{len(values)}{'H' if form == 3 else 'I'}", *values)
         if len(value) > 4:
-            behind, value = behind + value, struct.pack("<I", start + len(behind))
-        entries.append(struct.pack("<HHI4s", tag, size, len(values), value.ljust(4, b"\0")))
-    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries) + bytes(4)
+            behind, value = behind + value, struct.pack(f"{order}I", start + len(behind))
+        entries.append(struct.pack(f"{order}HHI4s", tag, form, len(values), value.ljust(4, b"\0")))
+    head = (
+        (b"II*\0" if order == "<" else b"MM\0*")
+        + struct.pack(f"{order}IH", 8, len(entries))
+        + b"".join(entries)
+        + bytes(4)
+    )
     return head + behind + samples
 
 
@@ -66,14 +87,14 @@ def test_16_bit_gray_is_scaled_by_its_range(form: str) -> None:
 
 
 def test_16_bits_where_white_is_zero_are_turned_round() -> None:
-    data = tiff(ALL_16_BITS.tobytes(), 256, 256, bits=(16,), kind=0, extra=None)
+    data = tiff(ALL_16_BITS.tobytes(), 256, 256, bits=(16,), kind=0)
     assert np.array_equal(gray(data), 255 - TO_8_BITS)
 
 
 def test_12_bits_have_a_range_of_their_own() -> None:
     pairs = np.array([0x000, 0xFFF, 0x7FF, 0x800], np.uint16).reshape(2, 2)
     packed = b"".join(bytes([a >> 4, (a & 15) << 4 | b >> 8, b & 255]) for a, b in pairs.tolist())
-    assert gray(tiff(packed, 2, 2, bits=(12,), kind=1, extra=None)).tolist() == [
+    assert gray(tiff(packed, 2, 2, bits=(12,), kind=1)).tolist() == [
         [0, 255],
         [127, 128],
     ]
@@ -94,27 +115,75 @@ def test_floats_of_another_range_are_refused_with_the_way_out(value: float, tmp_
         open_split(DataConfig(data=str(tmp_path)), "train").decode(0)
 
 
-def test_integers_of_unknown_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="32-bit integers, whose range is unknown"):
-        decode(encoded(Image.fromarray(np.array([[0, 70000]], np.int32)), "TIFF"))
+def test_floats_where_white_is_zero_are_turned_round() -> None:
+    values = np.array([[0, 0.25, 1]], np.float32)
+    data = tiff(values.tobytes(), 1, 3, bits=(32,), kind=0, format=3)
+    assert gray(data).tolist() == [[255, 191, 0]]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, np.int32, np.uint32])
+def test_integers_of_unknown_range_are_refused(kind: type[np.integer]) -> None:
+    values = np.array([[1, 100]], kind)
+    signed = 1 + np.issubdtype(kind, np.signedinteger)
+    with pytest.raises(ValueError, match="signed or 32-bit integers, whose range is unknown"):
+        decode(
+            tiff(values.tobytes(), 1, 2, bits=(8 * values.itemsize,), kind=1, format=int(signed))
+        )
 
 
 def test_colours_of_16_bits_keep_their_high_bytes() -> None:
     values = np.random.default_rng(0).integers(0, 65536, (4, 5, 3), np.uint16)
-    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2, extra=None)
+    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2)
     assert np.array_equal(np.asarray(decode(data)), values >> 8)
+    assert probe(data).flags & Flags.DEEP
+    data = b"P6 5 4 65535\n" + values.astype(">u2").tobytes()
+    assert np.array_equal(np.asarray(decode(data)), np.rint(values / 257.0))
 
 
-def test_channels_beyond_rgb_are_left_out_and_other_counts_refused() -> None:
+def test_channels_in_planes_of_their_own_are_read_or_refused() -> None:
+    values = np.random.default_rng(0).integers(0, 65536, (3, 4, 5), np.uint16)
+    eight = (values >> 8).astype(np.uint8)
+    data = tiff(eight.tobytes(), 4, 5, bits=(8,) * 3, kind=2, strips=3, planar=2)
+    assert np.array_equal(np.asarray(decode(data)), np.moveaxis(eight, 0, -1))
+    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2, strips=3, planar=2)
+    with pytest.raises(ValueError, match=r"separate planes.*save it with interleaved channels"):
+        decode(data)
+
+
+def test_compressed_floats_that_pillow_misreads_are_refused() -> None:
+    samples = zlib.compress(np.array([[0, 1]], ">f4").tobytes())
+    data = tiff(samples, 1, 2, bits=(32,), kind=1, order=">", format=3, compression=8)
+    with pytest.raises(ValueError, match=r"big-endian floats.*save it as little-endian"):
+        decode(data)
+
+
+def test_channels_beyond_the_colours_are_left_out() -> None:
     values = np.random.default_rng(0).integers(0, 256, (4, 5, 5), np.uint8)
     five = tiff(values.tobytes(), 4, 5, bits=(8,) * 5, kind=2, extra=0)
+    two = tiff(values[..., :2].tobytes(), 4, 5, bits=(8,) * 2, kind=1, extra=0)
     for alpha in ("drop", "white"):
-        assert np.array_equal(
-            np.asarray(decode(five, rules=ImageRules(alpha=alpha))), values[..., :3]
-        )
-    two = tiff(values[..., :2].tobytes(), 4, 5, bits=(16,) * 2, kind=1, extra=0)
-    with pytest.raises(ValueError, match="a TIFF with channels, bit depth or compression"):
-        decode(two)
+        rules = ImageRules(alpha=alpha)
+        assert np.array_equal(np.asarray(decode(five, rules=rules)), values[..., :3])
+        assert np.array_equal(np.asarray(decode(two, rules=rules))[..., 0], values[..., 0])
+
+
+@pytest.mark.parametrize(
+    ("channels", "bits", "tags", "expected"),
+    [
+        (2, 16, {}, "2 channels of 16-bit integers,"),
+        (5, 8, {}, "5 channels of 8-bit integers,"),
+        (1, 64, {"format": 3}, "1 channel of 64-bit floats,"),
+        (1, 8, {"compression": 34712}, "1 channel of 8-bit integers, compressed by scheme 34712,"),
+    ],
+)
+def test_other_tiffs_are_refused_by_their_channels(
+    channels: int, bits: int, tags: dict[str, int], expected: str
+) -> None:
+    samples = bytes(20 * channels * bits // 8)
+    extra = 0 if channels > 1 else None
+    data = tiff(samples, 4, 5, bits=(bits,) * channels, kind=1, extra=extra, **tags)
+    with pytest.raises(ValueError, match=f"it is a TIFF of {expected} .*; save it as"):
+        decode(data)
 
 
 @pytest.mark.parametrize(

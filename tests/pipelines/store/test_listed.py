@@ -111,6 +111,7 @@ def test_lists_that_are_refused(ending: str, images: Path, monkeypatch: pytest.M
 def test_files_that_are_no_csv(tmp_path: Path) -> None:
     for content, said in (
         (b"", "has no column 'path': name the columns in its first line"),
+        (b"path;label\na.jpg;x\n", "has fields between ';': save it with commas instead"),
         ("path,label\na.jpg,caf\xe9\n".encode("latin-1"), "is not in UTF-8: save it in UTF-8"),
         (b'path\n"a.jpg\n', "is damaged in line 2"),
         (b"path\na\0.jpg\n", "no path in row 1|damaged"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from pathlib import Path
@@ -184,3 +185,23 @@ def test_no_program_is_started_for_an_image(tmp_path: Path) -> None:
     (tmp_path / "0.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
     with pytest.raises(DataError, match="it is not an image"):
         FolderStore(tmp_path).decode(0)
+
+
+def test_images_of_other_formats_are_left_out_and_named(
+    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    FolderStore(images / "train")
+    assert not caplog.records
+    root = images / "val"
+    for name in ("class0/a.HEIC", "class0/b.heic", "class1/c.gif", "class1/notes.txt"):
+        (root / name).touch()
+    for _ in range(2):
+        FolderStore(root)
+    assert [record.message for record in caplog.records] == [
+        f"{root}: 1 .gif, 2 .heic files are left out; save them as JPEG or PNG to use them"
+    ]
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "a.heic").touch()
+    with pytest.raises(DataError, match=r"holds no images .*; save its 1 .heic files as JPEG"):
+        FolderStore(tmp_path / "phone")
