@@ -25,9 +25,23 @@ OLDEST_PYTHON := $(or $(shell for python in python3.12 $(HOME)/.pyenv/versions/3
                      "$$python" -c "" 2>/dev/null && echo "$$python" && break; done),$(PYTHON))
 OLDEST_TESTS  := tests/training/test_compile.py tests/training/test_step.py tests/methods \
                  tests/kernels tests/views tests/without_gpu tests/test_checkpoint.py tests/test_older_runs.py
+# Memory errors: kernels with AddressSanitizer, UBSan and buffers of the exact size; and glibc's malloc
+# with checks. Python's own allocator would hide what is read beyond small objects. libasan finds the
+# functions of libstdc++ that it wraps only if both are loaded first.
+SANITIZED     := $(CURDIR)/runs/sanitized
+SANITIZER     := g++ -fsanitize=address,undefined -fno-sanitize-recover=undefined -DEXACT_ROOMS -g
+SANITIZED_RUN  = LD_PRELOAD=$$(g++ -print-file-name=libasan.so):libstdc++.so.6 PYTHONMALLOC=malloc \
+                 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64
+CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.check=3 PYTHONMALLOC=malloc
+NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py tests/views/test_photometric_cpu.py \
+                 tests/pipelines/test_parity.py tests/pipelines/test_ffcv.py \
+                 tests/pipelines/test_decoding.py
+TWO_RANKS     := tests/training/test_launched.py::test_two_cpu_ranks_by_the_launcher
+CASES         ?= 500
+
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all test-oldest coverage docs gpu dist lint lock soak
+.PHONY: demo test test-all test-oldest memory-check coverage docs gpu dist lint lock soak
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -44,6 +58,14 @@ test-all: test                 ## and every further case
 test-oldest: $(OLDEST)/installed  ## what depends on torch's version, with the oldest one
 	OMP_NUM_THREADS=1 FASTSIAM_NO_SKIP= $(OLDEST)/bin/python -m pytest --dist worksteal -n $(JOBS) \
 	    -m "not slow and not alone" $(OLDEST_TESTS)
+
+memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by two tools that see them
+	FASTSIAM_KERNELS=$(SANITIZED) CXX="$(SANITIZER)" $(PY) -m fastsiam.kernels.build
+	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(TEST) -n $(JOBS) \
+	    -m "not slow and not alone and not dali" $(NATIVE_TESTS)
+	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(PY) -m tests.fuzz --cases $(CASES) --jobs $(JOBS) \
+	    "jpeg kernels" images beton
+	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS) $(TWO_RANKS)
 
 coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included
 	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)

@@ -34,9 +34,16 @@ def library(kind: str) -> str:
     return f"kernels-{kind}.so"
 
 
+FOLDER = "FASTSIAM_KERNELS"
+"""The variable that names another folder of libraries than the package, as for sanitized ones."""
 JPEG = "kernels-jpeg.so"
 STAMP = "kernels.stamp"
 """The file that says which sources the libraries beside it were made of."""
+
+
+def own_folder() -> Path:
+    """Return where libraries belong: ``$FASTSIAM_KERNELS``, or beside this file."""
+    return Path(os.environ.get(FOLDER) or Path(__file__).parent)
 
 
 def cache_folder() -> Path:
@@ -167,7 +174,7 @@ def _has_libjpeg(command: list[str]) -> bool:
 
 if __name__ == "__main__":
     try:
-        for path in build(Path(__file__).parent):
+        for path in build(own_folder()):
             print(path)
     except RuntimeError as error:
         sys.exit(str(error))

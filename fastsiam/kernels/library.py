@@ -212,7 +212,7 @@ def _compiled() -> Path | None:
     Raises:
         RuntimeError: they are not in the package, and nobody has a home to look in.
     """
-    own = Path(__file__).parent
+    own = build.own_folder()
     if _is_ready(own):
         return own
     kept = build.cache_folder()
@@ -231,7 +231,7 @@ def _folder() -> Path:
         if found:
             _require_own(found)
             return found
-        own = Path(__file__).parent
+        own = build.own_folder()
         folder = own if os.access(own, os.W_OK) else build.cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         _require_own(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -131,6 +132,7 @@ def test_zig_compiles_for_named_processors_and_leaves_nothing(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ldd is Linux's")
+@pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries need others")
 def test_the_libraries_need_no_other_of_cpp() -> None:
     """So they run beside any libstdc++, and where there is none."""
     for kind in library.kinds():
@@ -171,11 +173,23 @@ def test_who_has_no_home_needs_none_for_what_is_in_the_package(
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
+    monkeypatch.delenv(build.FOLDER, raising=False)
     monkeypatch.setattr(build, "cache_folder", no_home)
     monkeypatch.setattr(library, "_is_ready", lambda folder: True)
     assert library._folder() == Path(library.__file__).parent
     monkeypatch.setattr(library, "_is_ready", lambda folder: False)
     assert library.decoder_name() == "not compiled: Could not determine home directory."
+
+
+def test_another_folder_is_named(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By FASTSIAM_KERNELS; they are compiled into it too."""
+    made: list[Path] = []
+    monkeypatch.setenv("FASTSIAM_KERNELS", str(tmp_path))
+    monkeypatch.setattr(build, "is_current", lambda folder: False)
+    monkeypatch.setattr(build, "build", made.append)
+    assert library._folder() == tmp_path and made == [tmp_path]
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +18,13 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig
-from fastsiam.kernels import planes
+from fastsiam.kernels import build, planes
 from fastsiam.pipelines.geometric import Cuts
 from fastsiam.pipelines.geometric.cpu import Images, Job
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import photometric
 from tests.conftest import ROOT
+from tests.kernels.decoders import ROOM_BEHIND
 from tests.kernels.test_geometric import DECODE, job_of_jpeg
 from tests.processes import Forked
 
@@ -96,6 +100,35 @@ LACKING = {
     "finish": lacks_memory_to_finish,
     "planes": lacks_memory_for_planes,
 }
+
+
+@pytest.mark.skipif(build.FOLDER not in os.environ, reason="only make memory-check sets it")
+def test_sanitized_kernels_see_one_byte_too_many() -> None:
+    """In a scratch buffer of compiled code, which rounds its size elsewhere."""
+    done = Forked(write_behind_a_room).wait()
+    assert done.returncode and "heap-buffer-overflow" in done.stderr
+
+
+def write_behind_a_room() -> None:
+    decode = DECODE(lambda *given: ctypes.memset(given[5], 0, 3 * 8 * 8 + ROOM_BEHIND + 1) or 1)
+    job_of_jpeg(8, 8, decode).run()
+
+
+@pytest.mark.skipif(
+    "malloc_debug" not in os.environ.get("LD_PRELOAD", ""), reason="only make memory-check sets it"
+)
+def test_the_checked_malloc_sees_one_byte_too_many() -> None:
+    done = Forked(write_behind_an_allocation).wait()
+    assert done.returncode == -signal.SIGABRT
+
+
+def write_behind_an_allocation() -> None:
+    system = ctypes.CDLL(None)
+    system.malloc.restype = ctypes.c_void_p
+    memory = system.malloc(ctypes.c_size_t(24))
+    ctypes.memset(memory, 1, 25)
+    system.free(ctypes.c_void_p(memory))
+
 
 REFUSED = """
 import numpy as np, torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -90,7 +90,12 @@ def test_no_call_is_left_when_another_cannot_start(
         ended += 1
 
     let_go = threading.Event()
-    monkeypatch.setattr(kernel_threads, "wait", lambda futures: (let_go.set(), wait(futures)))
+
+    def awaited(futures: Sequence[Future[object]]) -> None:
+        let_go.set()
+        wait(futures)
+
+    monkeypatch.setattr(kernel_threads, "wait", awaited)
     with ThreadPoolExecutor(1) as pool:
         submit = pool.submit
 
