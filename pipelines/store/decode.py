@@ -71,7 +71,7 @@ def decode(
         return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
     if planes.is_record(data):
         return Image.fromarray(planes.to_pixels(data))
-    image = opened_by_pillow(data)
+    image: Image.Image = opened_by_pillow(data)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ import struct
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from fastsiam.kernels import planes
 from fastsiam.kernels.markers import next_marker
@@ -113,7 +113,7 @@ def probe(data: Bytes) -> Probe:
     return Probe(image.height, image.width, flags, orientation=orientation)
 
 
-def opened_by_pillow(data: Bytes) -> Image.Image:
+def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
     """Let Pillow read an image's header; its pixels are decoded when they are asked for.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ def tiff(
     extra: int | None = None,
     strips: int = 1,
     order: str = "<",
-    **tags_by_name: int,
+    tags_by_name: Mapping[str, int] | None = None,
 ) -> bytes:
     """Write a TIFF.
 
@@ -53,7 +54,7 @@ def tiff(
     shorts |= {278: (height,)}
     if extra is not None:
         shorts[338] = (extra,) * (len(bits) - (3 if kind == 2 else 1))
-    shorts |= {TAGS[name]: (value,) for name, value in tags_by_name.items()}
+    shorts |= {TAGS[name]: (value,) for name, value in (tags_by_name or {}).items()}
     entries, behind, start = [], b"", 8 + 2 + 12 * (len(shorts) + 2) + 4
     tags = {tag: (3, values) for tag, values in shorts.items()}
     at = start + sum(2 * len(values) for values in shorts.values() if len(values) > 2)
@@ -117,7 +118,7 @@ def test_floats_of_another_range_are_refused_with_the_way_out(value: float, tmp_
 
 def test_floats_where_white_is_zero_are_turned_round() -> None:
     values = np.array([[0, 0.25, 1]], np.float32)
-    data = tiff(values.tobytes(), 1, 3, bits=(32,), kind=0, format=3)
+    data = tiff(values.tobytes(), 1, 3, bits=(32,), kind=0, tags_by_name={"format": 3})
     assert gray(data).tolist() == [[255, 191, 0]]
 
 
@@ -127,7 +128,14 @@ def test_integers_of_unknown_range_are_refused(kind: type[np.integer]) -> None:
     signed = 1 + np.issubdtype(kind, np.signedinteger)
     with pytest.raises(ValueError, match="signed or 32-bit integers, whose range is unknown"):
         decode(
-            tiff(values.tobytes(), 1, 2, bits=(8 * values.itemsize,), kind=1, format=int(signed))
+            tiff(
+                values.tobytes(),
+                1,
+                2,
+                bits=(8 * values.itemsize,),
+                kind=1,
+                tags_by_name={"format": int(signed)},
+            )
         )
 
 
@@ -142,17 +150,19 @@ def test_colours_of_16_bits_keep_their_high_bytes() -> None:
 
 def test_channels_in_planes_of_their_own_are_read_or_refused() -> None:
     values = np.random.default_rng(0).integers(0, 65536, (3, 4, 5), np.uint16)
-    eight = (values >> 8).astype(np.uint8)
-    data = tiff(eight.tobytes(), 4, 5, bits=(8,) * 3, kind=2, strips=3, planar=2)
+    eight, planar = (values >> 8).astype(np.uint8), {"planar": 2}
+    data = tiff(eight.tobytes(), 4, 5, bits=(8,) * 3, kind=2, strips=3, tags_by_name=planar)
     assert np.array_equal(np.asarray(decode(data)), np.moveaxis(eight, 0, -1))
-    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2, strips=3, planar=2)
+    data = tiff(values.tobytes(), 4, 5, bits=(16,) * 3, kind=2, strips=3, tags_by_name=planar)
     with pytest.raises(ValueError, match=r"separate planes.*save it with interleaved channels"):
         decode(data)
 
 
 def test_compressed_floats_that_pillow_misreads_are_refused() -> None:
     samples = zlib.compress(np.array([[0, 1]], ">f4").tobytes())
-    data = tiff(samples, 1, 2, bits=(32,), kind=1, order=">", format=3, compression=8)
+    data = tiff(
+        samples, 1, 2, bits=(32,), kind=1, order=">", tags_by_name={"format": 3, "compression": 8}
+    )
     with pytest.raises(ValueError, match=r"big-endian floats.*save it as little-endian"):
         decode(data)
 
@@ -181,7 +191,7 @@ def test_other_tiffs_are_refused_by_their_channels(
 ) -> None:
     samples = bytes(20 * channels * bits // 8)
     extra = 0 if channels > 1 else None
-    data = tiff(samples, 4, 5, bits=(bits,) * channels, kind=1, extra=extra, **tags)
+    data = tiff(samples, 4, 5, bits=(bits,) * channels, kind=1, extra=extra, tags_by_name=tags)
     with pytest.raises(ValueError, match=f"it is a TIFF of {expected} .*; save it as"):
         decode(data)
 
