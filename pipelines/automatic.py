@@ -19,7 +19,7 @@ from fastsiam.kernels import library
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 from .backends import BACKENDS, BASELINE
-from .room import free_bytes
+from .room import LOADING_PEAK, USABLE, free_bytes
 from .store import Store
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ _SAMPLE_GROUPS = 8
 """Pieces of a source that a sample comes from, where a piece is read as a whole."""
 _MARGIN = 1.25
 """By so much the other images may be larger than those of a sample."""
-_WHILE_LOADING = 0.4
-"""Share of the free memory that pixels may take: for a moment the memory pipeline has them twice,
-and leaves a fifth free then."""
+_WHILE_LOADING = USABLE / LOADING_PEAK
+"""Share of the free memory that pixels may take, so that there is enough to load them."""
 _BESIDE_THE_MODEL = 0.9
 """Share of the free memory that pixels and model may take together."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -41,6 +41,8 @@ _PIL_REFUSES = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
 """Pixels of an image beyond which PIL says that it is a bomb, where DALI runs out of memory."""
 _PART = 16
 """Images that one thread reads in one go."""
+_DECODED_AHEAD = 2**30
+"""Bytes of decoded parts in flight on a CPU from which on no other batch is begun."""
 
 _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 """Of each image: encoded bytes, height, width."""
@@ -143,10 +145,10 @@ class Cropper:
         flight: deque[_Batch[Plan] | DataError] = deque()
         self._flight = flight
         batches = self._read_ahead(tasks)
-        flight.extend(map(self._send, islice(batches, self._prefetch)))
+        self._fill(flight, batches)
         while flight:
             batch, made = self._receive(flight, crops, make)
-            flight.extend(map(self._send, islice(batches, 1)))
+            self._fill(flight, batches)
             yield batch.task.index, batch.plan, made
             if flight is not self._flight and not self._closed:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
@@ -266,6 +268,17 @@ class Cropper:
         part = {} if self._dali_resizes else part_arguments(cuts, size)
         return _Batch(task, cuts, plan, [data for data, _, _ in found], part, by_pil)
 
+    def _fill(
+        self,
+        flight: deque[_Batch[Plan] | DataError],
+        batches: Iterator[_Batch[Plan] | DataError],
+    ) -> None:
+        """Let DALI begin with batches while few of them, and few bytes, are in flight."""
+        while len(flight) < self._prefetch and _decoded_bytes(flight) < _DECODED_AHEAD:
+            if (batch := next(batches, None)) is None:
+                return
+            flight.append(self._send(batch))
+
     def _send(self, batch: _Batch[Plan] | DataError) -> _Batch[Plan] | DataError:
         """Let DALI begin with a batch."""
         if isinstance(batch, _Batch):
@@ -356,6 +369,12 @@ class Cropper:
             pass  # all have landed
         except RuntimeError:
             self._dali = None
+
+
+def _decoded_bytes(flight: Iterable[_Batch[Any] | DataError]) -> int:
+    """Return what decoded parts of images take; 0 where DALI resizes and makes crops."""
+    parts = [batch.part for batch in flight if isinstance(batch, _Batch) and batch.part]
+    return sum(3 * int((p["end"] - p["start"]).astype(np.int64).prod(1).sum()) for p in parts)
 
 
 def _as_ppm(image: Image.Image) -> tuple[NDArray[np.uint8], int, int]:

@@ -5,16 +5,16 @@ An epoch decodes nothing and moves nothing from the host to the device but the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
+from PIL import Image
 
 from fastsiam.config import AugmentConfig
-from fastsiam.console import tally
+from fastsiam.console import size, tally
 from fastsiam.errors import DataError, ImageError
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
@@ -22,9 +22,9 @@ from fastsiam.views.draws import ViewParams, draw_views
 from .finish import Finisher
 from .geometric import crop_views
 from .order import Order
-from .room import free_bytes
+from .room import LOADING_PEAK, USABLE, free_bytes
 from .store import Store
-from .workers import in_workers
+from .workers import count, made_ahead
 
 
 class MemoryLoader:
@@ -97,45 +97,34 @@ class MemoryLoader:
         self._pixels = None
 
 
-_Item = tuple[NDArray[np.int64], Tensor, list[ImageError]] | DataError
+_STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24
+"""Images, and decoded bytes of these, that a thread decodes in one go."""
+_STRIP_BYTES = 2**20
+"""Pixels that are copied out of a decoded image at a time: a copy of all would take as much again.
+"""
+_BYTES_PER_PIXEL = 8
+"""Memory to decode an image: Pillow keeps RGB in 4 bytes a pixel, and the mode it converts from."""
+_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
+"""Pillow refuses larger images, so that a header cannot claim any amount of memory."""
 
-
-class _Decode(Dataset[_Item]):
-    """One item is a stretch of images: sizes (n, 2), all their pixels in one uint8 tensor, errors.
-
-    Args:
-        store: the images.
-        keeps_on: whether a bad one is left out, with no pixels, or is the error that ends it all.
-    """
-
-    def __init__(self, store: Store, *, keeps_on: bool) -> None:
-        self.store, self.keeps_on = store, keeps_on
-
-    def __getitem__(self, indices: NDArray[np.int64]) -> _Item:
-        images: list[NDArray[np.uint8]] = []
-        refused: list[ImageError] = []
-        for index in indices.tolist():
-            try:
-                images.append(np.asarray(self.store.decode(index)))
-            except DataError as error:
-                if not (self.keeps_on and isinstance(error, ImageError)):
-                    return error
-                refused.append(error)
-                images.append(np.empty((0, 0, 3), np.uint8))
-        pixels = np.concatenate([image.reshape(-1) for image in images])
-        sizes = np.array([image.shape[:2] for image in images])
-        return sizes, torch.from_numpy(pixels), refused
+Made = TypeVar("Made")
 
 
 class Pixels:
     """Decoded images of a store, H x W x 3 uint8, one after the other on the device.
 
+    Loading takes ``LOADING_PEAK`` times their bytes at most, or one image in the making beside
+    them if that is more. Threads decode each image into its place.
+
     Args:
         store: the images.
         chosen: positions of those that are wanted, ascending; None is all.
-        workers: processes that decode.
+        workers: threads that decode; fewer do where images are few and large.
         device: where the pixels shall lie.
         keeps_on: whether a bad image is an error not now, but when it is to be shown.
+
+    Raises:
+        DataError: an image cannot be decoded, or the pixels do not fit.
     """
 
     def __init__(
@@ -148,49 +137,131 @@ class Pixels:
         keeps_on: bool,
     ) -> None:
         wanted = np.arange(len(store)) if chosen is None else chosen
-        stretches = [wanted[i : i + 256] for i in range(0, len(wanted), 256)]
-        room, used = free_bytes(device), 0
-        sizes: list[NDArray[np.int64]] = []
-        parts: list[Tensor] = []
-        self.refused: dict[int, ImageError] = {}
-        """Of each image without pixels, why."""
-        host = torch.device("cpu")
-        items = in_workers(
-            _Decode(store, keeps_on=keeps_on),
-            stretches,
-            workers=workers,
-            device=host,
-            persistent=False,
-        )
-        for item in _counted(items, len(wanted)):
-            if isinstance(item, DataError):
-                raise item
-            used += len(item[1])
-            if 2 * used > 0.8 * room:  # the parts, and then the whole
-                raise DataError(
-                    f"{store.root} does not fit: {sum(len(part) for part in sizes):,} of "
-                    f"{len(wanted):,} images fill four fifths of the {room / 2**30:.1f} GiB free "
-                    f"on {device}; use --pipeline torchvision"
-                )
-            self.refused |= {error.index: error for error in item[2]}
-            sizes.append(item[0])
-            parts.append(item[1].to(device, copy=True))  # out of the worker's shared memory
+        threads = max(1, count(workers))
         self.size = np.zeros((len(store), 2), np.int64)
         """(images of the store, 2) height and width of each; 0 of those that are not chosen."""
-        self.size[wanted] = np.concatenate(sizes)
-        count = 3 * self.size.prod(1)
-        self.start = np.cumsum(count) - count
+        self.size[wanted] = _sizes(store, wanted, threads)
+        self.refused: dict[int, ImageError] = {}
+        """Of each image without pixels, why."""
+        self.start, used = self._places()
         """(images of the store,) where each begins in ``flat``."""
+        each = _BYTES_PER_PIXEL * int(self.size.prod(1).max(initial=1))
+        beside = (LOADING_PEAK - 1) / 2 * used  # half: formats such as 16 bits take twice `each`
+        threads = min(threads, max(1, int(beside / each)))
+        needed, free = used + (device.type == "cpu") * threads * each, free_bytes(device)
+        if needed > USABLE * free:
+            raise DataError(
+                f"{store.root} does not fit: loading its {len(wanted):,} images takes "
+                f"{size(needed)}, more than {USABLE:.0%} of the {size(free)} free on {device}; "
+                "use --pipeline torchvision"
+            )
         self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
-        for part, start in zip(parts, np.cumsum([len(p) for p in parts]), strict=True):
-            self.flat[start - len(part) : start].copy_(part)
+
+        def decode(stretch: NDArray[np.int64]) -> list[ImageError]:
+            refused = []
+            for index in stretch.tolist():
+                try:
+                    self._put(store, index)
+                except ImageError as error:
+                    if not keeps_on:
+                        raise
+                    refused.append(error)
+                    self.size[index] = 0
+            store.check()
+            return refused
+
+        # Stretches of so many images and bytes; larger images alone.
+        place = np.arange(len(wanted)) // _STRETCH_IMAGES + self.start[wanted] // _STRETCH_BYTES
+        stretches = np.split(wanted, np.flatnonzero(np.diff(place)) + 1)
+        for refused in _each(decode, store, stretches, threads, "decoding images"):
+            self.refused |= {error.index: error for error in refused}
+        if self.refused:
+            self._close_gaps()
+
+    def _places(self) -> tuple[NDArray[np.int64], int]:
+        """Return where each image begins, and how many bytes all take."""
+        end = np.cumsum(3 * self.size.prod(1))
+        return end - 3 * self.size.prod(1), int(end[-1])
+
+    def _put(self, store: Store, index: int) -> None:
+        """Decode an image into its place."""
+        image = store.decode(index)
+        width, height = image.size
+        if width * height != self.size[index].prod():
+            raise store.cannot_decode(index, "it is not as large as its header says")
+        self.size[index] = height, width
+        at, rows = int(self.start[index]), max(1, _STRIP_BYTES // (3 * width))
+        for top in range(0, height, rows):
+            strip = image
+            if rows < height:
+                strip = image.crop((0, top, width, min(top + rows, height)))
+            pixels = np.asarray(strip).reshape(-1)
+            target = self.flat[at : at + len(pixels)]
+            if target.device.type == "cpu":
+                target.numpy()[:] = pixels  # torch would start threads of its own in each thread
+            else:
+                target.copy_(torch.from_numpy(pixels.copy()))
+            at += len(pixels)
+
+    def _close_gaps(self) -> None:
+        """Move the pixels down over the places of images that have none."""
+        start, used = self._places()
+        for index in np.flatnonzero(start < self.start).tolist():
+            length = 3 * int(self.size[index].prod())
+            own = self.flat[self.start[index] :][:length].clone()  # the places may overlap
+            self.flat[start[index] :][:length] = own
+        self.start, self.flat = start, self.flat[:used]
 
 
-def _counted(items: Iterable[_Item], images: int) -> Iterator[_Item]:
-    """Pass on what is decoded, and show how much of all images that is."""
-    with tally("decoding images", images) as done:
-        for item in items:
-            if not isinstance(item, DataError):
-                done.add(len(item[0]))
-            yield item
+def _sizes(store: Store, wanted: NDArray[np.int64], threads: int) -> NDArray[np.int64]:
+    """Return height and width of some decoded images: (N, 2); 0 of those that cannot be decoded."""
+
+    def read(stretch: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array([_size(store, index) for index in stretch.tolist()])
+
+    known = store.dimensions()
+    sizes = np.zeros((len(wanted), 2), np.int64) if known is None else known[wanted]
+    pixels = sizes.prod(1)
+    unknown = np.flatnonzero((pixels == 0) | (pixels > _MOST_PIXELS))
+    cuts = range(_STRETCH_IMAGES, len(unknown), _STRETCH_IMAGES)
+    stretches = np.split(wanted[unknown], cuts) if len(unknown) else []
+    found = list(_each(read, store, stretches, threads, "reading sizes of images"))
+    if found:
+        sizes[unknown] = np.concatenate(found)
+    return sizes
+
+
+def _each(
+    make: Callable[[NDArray[np.int64]], Made],
+    store: Store,
+    stretches: Sequence[NDArray[np.int64]],
+    threads: int,
+    what: str,
+) -> Iterator[Made]:
+    """Yield what threads make of stretches of images, in order, and show how many are done."""
+
+    def fetched() -> Iterator[NDArray[np.int64]]:
+        for stretch in stretches:
+            store.ahead(stretch.tolist())
+            yield stretch
+
+    with tally(what, sum(map(len, stretches))) as done:
+        results = made_ahead(make, fetched(), count=2 * threads, threads=threads)
+        for stretch, made in zip(stretches, results, strict=True):
+            done.add(len(stretch))
+            yield made
+
+
+def _size(store: Store, index: int) -> tuple[int, int]:
+    try:
+        height, width = store.rules.size(store.header(index, store.read(index)))
+        if height * width <= _MOST_PIXELS:
+            return height, width
+    except ImageError:
+        pass  # Pillow may decode it all the same
+    try:
+        width, height = store.decode(index).size
+    except ImageError:  # decoding will raise it again, where it is expected
+        return 0, 0
+    return height, width

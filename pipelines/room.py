@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+LOADING_PEAK = 1.2
+"""Peak memory of loading images into memory, as a multiple of their decoded bytes."""
+USABLE = 0.8
+"""Share of the free memory that loading may take."""
 _ROOT = Path("/")
 """Where proc/ and sys/ are; a test has them elsewhere."""
 

@@ -51,6 +51,9 @@ _JITTER = {
     HUE: TF.adjust_hue,
 }
 
+_PIXELS_AT_ONCE = 2**25
+"""A worker makes the views of its decoded images when they have so many pixels: 128 MiB."""
+
 
 def apply_view(
     image: Image.Image, params: ViewParams, view: int, row: int, config: AugmentConfig
@@ -119,21 +122,51 @@ class _Views(Dataset[_Made | DataError]):
 
     def __getitem__(self, task: _Task) -> _Made | DataError:
         epoch, place, indices, drawn_for = task
-        try:
-            images = [self.store.decode(i) for i in indices.tolist()]
-        except DataError as error:
-            return error
-        size = np.array([(image.height, image.width) for image in images])
-        params = draw_views(self.augment, seed=self.seed, epoch=epoch, index=drawn_for, size=size)
         made = tuple(
             torch.empty(shape, dtype=torch.uint8)
-            for shape in crop_shapes(self.augment, len(images))
+            for shape in crop_shapes(self.augment, len(indices))
         )
+        first, seen = 0, 0
+        try:
+            for images in _few(self.store, indices):
+                rows = slice(first, first + len(images))
+                params = draw_views(
+                    self.augment,
+                    seed=self.seed,
+                    epoch=epoch,
+                    index=drawn_for[rows],
+                    size=np.array([(image.height, image.width) for image in images]),
+                )
+                self._write(images, params, tuple(own[:, rows] for own in made))
+                own = seen_in(params, indices[rows], epoch=epoch, place=place + first)
+                first, seen = rows.stop, added(seen, own)
+        except DataError as error:
+            return error
+        return _Made(made, seen)
+
+    def _write(self, images: Sequence[Image.Image], params: ViewParams, made: Crops) -> None:
         for own, numbers in zip(made, self.augment.by_side.values(), strict=True):
             for number, view in zip(numbers, own.numpy(), strict=True):
                 for row, image in enumerate(images):
                     view[row] = apply_view(image, params, number, row, self.augment)
-        return _Made(made, seen_in(params, indices, epoch=epoch, place=place))
+
+
+def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]]:
+    """Decode images and yield them a few at a time: until they have ``_PIXELS_AT_ONCE``.
+
+    What was yielded is emptied before more is decoded.
+    """
+    images: list[Image.Image] = []
+    pixels = 0
+    for index in indices.tolist():
+        images.append(store.decode(index))
+        pixels += images[-1].width * images[-1].height
+        if pixels >= _PIXELS_AT_ONCE:
+            yield images
+            images.clear()
+            pixels = 0
+    if images:
+        yield images
 
 
 class _Tasks:

@@ -240,23 +240,23 @@ def _close(reference: weakref.ref[_Closes]) -> None:
 
 
 def made_ahead(
-    make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int
+    make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int, threads: int = 1
 ) -> Generator[Made]:
-    """Yield ``make(task)`` of each task in order, made in a thread, up to ``count`` ahead.
+    """Yield ``make(task)`` of each task in order, made in threads, up to ``count`` ahead.
 
-    The thread ends with the iterator, also with one that is left before its end. An error comes
+    The threads end with the iterator, also with one that is left before its end. An error comes
     out in the place of its result.
     """
     rest = iter(tasks)
-    with ThreadPoolExecutor(1, "fastsiam-ahead") as thread:
-        waiting = deque(thread.submit(make, task) for task in islice(rest, count))
+    with ThreadPoolExecutor(threads, "fastsiam-ahead") as pool:
+        waiting = deque(pool.submit(make, task) for task in islice(rest, count))
         try:
             while waiting:
                 made = waiting.popleft().result()
-                waiting.extend(thread.submit(make, task) for task in islice(rest, 1))
+                waiting.extend(pool.submit(make, task) for task in islice(rest, 1))
                 yield made
         finally:
-            thread.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def _as_it_is(item: Any) -> Any:

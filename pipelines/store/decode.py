@@ -5,7 +5,6 @@ docs/data.md has the table of what becomes of bit depths, transparency, orientat
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +14,17 @@ from PIL import Image, TiffImagePlugin
 from fastsiam.config.data import Alpha, Exif
 from fastsiam.kernels import planes
 
-from .probe import Bytes, Flags, Probe, first_line, has_alpha, is_deep, opened_by_pillow, probe
+from .probe import (
+    Bytes,
+    Flags,
+    Probe,
+    first_line,
+    has_alpha,
+    is_deep,
+    opened_by_pillow,
+    probe,
+    without_warnings,
+)
 
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -73,8 +82,7 @@ def decode(
         return Image.fromarray(planes.to_pixels(data))
     image: Image.Image = opened_by_pillow(data)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with without_warnings:
             image = _as_rgb(image, rules)
     except (MemoryError, _RefusedError):
         raise

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import enum
 import io
+import os
 import re
 import struct
+import threading
 import warnings
 from dataclasses import dataclass
 
@@ -113,6 +115,37 @@ def probe(data: Bytes) -> Probe:
     return Probe(image.height, image.width, flags, orientation=orientation)
 
 
+class _WithoutWarnings:
+    """Ignore warnings, such as Pillow's of large images, while any thread is inside.
+
+    Threads that entered ``warnings.catch_warnings`` by themselves would undo each other's filters.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget other threads."""
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._caught = warnings.catch_warnings(action="ignore")
+                self._caught.__enter__()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._caught.__exit__(None, None, None)
+
+
+without_warnings = _WithoutWarnings()
+os.register_at_fork(after_in_child=without_warnings.reset)
+
+
 def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
     """Let Pillow read an image's header; its pixels are decoded when they are asked for.
 
@@ -120,8 +153,7 @@ def opened_by_pillow(data: Bytes) -> ImageFile.ImageFile:
         ValueError: it is not an image of a format that is read; says why.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with without_warnings:
             return Image.open(io.BytesIO(data), formats=FORMATS)
     except MemoryError:
         raise
@@ -254,8 +286,7 @@ def _orientation(segment: Bytes) -> int:
         return 0
     try:
         exif = Image.Exif()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with without_warnings:
             exif.load(bytes(segment))
             return int(exif.get(_ORIENTATION, 0))
     except Exception:  # damaged EXIF says nothing, and harms nothing

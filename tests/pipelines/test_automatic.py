@@ -42,10 +42,11 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 def test_memory_if_all_images_fit_beside_the_model(images: Path) -> None:
     taken = 24 * EACH
-    said = "pipeline memory: 24 images take 41 kB of 52 kB on the CPU"
+    said = "pipeline memory: 24 images take 41 kB of 87 kB on the CPU"
     assert choice(images, free=130_000) == said
-    assert choice(images, free=taken / 0.4 + 1).startswith("pipeline memory: ")
-    assert "pipeline memory" not in choice(images, free=taken / 0.4 - 1)
+    least = taken * 1.2 / 0.8  # loading may take four fifths of what is free
+    assert choice(images, free=least + 1).startswith("pipeline memory: ")
+    assert "pipeline memory" not in choice(images, free=least - 1)
     assert choice(images, free=130_000, model=0.9 * 130_000 - taken).startswith("pipeline memory")
     assert "pipeline memory" not in choice(images, free=130_000, model=0.9 * 130_000 - taken + 1)
 
@@ -219,4 +220,4 @@ def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.Mon
 def test_large_photographs_are_counted_by_their_pixels(tmp_path: Path) -> None:
     Image.new("RGB", (4000, 3000)).save(tmp_path / "black.jpg")
     assert decoded_bytes(open_store(tmp_path, "train")) == (36_000_000, True)
-    assert re.search(r"1 images take 36 MB of 40 MB", choice(tmp_path, free=1e8))
+    assert re.search(r"1 images take 36 MB of 67 MB", choice(tmp_path, free=1e8))

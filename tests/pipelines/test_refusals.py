@@ -67,8 +67,11 @@ def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.Monk
     from fastsiam.pipelines import memory_backend
 
     monkeypatch.setattr(memory_backend, "free_bytes", lambda device: 20_000)
+    monkeypatch.setattr(memory_backend.Pixels, "_put", None)  # before an image is decoded
     with pytest.raises(
-        DataError, match=r"does not fit: 0 of 24 images .* use --pipeline torchvision"
+        DataError,
+        match=r"does not fit: loading its 24 images takes 46 kB, more than 80% of the 20 kB free "
+        r"on cpu; use --pipeline torchvision",
     ):
         build("memory", images / "train")
 

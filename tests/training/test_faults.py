@@ -120,15 +120,6 @@ def test_an_evaluations_process_is_killed(small: TrainConfig) -> None:
         evaluate(config, kill_a_worker)
 
 
-@pytest.mark.slow
-def test_a_process_that_decodes_into_memory_is_killed(
-    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    dying(monkeypatch)
-    with pytest.raises(WorkerError, match=r"loader process . of 2 .* was killed by SIGKILL"):
-        run_once(with_settings(small, workers=2), tmp_path / "run")
-
-
 def test_a_process_without_memory(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
