@@ -123,11 +123,10 @@ def test_the_checked_malloc_sees_one_byte_too_many() -> None:
 
 
 def write_behind_an_allocation() -> None:
-    system = ctypes.CDLL(None)
-    system.malloc.restype = ctypes.c_void_p
-    memory = system.malloc(ctypes.c_size_t(24))
-    ctypes.memset(memory, 1, 25)
-    system.free(ctypes.c_void_p(memory))
+    """Numpy's, because ctypes would find the system's own malloc and not the checked one."""
+    array = np.zeros(5000, np.uint8)
+    ctypes.memset(array.ctypes.data, 1, array.size + 1)
+    del array
 
 
 REFUSED = """
