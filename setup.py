@@ -35,6 +35,17 @@ class WheelOfAnyPython(bdist_wheel):
     def get_tag(self):  # noqa: D102
         return "py3", "none", super().get_tag()[2]
 
+    def write_wheelfile(self, wheelfile_base, *args, **kwargs):
+        """Add the licence of the libjpeg-turbo inside, if it is inside, to the wheel's licences."""
+        super().write_wheelfile(wheelfile_base, *args, **kwargs)
+        licence, info = Path(self.bdist_dir) / KERNELS / kernels.JPEG_LICENCE, Path(wheelfile_base)
+        if licence.exists():
+            licence.rename(info / "licenses" / licence.name)
+            metadata, own = info / "METADATA", "License-File: LICENSE\n"
+            text = metadata.read_text(encoding="utf-8")
+            text = text.replace(own, f"{own}License-File: {licence.name}\n", 1)
+            metadata.write_text(text, encoding="utf-8")
+
 
 setup(
     distclass=OfThisPlatform,

@@ -37,6 +37,12 @@ def library(kind: str) -> str:
 FOLDER = "FASTSIAM_KERNELS"
 """The variable that names another folder of libraries than the package, as for sanitized ones."""
 JPEG = "kernels-jpeg.so"
+JPEG_LICENCE = "LICENSE.libjpeg-turbo"
+"""The licence of the libjpeg-turbo inside ``JPEG``; missing where the system's is used."""
+_STATIC = ["-DSTATIC_LIBJPEG", "-Wl,--exclude-libs,ALL", "-l:libjpeg.a"]
+"""Links libjpeg-turbo so that no other libjpeg in the process can see or replace its symbols."""
+_DYNAMIC = ["-ljpeg"]
+_LICENCES = "share/doc/libjpeg*turbo*-dev/copyright"  # of Debian's and Ubuntu's packages
 STAMP = "kernels.stamp"
 """The file that says which sources the libraries beside it were made of."""
 
@@ -61,7 +67,9 @@ def stamp() -> str:
 
 
 def is_current(folder: Path) -> bool:
-    """Tell whether a folder's libraries were made of these sources."""
+    """Tell whether a folder's libraries were made of these sources, if there are sources."""
+    if not SOURCE.exists():
+        return (folder / STAMP).exists()
     try:
         return (folder / STAMP).read_text() == stamp()
     except OSError:
@@ -118,10 +126,15 @@ def build(folder: Path) -> list[Path]:
     for kind in KINDS if _is_x86() else [OTHER]:
         own = [*flags, *_processor(kind, zig=zig)]
         made.append(_compile([*own, *kernels], folder / library(kind)))
-    (folder / JPEG).unlink(missing_ok=True)
+    for old in (JPEG, JPEG_LICENCE):
+        (folder / old).unlink(missing_ok=True)
     any_processor = [*flags, *_processor(OTHER, zig=zig)]
-    if _has_libjpeg(any_processor):
-        made.append(_compile([*any_processor, *jpeg, "-ljpeg"], folder / JPEG))
+    linked = next((way for way in (_STATIC, _DYNAMIC) if _links(any_processor, way)), None)
+    if linked:
+        made.append(_compile([*any_processor, *jpeg, *linked], folder / JPEG))
+    if linked == _STATIC:
+        for licence in sorted(Path("/usr").glob(_LICENCES))[:1]:
+            shutil.copyfile(licence, folder / JPEG_LICENCE)
     (folder / STAMP).write_text(stamp())
     return made
 
@@ -160,16 +173,11 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
 
 
-def _has_libjpeg(command: list[str]) -> bool:
-    """Tell whether libjpeg-turbo and its header are here."""
+def _links(command: list[str], libjpeg: list[str]) -> bool:
+    """Tell whether libjpeg-turbo and its header are here, and can be linked this way."""
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "has.cpp")
-        source.write_text(
-            "#include <stdio.h>\n#include <jpeglib.h>\n"
-            "int fits() { return jpeg_skip_scanlines == 0 || LIBJPEG_TURBO_VERSION_NUMBER < 1; }\n"
-        )
-        tried = [*command, str(source), "-ljpeg", "-o", str(Path(folder, "has"))]
-        return _run(tried).returncode == 0
+        source = str(SOURCE / "jpeg_library.cpp")
+        return _run([*command, source, *libjpeg, "-o", str(Path(folder, "has"))]).returncode == 0
 
 
 if __name__ == "__main__":

@@ -176,9 +176,9 @@ def _load(kind: str) -> Any:
 
 @cache
 def jpeg() -> Any:
-    """Return the library that decodes JPEGs, None where libjpeg-turbo was or is not there.
+    """Return the library that decodes JPEGs, None if it lacks libjpeg-turbo.
 
-    A wheel can meet another one than it was compiled with, or none.
+    Where libjpeg-turbo is not inside, the system's can be older than at compile time, or missing.
     """
     path = _folder() / build.JPEG
     if not path.exists():
@@ -203,7 +203,10 @@ def decoder_name() -> str:
         return f"not compiled: {error}"
     if jpeg() is None:
         return "TurboJPEG, if FFCV is installed (no libjpeg-turbo that fits)"
-    return "libjpeg-turbo, no more of each than its crops need"
+    version = jpeg().fastsiam_jpeg_version()
+    inside = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000} inside"
+    which = f"libjpeg-turbo {inside}" if version else "the system's libjpeg-turbo"
+    return f"{which}, no more of each than its crops need"
 
 
 def _compiled() -> Path | None:

@@ -7,7 +7,6 @@
 
 #include "jpeg_huffman.h"
 
-#include <jerror.h>
 #include <string.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -15,12 +14,8 @@
 namespace fastsiam {
 namespace {
 
-// jpeg_skip_scanlines and jpeg_crop_scanline had faults before this version.
-constexpr bool PARTS = LIBJPEG_TURBO_VERSION_NUMBER >= 2001000;
 // 4:4:0 was upsampled with other rounding before this one.
 constexpr bool PILS_440 = LIBJPEG_TURBO_VERSION_NUMBER >= 2000003;
-// jpeg_huffman.h knows what is inside libjpeg-turbo up to version 3.
-constexpr bool KNOWN = PARTS && LIBJPEG_TURBO_VERSION_NUMBER < 4000000;
 
 struct Handler {
     jpeg_error_mgr error;  // first: libjpeg knows this part alone
@@ -184,17 +179,6 @@ bool Decompressor::ends_well() {
 }
 
 }  // namespace
-
-// Tells whether the library at hand is one of those that this was compiled for: another may be
-// found than had its header here. None says its version; the year of the copyright is 2020 in
-// 2.0.6 and 2.0.90, the last before PARTS, and 2021 in 2.1.0.
-EXPORT int fastsiam_jpeg_fits() {
-    jpeg_error_mgr error;
-    jpeg_std_error(&error);
-    const char *text = error.jpeg_message_table[JMSG_COPYRIGHT];
-    const char *years = strstr(text, "1991-");
-    return strstr(text, "libjpeg-turbo") && years && (!PARTS || atoi(years + 5) >= 2021);
-}
 
 EXPORT int fastsiam_decode(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
                            const int32_t *box, uint8_t *room, Image *made) {

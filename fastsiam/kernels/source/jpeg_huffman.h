@@ -10,6 +10,11 @@
 
 namespace fastsiam {
 
+// jpeg_skip_scanlines and jpeg_crop_scanline had faults before this version.
+constexpr bool PARTS = LIBJPEG_TURBO_VERSION_NUMBER >= 2001000;
+// The versions whose private structures `Huffman` relies on: 2.1.0 up to all of 3.
+constexpr bool KNOWN = PARTS && LIBJPEG_TURBO_VERSION_NUMBER < 4000000;
+
 // What the next bits of the entropy code mean, by as many bits as codes mostly have.
 class Codes {
   public:
