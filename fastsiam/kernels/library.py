@@ -202,7 +202,7 @@ def decoder_name() -> str:
     except RuntimeError as error:
         return f"not compiled: {error}"
     if jpeg() is None:
-        return "TurboJPEG, if FFCV is installed (no libjpeg-turbo that fits)"
+        return "Pillow (no libjpeg-turbo that fits)"
     return "libjpeg-turbo, no more of each than its crops need"
 
 
