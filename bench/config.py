@@ -22,9 +22,8 @@ from fastsiam.config import (
 from fastsiam.config.recipes import RECIPES
 from fastsiam.urls import Url
 
-Stored = Literal["original", "short256", "pixels256", "planes256", "planes"]
-"""How the images are stored: as they are; with a shorter side of 256; as pixels, or planes, of that
-size; as planes."""
+Stored = Literal["original", "short256", "pixels256"]
+"""How the images are stored: as they are; with a shorter side of 256; as pixels of that size."""
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
@@ -69,8 +68,7 @@ class BenchConfig:
     stored: str = "original"
     (
         "How the images are stored for ffcv, dali and memory, as a,b: original, short256 "
-        "(shorter side 256 pixels), pixels256 (that, not as JPEGs), planes256 (that, as planes), "
-        "planes (originals as planes). torchvision reads originals."
+        "(shorter side 256 pixels), pixels256 (that, not as JPEGs). torchvision reads originals."
     )
     variants: str = ""
     (

@@ -14,7 +14,6 @@ from PIL import Image
 
 from fastsiam.bench.config import BenchConfig, Stored
 from fastsiam.config import ConvertConfig
-from fastsiam.kernels import planes
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.base import IMAGE_ENDINGS
@@ -23,8 +22,6 @@ FORMS: dict[Stored, ConvertConfig] = {
     "original": ConvertConfig(),
     "short256": ConvertConfig(short_side=256),
     "pixels256": ConvertConfig(short_side=256, raw=True),
-    "planes256": ConvertConfig(short_side=256, yuv=True),
-    "planes": ConvertConfig(yuv=True),
 }
 
 _MADE, _TAKEN = 512, 8192
@@ -189,7 +186,7 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> None:
         ending = Path(store.name(index)).suffix.lower()
         own = kind / f"{number:06d}{ending if ending in IMAGE_ENDINGS else '.jpg'}"
         data = store.read(index)
-        if store.raw_size(index) is None and not planes.is_record(data):
+        if store.raw_size(index) is None:
             own.write_bytes(data)
         else:
             own = own.with_suffix(".jpg")

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from fastsiam.errors import BackendError, DataError, ImageError
-from fastsiam.kernels import planes
 from fastsiam.trace import span
 from fastsiam.views.batch import Shape
 
@@ -239,12 +238,7 @@ class Cropper:
         height, width = self._store.rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
             return _as_ppm(self._store.decode(index))  # which may refuse it for that
-        if planes.is_record(data):
-            try:
-                data = planes.to_pixels(data).data
-            except ValueError as error:
-                raise self._store.cannot_decode(index, error) from error
-        elif self._store.raw_size(index) is None:
+        if self._store.raw_size(index) is None:
             # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
             odd = self._store.rules.needs_pillow(head) or width * height > _PIL_REFUSES
             if not (by_pil or odd) and is_all_code(data, head):

@@ -23,8 +23,6 @@ from fastsiam.config import (
     StepConfig,
     TrainConfig,
 )
-from fastsiam.errors import BackendError
-from fastsiam.kernels import planes
 from tests.configs import model_of
 from tests.processes import Forked
 
@@ -143,12 +141,3 @@ def ranks(tmp_path: Path) -> Callable[[str, int], list[object]]:
         return [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
     return run
-
-
-@pytest.fixture
-def planes_compiled() -> None:
-    """The code that makes planes of JPEGs."""
-    try:
-        planes.require()
-    except BackendError as error:
-        skip(str(error))

@@ -26,7 +26,7 @@ def measure(session: Session) -> list[Record]:
 def enter_decoders(contest: Contest, session: Session, images: Images) -> None:
     """Have decoders take part, a contender for each form of the images that is encoded."""
     for form in session.config.forms:
-        if FORMS[form].raw or FORMS[form].yuv:
+        if FORMS[form].raw:
             continue  # nothing is to be decoded
         beton = images.stored(form)
         contest.enter(

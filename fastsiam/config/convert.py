@@ -40,13 +40,6 @@ class ConvertConfig:
     )
     raw: bool | None = None
     """Store pixels, not JPEGs: for small images. Default: only those that come as pixels."""
-    yuv: bool = False
-    (
-        "Store JPEGs as the planes that their decoder makes, before upsampling and colours: "
-        "the same pixels, hardly any decoding, and half the bytes of pixels where the chroma is "
-        "subsampled. What is not a JPEG, or is shrunk, is encoded as one first. "
-        "FFCV's own readers refuse such files."
-    )
     exif: Exif = "ignore"
     (
         "Orientation in an image's EXIF data: ignore it, as torchvision does; or apply it, which "
@@ -105,7 +98,6 @@ class ConvertConfig:
             f"--engine {self.engine} makes parts: say how many by --parts, a few for each machine",
         )
         require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
-        require(not (self.yuv and self.raw), "--yuv and --raw exclude each other: choose one")
         check_image_rules(self.exif, self.alpha)
         number, count = self.part_of
         require(

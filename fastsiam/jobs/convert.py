@@ -59,8 +59,6 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
         return written
     if lossy := lossy_line([file.about for file in made], config):
         print(lossy)
-    if any(file.about.get("planes") for file in made):
-        print("every pipeline here reads these planes; FFCV's own readers refuse such a file")
     seconds = time.monotonic() - began
     took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
     print(f"in {took}; check it with: fastsiam convert verify {out}; use it with: --data {out}")

@@ -202,7 +202,7 @@ def decoder_name() -> str:
     except RuntimeError as error:
         return f"not compiled: {error}"
     if jpeg() is None:
-        return "TurboJPEG, if FFCV is installed (no libjpeg-turbo that fits)"
+        return "Pillow (no libjpeg-turbo that fits)"
     version = jpeg().fastsiam_jpeg_version()
     inside = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000} inside"
     which = f"libjpeg-turbo {inside}" if version else "the system's libjpeg-turbo"

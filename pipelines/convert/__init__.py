@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained
-from fastsiam.kernels import planes
 
 from ..remote.path import Place
 from ..store import BetonStore, JoinedStore, Store
@@ -80,10 +79,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
         DataError: the source is not there or cannot be read, or the file cannot be written, or is
             there already and was made of other images or with other options.
-        BackendError: planes are asked for, and the code for them is not there.
     """
-    if config.yuv:
-        planes.require()
     found, sources = open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
     if (

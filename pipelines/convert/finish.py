@@ -15,7 +15,7 @@ import fastsiam
 from fastsiam.config import ConvertConfig
 
 from ..store import Store
-from ..store.beton import METADATA, PLANES, RAW, RECORD, Annex, head
+from ..store.beton import METADATA, RAW, RECORD, Annex, head
 from .journal import Block
 from .layout import aligned, page_of
 from .plan import of_one_set
@@ -61,7 +61,6 @@ def finish(
         table=table_start,
         annex=annex,
         annex_start=annex_start,
-        planes=about["planes"] > 0,
     )
     with partial.open("r+b") as file:
         file.truncate(table_start)
@@ -98,7 +97,6 @@ def _about(
         "classes": len(np.unique(store.labels[rows["source"]])) if store.classes else 0,
         "bytes": int(rows["size"].astype(np.int64).sum()),
         "raw": int((rows["mode"] == RAW).sum()),
-        "planes": int((rows["mode"] == PLANES).sum()),
         "stored": dict(sorted(how.items())),
         "left_out": [
             {"name": store.name(index), "reason": reason}

@@ -33,7 +33,7 @@ _ANYWHERE: dict[str, Any] = {
 }  # fmt: skip
 """Options that have no part in what a finished file holds: one value stands for all others."""
 _LATER: dict[str, Any] = {
-    "yuv": False, "exif": "ignore", "alpha": "drop", **_COLUMNS, **_HOW,
+    "exif": "ignore", "alpha": "drop", **_COLUMNS, **_HOW,
 }  # fmt: skip
 """Options that earlier versions had not: at these values, what they made is the same."""
 
@@ -75,7 +75,7 @@ def finished(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     try:
         about = BetonStore(path).about
     except DataError as error:
-        raise DataError(f"{path} is there already, and damaged: delete it first") from error
+        raise DataError(f"{error}; delete it first, or choose another --out") from error
     known = about.get("plan", {})
     if {**known, "format": _FORMAT} == plan:  # what an earlier version finished is as good
         return about

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
 from fastsiam.config import ConvertConfig
-from fastsiam.kernels import planes
 
-from ..store.beton import JPEG, PLANES, RAW
+from ..store.beton import JPEG, RAW
 from ..store.decode import ImageRules, decode
 from ..store.probe import Bytes, Flags, Probe, ends, probe
 
@@ -32,7 +31,7 @@ class Record:
 
     data: Bytes
     mode: int
-    """JPEG, RAW or PLANES."""
+    """JPEG or RAW."""
     height: int
     width: int
     how: str
@@ -47,10 +46,6 @@ def is_lossy(how: str) -> bool:
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
     """Make the record of an image.
 
-    If planes are asked for, a JPEG that keeps its size is kept as its planes; of any other, and of
-    other formats, the JPEG that would be stored is. Planes are stored only where PIL makes the same
-    pixels of the JPEG: what is odd stays a JPEG.
-
     A JPEG of one or three 8-bit channels that every decoder reads stays as it is, byte for byte: of
     one channel FFCV's own decoder, which asks libjpeg-turbo for RGB, makes three that are alike. If
     its EXIF asks viewers to turn it, that segment is left out, so that every reader shows the same
@@ -64,36 +59,6 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
     Raises:
         ValueError: the image is bad; says why.
     """
-    if not config.yuv:
-        return _prepared(data, raw_size, config)
-    if raw_size is None:
-        found = _checked(data)
-        if _target(found.width, found.height, config) is None and not _rules(config).turns(found):
-            if planes.is_record(data):
-                return Record(data, PLANES, found.height, found.width, UNCHANGED)
-            own = Record(data, JPEG, found.height, found.width, "planes")
-            if (record := _as_planes(own)) is not None:
-                return record
-    made = _prepared(data, raw_size, config)
-    if made.mode == RAW or made.how == UNCHANGED:
-        return made
-    return _as_planes(replace(made, how=f"{made.how}, planes")) or made
-
-
-def _as_planes(record: Record) -> Record | None:
-    """Return a JPEG's planes; None if pixels of them are not those that PIL makes of the JPEG."""
-    made = planes.to_planes(record.data, record.height, record.width)
-    if made is None:
-        return None
-    try:
-        same = np.array_equal(planes.to_pixels(made), np.asarray(decode(record.data)))
-    except ValueError:
-        return None
-    return replace(record, data=made, mode=PLANES) if same else None
-
-
-def _prepared(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
-    """Make a record that FFCV can read."""
     if raw_size is not None:
         height, width = raw_size
         pixels = config.raw is not False

@@ -29,7 +29,7 @@ from fastsiam.views.photometric.operations import in_views_order, operations
 
 from . import Cuts, cut_views
 
-JPEG, PIXELS, PLANES = range(3)
+JPEG, PIXELS = range(2)
 """Forms in which images lie in memory; a .beton file's modes are the same."""
 PILLOW = 255
 """Form of an image that compiled code leaves out: ``Job.make_pixels`` takes it when decoded."""
@@ -49,7 +49,7 @@ class Images:
     width: NDArray[np.int32]
     """(N,)"""
     form: NDArray[np.uint8]
-    """(N,) JPEG, PIXELS (H x W x 3, RGB), PLANES or PILLOW."""
+    """(N,) JPEG, PIXELS (H x W x 3, RGB) or PILLOW."""
 
     @staticmethod
     def of_pixels(address: NDArray[np.int64], size: NDArray[np.integer[Any]]) -> Images:

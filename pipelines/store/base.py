@@ -75,7 +75,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Bytes:
-        """Return an image's bytes: an encoded file or planes, or pixels if ``raw_size`` says so.
+        """Return an image's bytes: an encoded file, or pixels if ``raw_size`` says so.
 
         Raises:
             DataError: they cannot be read; names the image.
@@ -188,7 +188,6 @@ class Store(ABC):
 
         Raises:
             DataError: the file is missing, truncated, too large or no image; names the file.
-            BackendError: it is planes, and the code for them is not there.
         """
         with span("read"):
             data = self.read(index)

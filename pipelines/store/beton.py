@@ -4,10 +4,6 @@ The layout is that of FFCV 1.0 (``ffcv/types.py``, version 2): header, field des
 records, allocation table. Files that ``fastsiam convert`` wrote hold an *annex* besides: names,
 class names and checksums. Its place is noted in the image field's arguments, which FFCV's image
 field does not use; so FFCV reads the same files.
-
-Planes of JPEGs (``fastsiam.kernels.planes``) are no form that FFCV knows: it would show them as
-noise. So the image field of files that hold some has the number of a user's own fields, and FFCV
-refuses the file.
 """
 
 from __future__ import annotations
@@ -56,11 +52,11 @@ IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("data_pt
 METADATA = np.dtype({"names": ["image", "label"], "formats": [IMAGE, "<i8"], "offsets": [0, 16]})
 """Of one image in our files: FFCV aligns the label to 8 bytes."""
 
-JPEG, RAW, PLANES = 0, 1, 2
-"""Modes of a record: an encoded image, pixels, a JPEG's planes. The last is not FFCV's."""
+JPEG, RAW = 0, 1
+"""Modes of a record: an encoded image, or pixels."""
 FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, NDARRAY_FIELD, JSON_FIELD = range(6)
-OWN_FIELD = 255
-"""A field that FFCV leaves to its users: the image field of our files that hold planes."""
+_PLANES_FIELD = 255
+"""Type of the image field in files of ``convert --yuv`` (version 0.2), which held JPEGs' planes."""
 
 _FORMATS: dict[int, Any] = {
     FLOAT_FIELD: "<f8",
@@ -122,11 +118,6 @@ class BetonStore(Store):
         header, fields = _read_head(path, file)
         self.page_size = int(header["page_size"])
         self._annex_place = _annex_place(path, file, header, fields)
-        self._most_mode = RAW
-        if self._annex_place is not None and (own := fields["type_id"] == OWN_FIELD).any():
-            fields = fields.copy()
-            fields["type_id"][own] = IMAGE_FIELD  # but for FFCV, it is one
-            self._most_mode = PLANES
         self.fields = tuple(field["name"].decode("ascii", "replace") for field in fields)
         """Names of the file's fields."""
         self.image_field = self.fields[_choose(fields, IMAGE_FIELD, b"image") or 0]
@@ -134,7 +125,7 @@ class BetonStore(Store):
         image, label = _read_metadata(path, file, header, fields)
         table = _read_table(path, file, header)
         self.modes = image["mode"].copy()
-        """(images,) JPEG, RAW or PLANES."""
+        """(images,) JPEG or RAW."""
         self.width, self.height = image["width"].astype(np.int32), image["height"].astype(np.int32)
         self.start = image["data_ptr"].astype(np.int64)
         """(images,) where each record begins."""
@@ -291,7 +282,7 @@ class BetonStore(Store):
             raise _damaged(path, f"image {int(np.argmax(outside))} lies outside of it")
         raw = self.modes == RAW
         pixels = 3 * self.width[raw].astype(np.int64) * self.height[raw]
-        if (pixels != self.bytes[raw]).any() or (self.modes > self._most_mode).any():
+        if (pixels != self.bytes[raw]).any() or (self.modes > RAW).any():
             raise _damaged(path, "sizes and lengths of its images do not agree")
         if self.classes and self.labels.max(initial=-1) >= len(self.classes):
             raise _damaged(path, "it has labels without a class name")
@@ -302,9 +293,7 @@ def _warn_once(message: str) -> None:
     log.warning(message)
 
 
-def head(
-    *, images: int, page_size: int, table: int, annex: bytes, annex_start: int, planes: bool = False
-) -> bytes:
+def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
     """Return the first bytes of a file of ours: header and field descriptors.
 
     Args:
@@ -313,7 +302,6 @@ def head(
         table: where the allocation table begins.
         annex: the packed annex.
         annex_start: where it begins.
-        planes: whether images are kept as planes.
     """
     header = np.zeros(1, HEADER)
     header[0] = (VERSION, 2, page_size, images, table)
@@ -323,7 +311,7 @@ def head(
         fields = np.zeros(2, FIELD)
         arguments = np.zeros(1024, np.uint8)
         arguments[: _MARK.size] = np.frombuffer(_MARK.pack(*mark, check), np.uint8)
-        fields[0] = (OWN_FIELD if planes else IMAGE_FIELD, b"image", arguments.tobytes())
+        fields[0] = (IMAGE_FIELD, b"image", arguments.tobytes())
         fields[1] = (INT_FIELD, b"label", bytes(1024))
         return header.tobytes() + fields.tobytes()
 
@@ -353,11 +341,15 @@ def _annex_place(
     """Return where the annex lies, None in a file of FFCV's own making."""
     for number, field in enumerate(fields):
         arguments = field["arguments"].tobytes()
-        if field["type_id"] not in (IMAGE_FIELD, OWN_FIELD) or not any(arguments):
+        if field["type_id"] == _PLANES_FIELD and arguments.startswith(_MAGIC):
+            raise DataError(
+                f"{path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which this version "
+                "does not read; convert the original images again: fastsiam convert folder "
+                "--source FOLDER (--raw stores pixels)"
+            )
+        if field["type_id"] != IMAGE_FIELD or not any(arguments):
             continue
         if not arguments.startswith(_MAGIC):
-            if field["type_id"] == OWN_FIELD:  # of somebody else
-                continue
             # FFCV's own image field leaves zeros there.
             raise _damaged(path, "the arguments of its image field are not ours")
         _, version, start, size, crc, check = _MARK.unpack_from(arguments)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 
 from fastsiam.config.data import Alpha, Exif
-from fastsiam.kernels import planes
 
 from .probe import (
     Bytes,
@@ -69,17 +68,13 @@ def decode(
 ) -> Image.Image:
     """Decode one image to RGB, or wrap H x W x 3 pixels of a given (height, width).
 
-    Planes of a JPEG (``fastsiam.kernels.planes``) become what the JPEG would. Of several pages or
-    frames, the first is decoded.
+    Of several pages or frames, the first is decoded.
 
     Raises:
         ValueError: the bytes are not an image that can be decoded; says why.
-        BackendError: they are planes, and the code for them is not there.
     """
     if raw_size is not None:
         return Image.fromarray(np.frombuffer(data, np.uint8).reshape(*raw_size, 3))
-    if planes.is_record(data):
-        return Image.fromarray(planes.to_pixels(data))
     image: Image.Image = opened_by_pillow(data)
     try:
         with without_warnings:

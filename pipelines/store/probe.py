@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from fastsiam.kernels import planes
 from fastsiam.kernels.markers import next_marker
 
 Bytes = bytes | memoryview
-"""An encoded image, a JPEG's planes, or the pixels of a raw image.
+"""An encoded image, or the pixels of a raw image.
 
 A memoryview looks into a mapped file."""
 
@@ -50,7 +49,7 @@ class Flags(enum.IntFlag):
     CMYK = 4
     """Four channels of ink."""
     NOT_JPEG = 8
-    """Another format, whatever the file's name says; planes of a JPEG are one too."""
+    """Another format, whatever the file's name says."""
     ROTATED = 16
     """EXIF asks viewers to turn it; ``--exif apply`` does."""
     GZIP = 32
@@ -101,8 +100,6 @@ def probe(data: Bytes) -> Probe:
         return _jpeg(data)
     if not len(data):
         raise ValueError("it is empty")
-    if planes.is_record(data):
-        return Probe(*planes.size_of(data), int(Flags.NOT_JPEG))
     image = opened_by_pillow(data)
     flags = int(Flags.NOT_JPEG)
     if has_alpha(image):

@@ -12,7 +12,7 @@ from PIL.JpegImagePlugin import get_sampling
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.images import make_images, take_images
 from fastsiam.pipelines.store import BetonStore, open_store
-from fastsiam.pipelines.store.beton import PLANES
+from fastsiam.pipelines.store.beton import RAW
 from tests.conftest import write_images
 
 
@@ -62,16 +62,14 @@ def test_images_are_taken_evenly_and_repeated(tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in again.folder.rglob("*.jpg")) < sum(map(len, taken))
 
 
-def test_planes_are_taken_as_files_and_stored_anew(tmp_path: Path) -> None:
+def test_pixels_become_jpegs_and_are_stored_anew(tmp_path: Path) -> None:
     data = write_images(tmp_path / "data" / "train", classes=2, each=2)
     some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
-    (planes,) = some.stored("planes").glob("*.beton")
-    assert set(BetonStore(planes).modes.tolist()) == {PLANES}
-    again = take_images(BenchConfig(data=str(planes)), 4, tmp_path / "again", lambda text: None)
+    (pixels,) = some.stored("pixels256").glob("*.beton")
+    assert set(BetonStore(pixels).modes.tolist()) == {RAW}
+    again = take_images(BenchConfig(data=str(pixels)), 4, tmp_path / "again", lambda text: None)
     paths = list(again.folder.rglob("*.*"))
     assert len(paths) == 4
     for path in paths:
         with Image.open(path) as image:
             assert image.format == "JPEG"
-    small = BetonStore(next(some.stored("planes256").glob("*.beton")))
-    assert set(small.modes.tolist()) == {PLANES}

@@ -6,7 +6,6 @@ import ctypes
 import io
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ SIZES = [(150, 201), (64, 300), (300, 64), (129, 130), (33, 47), (16, 17), (9, 5
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """What decodes, compiled from the sources as they are now."""
     target = tmp_path_factory.mktemp("kernels") / "decoders.so"
-    sources = [str(SOURCE / name) for name in ("jpeg.cpp", "jpeg_huffman.cpp", "turbojpeg.cpp")]
+    sources = [str(SOURCE / name) for name in ("jpeg.cpp", "jpeg_huffman.cpp")]
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", *sources, "-ljpeg", "-o", str(target)]
     command = compiler()
     if command is None or subprocess.run([*command, *flags]).returncode:
@@ -70,18 +69,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture(scope="session")
 def part(library: ctypes.CDLL) -> Decoder:
     return Decoder(library.fastsiam_decode)
-
-
-@pytest.fixture(scope="session")
-def turbojpeg(library: ctypes.CDLL) -> Decoder:
-    found = find_library("turbojpeg")
-    if found is None:
-        skip("needs libturbojpeg")
-    theirs = ctypes.CDLL(found)
-    names = "tjInitDecompress", "tjDecompressHeader3", "tjDecompress2", "tjDestroy"
-    pointers = [ctypes.cast(getattr(theirs, name), ctypes.c_void_p) for name in names]
-    library.fastsiam_turbojpeg(*pointers)
-    return Decoder(library.fastsiam_decode_turbojpeg)
 
 
 def boxes(height: int, width: int, count: int, seed: int = 0) -> list[Box]:
@@ -165,13 +152,10 @@ WRITTEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_pil_writes(name: str, part: Decoder, turbojpeg: Decoder) -> None:
+def test_what_pil_writes(name: str, part: Decoder) -> None:
     data = written(**WRITTEN[name])
     check(part, data, 40)
     check(part, data + b"\0" * 3, 3)
-    done = turbojpeg(data, (50, 60, 70, 80))
-    assert done is not None and (done[1].top, done[1].left) == (0, 0)  # it decodes the whole
-    check(turbojpeg, data, 1)
 
 
 def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
@@ -210,17 +194,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(
-    name: str,
-    part: Decoder,
-    turbojpeg: Decoder,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_refused(name: str, part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
     """Whatever the box; the decompressor goes on, and nothing is printed."""
-    for decoder in (part, turbojpeg):
-        for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
-            assert decoder(REFUSED[name], box, (150, 200)) is None
-        check(decoder, GOOD, 1)
+    for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
+        assert part(REFUSED[name], box, (150, 200)) is None
+    check(part, GOOD, 1)
     assert capfd.readouterr() == ("", "")
 
 
@@ -234,10 +212,9 @@ def test_tables_of_the_image_before_are_forgotten(marker: int, part: Decoder) ->
     check(part, GOOD, 1)
 
 
-def test_another_size_is_refused(part: Decoder, turbojpeg: Decoder) -> None:
-    for decoder in (part, turbojpeg):
-        for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:
-            assert decoder(GOOD, (0, 0, 1, 1), size) is None
+def test_another_size_is_refused(part: Decoder) -> None:
+    for size in [(149, 200), (150, 201), (200, 150), (75, 100)]:
+        assert part(GOOD, (0, 0, 1, 1), size) is None
 
 
 def test_smoothed_images_are_refused(part: Decoder) -> None:
@@ -267,7 +244,7 @@ def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
     assert refused > 10
 
 
-def test_threads(part: Decoder, turbojpeg: Decoder) -> None:
+def test_threads(part: Decoder) -> None:
     """Each has a decompressor of its own, which ends with it."""
     data = [written(size=(90 + i, 130), subsampling=i % 3) for i in range(6)]
     expected = [by_pil(own) for own in data]
@@ -276,10 +253,9 @@ def test_threads(part: Decoder, turbojpeg: Decoder) -> None:
         for i in range(30):
             own = (turn + i) % len(data)
             box = (i, turn, 60 + i, 90 + turn)
-            for decoder in (part, turbojpeg):
-                done = decoder(data[own], box)
-                assert done is not None
-                np.testing.assert_array_equal(done[0], cut(expected[own], box))
+            done = part(data[own], box)
+            assert done is not None
+            np.testing.assert_array_equal(done[0], cut(expected[own], box))
             assert part(data[own][:-30], box) is None
 
     for _ in range(3):

@@ -148,13 +148,13 @@ def test_libraries_that_cannot_be_loaded(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The kernels' is an error; without the system's libjpeg another decoder is left."""
+    """The kernels' is an error; without the system's libjpeg Pillow decodes."""
     for name in (build.library(library.kind()), build.JPEG):
         (tmp_path / name).write_text("no library")
     monkeypatch.setattr(library, "_folder", lambda: tmp_path)
     assert library.jpeg() is None
     assert "python -m fastsiam.kernels.build" in caplog.text
-    assert library.decoder_name().startswith("TurboJPEG")
+    assert library.decoder_name().startswith("Pillow")
     with pytest.raises(BackendError, match=rf"cannot be loaded .* remove {tmp_path}/kernels.stamp"):
         library.kernels()
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig
-from fastsiam.kernels import build, planes
+from fastsiam.kernels import build
 from fastsiam.pipelines.geometric import Cuts
 from fastsiam.pipelines.geometric.cpu import Images, Job
 from fastsiam.views.draws import draw_views
@@ -43,7 +43,7 @@ def only(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-@pytest.mark.parametrize("what", ["decode", "crop", "finish", "planes"])
+@pytest.mark.parametrize("what", ["decode", "crop", "finish"])
 def test_a_process_survives_a_lack_of_memory(what: str) -> None:
     """And does the same work when there is some."""
     done = Forked(LACKING[what]).wait()
@@ -86,19 +86,10 @@ def lacks_memory_to_finish() -> None:
     assert len(photometric(crops, params, config)) == 2
 
 
-def lacks_memory_for_planes() -> None:
-    width = 40 * _MIB
-    record = planes._HEADER.pack(b"FSP1", 1, width, 1, b"\x11\0\0") + bytes(width + 64)
-    with only(3 * width + width // 2), pytest.raises(MemoryError, match=f"1 x {width} pixels"):
-        planes.to_pixels(record)
-    assert not planes.to_pixels(record).any()
-
-
 LACKING = {
     "decode": lacks_memory_to_decode,
     "crop": lacks_memory_to_crop,
     "finish": lacks_memory_to_finish,
-    "planes": lacks_memory_for_planes,
 }
 
 

@@ -15,16 +15,13 @@ import torch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
-from fastsiam.pipelines.engine import PendingBatch
 from fastsiam.pipelines.geometric.cpu import Job
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 from tests.conftest import write_images
-from tests.conversions import run
 from tests.pipelines.cases import (
     SMALL,
     build,
     equal,
-    first,
     give_back_at_once,
     growth,
     readable,
@@ -226,20 +223,3 @@ def print_sizes(root: str) -> None:
         sizes.append(resident())
     loader.close()
     print(json.dumps([view, *sizes]))
-
-
-def test_planes_are_read_by_compiled_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not left to PIL, as what is refused is; a damaged one is, and is named."""
-    source = write_images(tmp_path / "images" / "train")
-    (made,) = run("folder", source, tmp_path / "out", yuv=True)
-    expected = first(build("torchvision", source))
-    monkeypatch.setattr(PendingBatch, "_decoded", None)
-    found = first(build("ffcv", made.path))
-    for one, other in zip(found.views, expected.views, strict=True):
-        assert (one - other).abs().max() < 1e-5
-    monkeypatch.undo()
-    start, data = int(BetonStore(made.path).start[5]), bytearray(made.path.read_bytes())
-    data[start + 13] = 0xFF  # a sampling that there is not
-    made.path.write_bytes(data)
-    with pytest.raises(DataError, match="cannot decode image 5 "):
-        list(build("ffcv", made.path).epoch(0))

@@ -33,7 +33,7 @@ PAIRS = [
     pytest.param(name, kind, marks=NEEDS.get(name, []))
     for name in get_args(Pipeline)
     if name not in {"torchvision", "synthetic"}
-    for kind in ("folder", "converted", "pixels", "planes")
+    for kind in ("folder", "converted", "pixels")
     if (name, kind) != ("ffcv", "folder")  # it reads converted files
 ]
 ONE_OF_EACH = [
@@ -92,11 +92,11 @@ def all_kinds(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def source(kind: str, all_kinds: Path) -> Path:
-    """Return the same images as files, or in one file as JPEGs, as pixels or as planes."""
+    """Return the same images as files, or in one file as JPEGs or as pixels."""
     out = all_kinds.with_name(kind)
     if kind != "folder" and not out.exists():
-        raw, yuv = True if kind == "pixels" else None, kind == "planes"
-        convert_data("folder", ConvertConfig(source=str(all_kinds), out=str(out), raw=raw, yuv=yuv))
+        raw = True if kind == "pixels" else None
+        convert_data("folder", ConvertConfig(source=str(all_kinds), out=str(out), raw=raw))
     return all_kinds if kind == "folder" else out
 
 

@@ -81,8 +81,7 @@ bool pixels_of(const Job &job, int64_t row, Image *image) {
     int32_t box[4];
     needed(job, row, box);
     uint8_t *decoded = room.bytes(size + ROOM_BEHIND);
-    const Decode decode = job.form[row] == PLANES ? from_planes : job.decode;
-    return decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
+    return job.decode(data, job.bytes[row], height, width, box, decoded, image) == 0;
 }
 
 // Makes all crops of an image, and views of them where these are wanted, one after the other: a
@@ -115,7 +114,7 @@ EXPORT int64_t fastsiam_make(const Job *job) {
     return guarded([job](volatile int64_t *at) {
         for (int64_t place; (place = take(job->taken)) < job->count;) {
             const int64_t row = *at = job->turn ? job->turn[place] : place;
-            if (job->form[row] > PLANES) continue;
+            if (job->form[row] > PIXELS) continue;
             int64_t time[4] = {now(), 0, 0, 0};
             Image image;
             job->refused[row] = !pixels_of(*job, row, &image);
@@ -150,18 +149,6 @@ EXPORT int64_t fastsiam_finish(const uint8_t *crops, int64_t count, int32_t heig
         for (int64_t view; (view = take(taken)) < count;)
             finish(crops + (*at = view) * size, height, width, *how, view);
     });
-}
-
-// `from_planes` for Python: the pixels lie at the beginning of `room`, rows without gaps. Returns 0,
-// 1 if the record is damaged or of another size, 2 if there was no memory.
-EXPORT int32_t fastsiam_from_planes(const uint8_t *data, int64_t bytes, int32_t height,
-                                    int32_t width, const int32_t *box, uint8_t *room) {
-    Image made;
-    int failed = 0;
-    const int64_t at = guarded([&](volatile int64_t *) {
-        failed = from_planes(data, bytes, height, width, box, room, &made) != 0;
-    });
-    return at < 0 ? failed : 2;
 }
 
 // Puts in the place of every level of a channel a number of `size` bytes, one image after the

@@ -11,7 +11,6 @@ namespace fastsiam {
 enum Form : uint8_t {
     JPEG = 0,    // encoded
     PIXELS = 1,  // height x width x 3, uint8 RGB
-    PLANES = 2,  // a JPEG's own planes, before upsampling; see planes.h
 };
 
 // V crops of each of N images: fastsiam.pipelines.geometric.Cuts.
@@ -128,10 +127,5 @@ void crop(const Image &image, const int32_t *box, bool flip, const int32_t *resi
 
 // Takes a crop through the photometric stage: `view` is its place among those of `how`.
 void finish(const uint8_t *crop, int32_t height, int32_t width, const Finish &how, int64_t view);
-
-// Makes RGB of the planes inside a box, as libjpeg-turbo does: a `Decode` of records in the form
-// PLANES. Returns another number than 0 if the record is damaged or of another size.
-int from_planes(const uint8_t *data, int64_t bytes, int32_t height, int32_t width,
-                const int32_t *box, uint8_t *room, Image *made);
 
 }  // namespace fastsiam

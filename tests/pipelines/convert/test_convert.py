@@ -297,7 +297,7 @@ def test_images_that_lose_detail_are_told(
         (images / split / "class0" / f"a.{kind.lower()}").write_bytes(encoded(picture(0), kind))
     (images / "val" / "class0" / "b.jpg").write_bytes(encoded(picture(1), "PNG"))
     told = "encoded as JPEGs of quality 90, which loses detail; --raw stores pixels instead"
-    for options, counted in (({}, True), ({"yuv": True}, True), ({"raw": True}, False)):
+    for options, counted in (({}, True), ({"raw": True}, False)):
         out = str(tmp_path / "-".join(["out", *options]))
         config = ConvertConfig(out=out, **with_png, **options)  # type: ignore[arg-type]
         for count in (counted, False):

@@ -360,3 +360,21 @@ def test_an_image_that_no_longer_decodes_is_named(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"cannot decode image 4 of .*train\.beton \(class1/000"):
         BetonStore(path).decode(4)
+
+
+def test_a_file_of_planes_is_refused(tmp_path: Path) -> None:
+    """Version 0.2 wrote such files: modes 2, and an image field of type 255."""
+    path = converted(tmp_path)
+    data = bytearray(path.read_bytes())
+    fields = np.frombuffer(data, FIELD, 2, HEADER.itemsize)
+    images = len(BetonStore(path))
+    rows = np.frombuffer(data, METADATA, images, HEADER.itemsize + fields.nbytes)
+    fields["type_id"][0], rows["image"]["mode"][:] = 255, 2
+    path.write_bytes(data)
+    again = r"holds planes of JPEGs .* convert the original images again: fastsiam convert folder"
+    with pytest.raises(DataError, match=again) as caught:
+        open_store(path, "train")
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+    assert len(bad := checked(path)) == 1 and "holds planes of JPEGs" in bad[0]
+    with pytest.raises(DataError, match=rf"{again}.* delete it first, or choose another --out"):
+        run("folder", tmp_path / "images", tmp_path / "out")

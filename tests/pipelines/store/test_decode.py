@@ -276,17 +276,13 @@ def test_conversion_applies_the_rules_and_training_warns_of_others(
     assert "--exif apply has no effect" in caplog.text
 
 
-def test_a_turned_jpeg_is_encoded_once_more_and_planes_are_of_the_turned_one(
-    tmp_path: Path,
-) -> None:
+def test_a_turned_jpeg_is_encoded_once_more(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "a.jpg").write_bytes(encoded(picture(0, width=60, height=40), "JPEG", exif=exif))
-    for yuv in (False, True):
-        out = tmp_path / f"out{yuv}"
-        config = ConvertConfig(source=str(folder), out=str(out), exif="apply", yuv=yuv)
-        (written,) = convert_data("folder", config)
-        assert "EXIF rotation applied" in next(iter(written.about["stored"]))
-        assert BetonStore(out / "train.beton").decode(0).size == (40, 60)
+    config = ConvertConfig(source=str(folder), out=str(tmp_path / "out"), exif="apply")
+    (written,) = convert_data("folder", config)
+    assert "EXIF rotation applied" in next(iter(written.about["stored"]))
+    assert BetonStore(written.path).decode(0).size == (40, 60)
