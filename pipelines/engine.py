@@ -193,7 +193,7 @@ class PendingBatch:
         self._job.cancel()
         for future in self._running:
             future.cancel()
-        run_all([future for future in self._running if not future.cancelled()])
+        wait(self._running)  # whatever they raised
 
     def _work(self) -> None:
         self._decode_by_pillow()
