@@ -7,7 +7,7 @@
 
 #include "weights.h"
 
-#if defined(__SSE4_1__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #define HAS_LANES 1
 
@@ -74,7 +74,7 @@ struct Lanes {
     }
 };
 
-#elif defined(__AVX2__)
+#else
 
 // Two taps of 16 bits, weights of two pieces of 16 bits.
 struct Lanes {
@@ -120,45 +120,6 @@ struct Lanes {
     static Vector straighten(Vector packed) {
         return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     }
-};
-
-#else
-
-// Half of the above.
-struct Lanes {
-    using Vector = __m128i;
-    static constexpr int COUNT = 4, TAPS = 2, PIECES = 2, BITS = 16;
-    static constexpr int WINDOW = 16, SHARERS = 4;
-
-    static Vector load(const void *from) { return _mm_loadu_si128((const Vector *)from); }
-    static void store(void *to, Vector vector) { _mm_storeu_si128((Vector *)to, vector); }
-    static Vector all(int32_t value) { return _mm_set1_epi32(value); }
-    static uint32_t index(int32_t first) { return first * 0x00010001u + 0x80038000u; }
-    static Vector pick(const uint8_t *row, const int32_t *window, Vector index) {
-        return _mm_shuffle_epi8(load(row + *window), index);
-    }
-    static Vector add(Vector a, Vector b) { return _mm_add_epi32(a, b); }
-    static void store_added(int32_t *to, Vector sums) { store(to, sums); }
-    static Vector add_products(Vector sum, Vector levels, Vector weights) {
-        return add(sum, _mm_madd_epi16(levels, weights));
-    }
-    static Vector up(Vector sum) { return _mm_slli_epi32(sum, BITS); }
-    static Vector level(Vector sum) { return _mm_srli_epi32(sum, PRECISION); }
-    static Vector append(Vector taps, Vector sum) {
-        const Vector before = _mm_srli_epi32(taps, 16);
-        return _mm_blend_epi16(before, _mm_srli_epi32(sum, PRECISION - 16), 0xAA);
-    }
-    static void spread(const uint8_t *const *rows, int64_t at, Vector *out) {
-        const Vector a = load(rows[0] + at), b = load(rows[1] + at), zero = all(0);
-        const Vector ab = _mm_unpacklo_epi8(a, b), AB = _mm_unpackhi_epi8(a, b);
-        out[0] = _mm_unpacklo_epi8(ab, zero), out[1] = _mm_unpackhi_epi8(ab, zero);
-        out[2] = _mm_unpacklo_epi8(AB, zero), out[3] = _mm_unpackhi_epi8(AB, zero);
-    }
-    static Vector pack(const Vector *four) {
-        return _mm_packus_epi16(_mm_packus_epi32(four[0], four[1]),
-                                _mm_packus_epi32(four[2], four[3]));
-    }
-    static Vector straighten(Vector packed) { return packed; }
 };
 
 #endif
