@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +43,8 @@ _PART = 16
 """Images that one thread reads in one go."""
 _DECODED_AHEAD = 2**30
 """Bytes of decoded parts in flight on a CPU from which on no other batch is begun."""
+_SAMPLE = 8
+"""Images whose headers tell how large a decoded batch is, where the store does not."""
 
 _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 """Of each image: encoded bytes, height, width."""
@@ -110,6 +113,9 @@ class Cropper:
         assert self._dali_resizes or device.type == "cpu"
         self._pads, self._warned, self._closed = pads, False, False
         self._dimensions = store.dimensions()
+        if not self._dali_resizes and shapes[0][1] * _mean_bytes(store) > _DECODED_AHEAD:
+            # DALI's pool never shrinks, and each batch larger than all before it adds to the pool.
+            os.environ.setdefault("DALI_MALLOC_POOL_THRESHOLD", "0")
         self._dali: Any = None
         """DALI's graph; None where it is to be built anew."""
         self._build()
@@ -363,6 +369,18 @@ class Cropper:
             pass  # all have landed
         except RuntimeError:
             self._dali = None
+
+
+def _mean_bytes(store: Store) -> float:
+    """Estimate the bytes of a decoded image."""
+    if (known := store.dimensions()) is not None:
+        return float(3 * known.prod(1).mean())
+    found = [0]
+    for index in np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(int)).tolist():
+        with contextlib.suppress(DataError):  # said where the image is shown
+            head = store.header(index, store.read(index))
+            found.append(3 * head.height * head.width)
+    return sum(found) / max(1, len(found) - 1)
 
 
 def _decoded_bytes(flight: Iterable[_Batch[Any] | DataError]) -> int:

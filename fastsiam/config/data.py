@@ -102,7 +102,7 @@ class DataConfig:
     )
     workers: int = -1
     (
-        "Loader processes (torchvision, memory) or threads (native, ffcv, dali; at least 1) of "
+        "Loader processes (torchvision) or threads (native, ffcv, dali, memory; at least 1) of "
         "each rank; "
         "-1 is one for each core of the rank, 0 loads in the training process."
     )

@@ -115,7 +115,7 @@ PIXELS = 12_000 * 9_000
 BOUND = {
     "torchvision": WORKERS * (8 * PIXELS + 2**27),
     "ffcv": WORKERS * 3 * PIXELS,
-    "dali": 4 * (5 * 3 * PIXELS) + 2**30,
+    "dali": 5 * 3 * PIXELS + 2**30,
     "memory": int(1.2 * 10 * 3 * PIXELS),
 }
 """Bytes that docs/pipelines.md states."""
