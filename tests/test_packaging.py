@@ -69,3 +69,9 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
     ):
         assert f"fastsiam/{name}" in names
     assert "-py3-none-linux_" in wheel.name  # of any Python, on this platform
+    licence = "LICENSE.libjpeg-turbo"
+    inside = library.jpeg() is not None and library.jpeg().fastsiam_jpeg_version() > 0
+    (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+    assert (f"{info}/licenses/{licence}" in names) == inside
+    metadata = zipfile.ZipFile(wheel).read(f"{info}/METADATA").decode()
+    assert (f"\nLicense-File: {licence}\n" in metadata) == inside

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -140,6 +141,53 @@ def test_the_libraries_need_no_other_of_cpp() -> None:
         needs = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
         assert "libc." in needs
         assert "libstdc++" not in needs and "libgcc" not in needs
+
+
+@pytest.mark.skipif(not list(Path("/usr/lib").glob("*/libjpeg.a")), reason="no static libjpeg")
+@pytest.mark.skipif(build.FOLDER in os.environ, reason="sanitized libraries need others")
+def test_libjpeg_turbo_is_inside_and_hidden() -> None:
+    """Pillow and torchvision bring a libjpeg of their own into the same process."""
+    path = library._folder() / build.JPEG
+    shown = [
+        subprocess.run([*command, path], capture_output=True, text=True, check=True).stdout
+        for command in (["ldd"], ["nm", "--dynamic", "--defined-only"])
+    ]
+    assert "libjpeg" not in shown[0]
+    names = [line.split()[-1] for line in shown[1].splitlines()]
+    assert names and all(name.startswith("fastsiam_") for name in names)
+    assert re.match(r"libjpeg-turbo [23]\.\d+\.\d+ inside", library.decoder_name())
+
+
+@pytest.mark.skipif(library.jpeg() is None, reason="no libjpeg-turbo")
+def test_without_a_static_libjpeg_the_systems_is_linked(
+    nothing_loaded: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", shlex.join(build.compiler() or []))
+    monkeypatch.setattr(build, "KINDS", {})  # only what decodes JPEGs
+    monkeypatch.setattr(build, "_STATIC", ["-l:no-such-library.a"])
+    (tmp_path / build.JPEG_LICENCE).touch()  # of a library that was linked statically
+    assert tmp_path / build.JPEG in build.build(tmp_path)
+    assert (
+        "libjpeg.so"
+        in subprocess.run(
+            ["ldd", tmp_path / build.JPEG], capture_output=True, text=True, check=True
+        ).stdout
+    )
+    assert not (tmp_path / build.JPEG_LICENCE).exists()
+    monkeypatch.setattr(library, "_folder", lambda: tmp_path)
+    assert library.decoder_name().startswith("the system's libjpeg-turbo, ")
+
+
+def test_without_sources_what_is_there_is_current(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a wheel whose sources were removed: nothing could be compiled."""
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "source")
+    assert not build.is_current(tmp_path)
+    (tmp_path / build.STAMP).write_text("of sources that are not here")
+    assert build.is_current(tmp_path)
+    build.SOURCE.mkdir()
+    assert not build.is_current(tmp_path)
 
 
 def test_libraries_that_cannot_be_loaded(
