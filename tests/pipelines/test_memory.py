@@ -114,6 +114,7 @@ def one_epoch(name: str, root: str) -> None:
 PIXELS = 12_000 * 9_000
 BOUND = {
     "torchvision": WORKERS * (8 * PIXELS + 2**27),
+    "native": WORKERS * 3 * PIXELS,
     "ffcv": WORKERS * 3 * PIXELS,
     "dali": 5 * 3 * PIXELS + 2**30,
     "memory": int(1.2 * 10 * 3 * PIXELS),
