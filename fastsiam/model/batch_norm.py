@@ -83,6 +83,7 @@ class ViewBatchNorm(_BatchNorm):
 
         Channels come last within it: the compiler then writes channels-last results, without
         copies (it loses the layout of a five-dimensional tensor otherwise).
+        Rounding comes after the permutation: torch 2.11 writes NCHW gradients otherwise.
         """
         x = input.movedim(1, -1).unflatten(0, (views, -1))  # (views, N, ..., C)
         axes = tuple(range(1, x.dim() - 1))
@@ -103,7 +104,7 @@ class ViewBatchNorm(_BatchNorm):
         shift = -mean * scale
         if self.bias is not None:
             shift = shift + self.bias
-        out: Tensor = (wide * scale + shift).to(input.dtype).flatten(0, 1).movedim(-1, 1)
+        out: Tensor = (wide * scale + shift).flatten(0, 1).movedim(-1, 1).to(input.dtype)
         return out
 
     def _move(self, running: Tensor, seen: Tensor) -> None:

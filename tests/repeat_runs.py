@@ -1,0 +1,119 @@
+"""Repeat the first steps of small runs and compare them bit for bit.
+
+    python -m tests.repeat_runs --data cifar10-jpeg.zip
+
+Each process repeats one method's run; every second pair of processes runs beside two busy ones.
+A difference is reported by the first step whose views or loss differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.files import layered
+from fastsiam.config.flags import from_flags
+from fastsiam.config.methods import METHOD_CONFIGS
+from fastsiam.config.recipes import RECIPES
+from fastsiam.distributed import Place
+from fastsiam.methods import build_method
+from fastsiam.pipelines import build_loader
+from fastsiam.training.step import TrainingStep
+
+STEPS, CPU, DTYPE = 12, Place(0, 1, torch.device("cpu")), torch.bfloat16
+SETTINGS = {
+    "width": 16, "batch": 16, "compile": "off", "pipeline": "memory", "precision": "bf16",
+    "device": "cpu", "workers": 0, "bn_images": 0,
+}  # fmt: skip
+BUSY = "block = bytearray(1 << 24)\nwhile True: block[:] = bytes(block)"
+
+
+def config_of(method: str, data: str, *, own_recipe: bool) -> TrainConfig:
+    """Return a small run of a method, with recipe cifar10 or with the method's own for CIFAR-10."""
+    own = f"{method}_cifar10"
+    recipe = own if own_recipe and own in RECIPES else "cifar10"
+    return from_flags(layered(recipe=recipe, method=method).flags | SETTINGS | {"data": data})
+
+
+def run_once(config: TrainConfig) -> dict[str, int]:
+    """Take the first steps of a new run; return checksums in the order of the computation."""
+    batch = config.optim.batch
+    with closing(build_loader(config.data, config.augment, batch=batch, dtype=DTYPE)) as loader:
+        torch.manual_seed(config.numerics.seed)
+        method = build_method(config.model, images=loader.images)
+        step = TrainingStep(config, method, CPU, steps_per_epoch=loader.steps)
+        step.prepare()
+        sums = {"initial weights": digest(*method.state_dict().values())}
+        for at, batch in enumerate(islice(loader.epoch(0), STEPS)):
+            sums[f"views of step {at}"] = digest(*batch.views)
+            sums[f"loss of step {at}"] = digest(step(batch, at=at)[0])
+        return sums | {"weights": digest(*method.state_dict().values())}
+
+
+def digest(*tensors: Tensor) -> int:
+    """Return a checksum of all bits."""
+    return zlib.crc32(b"".join(t.contiguous().view(-1).view(torch.uint8).numpy() for t in tensors))
+
+
+def repeat(config: TrainConfig, times: int) -> list[dict[str, int]]:
+    """Repeat a run with two threads."""
+    torch.set_num_threads(2)
+    return [run_once(config) for _ in range(times)]
+
+
+def equal_repetitions(method: str, data: str, *, processes: int, times: int) -> int:
+    """Count the repetitions that equal the first of their recipe; print where others differ."""
+    first: dict[bool, dict[str, int]] = {}
+    equal = 0
+    for process in range(processes):
+        own, load = process % 2 == 1, 2 * (process // 2 % 2)
+        config = config_of(method, data, own_recipe=own)
+        busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(load)]
+        try:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                results = pool.submit(repeat, config, times).result()
+        finally:
+            for other in busy:
+                other.kill()
+        for sums in results:
+            wanted = first.setdefault(own, sums)
+            equal += sums == wanted
+            for name in [name for name in sums if sums[name] != wanted[name]][:1]:
+                print(f"{method}: {name} differs in process {process}, {load} busy ones")
+    return equal
+
+
+def main() -> int:
+    """Print a line for each method; return 1 if a repetition differs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True, help="zip of train/CLASS/*.jpg")
+    parser.add_argument("--methods", nargs="*", default=METHOD_CONFIGS)
+    parser.add_argument("--processes", type=int, default=20, help="of each method")
+    parser.add_argument("--times", type=int, default=25, help="repetitions in each process")
+    asked = parser.parse_args()
+    total, code = asked.processes * asked.times, 0
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(asked.data) as archive:
+            archive.extractall(folder, archive.namelist()[:: len(archive.namelist()) // 300])
+        for method in asked.methods:
+            equal = equal_repetitions(method, folder, processes=asked.processes, times=asked.times)
+            print(f"{method}: {equal} of {total} repetitions are equal", flush=True)
+            code |= equal < total
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
