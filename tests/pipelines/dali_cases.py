@@ -57,7 +57,7 @@ def load(
 
 def trust(patch: pytest.MonkeyPatch) -> None:
     """Let DALI have whatever PIL can open, GIFs too, which it refuses."""
-    patch.setattr(dali_cropper, "_BY_PIL", 0)
+    patch.setattr("fastsiam.pipelines.store.decode._BY_PILLOW", 0)
     patch.setattr(dali_cropper, "is_all_code", lambda data, head: True)
 
 
