@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 
 from fastsiam.bench.records import Record
 from fastsiam.bench.tables import caption
-from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.pipelines.backends import BASELINE
 from fastsiam.report import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PALETTE = (drawing.GRAY, drawing.BLUE, drawing.GREEN, drawing.ORANGE, drawing.SKY)
-_COLOURS: dict[str, str] = dict(zip(BACKENDS, _PALETTE, strict=False))
+_COLOURS: dict[str, str] = {
+    "torchvision": drawing.GRAY,
+    "native": drawing.VERMILION,
+    "ffcv": drawing.BLUE,
+    "dali": drawing.GREEN,
+    "memory": drawing.ORANGE,
+    "synthetic": drawing.SKY,
+}
 """Of pipelines."""
 
 
