@@ -297,7 +297,7 @@ def test_a_cancelled_batch_lets_its_memory_go() -> None:
     """Whatever state its threads are in, nothing is written afterwards."""
     store = ListStore([encoded(picture(i, width=900, height=700), "PNG") for i in range(8)])
     made = Engine(store, workers=2)
-    index = np.tile(np.arange(8), 4)
+    index = np.tile(np.arange(8), 40)  # seconds of work
     for _ in range(3):
         batch = made.read(index)
         crops = (torch.zeros((1, len(index), 64, 64, 3), dtype=torch.uint8),)
