@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import FastSiamError, FileLostError, WorkerError
-from fastsiam.pipelines import build_eval_loader, open_store
+from fastsiam.pipelines import build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.store import Store
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch
@@ -75,11 +76,11 @@ def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
 def test_a_loader_process_is_killed_while_it_is_waited_for(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nobody looks at it: the wait itself has to end. It is an evaluation's process here."""
+    """Nobody looks at it: the wait itself has to end."""
     dying(monkeypatch)
     config = with_settings(small, pipeline="torchvision", workers=2)
     with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-        evaluate(config)
+        load(config)
 
 
 def dying(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,18 +107,12 @@ def test_a_loader_process_of_a_command_is_killed(small: TrainConfig) -> None:
     assert f"(saved {checkpoints.last(Path(config.run.out))} at step " in last
 
 
-def evaluate(config: TrainConfig, after: Callable[[], object] = bool) -> None:
-    """Take the training images through central crops; ``after`` the first batch do something."""
-    loader = build_eval_loader(config.data, "train", config.augment, resize=16, batch=4)
-    for number, _ in enumerate(loader):
-        if number == 0:
-            after()
-
-
-def test_an_evaluations_process_is_killed(small: TrainConfig) -> None:
-    config = with_settings(small, pipeline="torchvision", workers=2)
-    with pytest.raises(WorkerError, match=r"loader process . of 2 .* was killed by SIGKILL"):
-        evaluate(config, kill_a_worker)
+def load(config: TrainConfig, after: Callable[[], object] = bool) -> None:
+    """Load an epoch of the training images; ``after`` the first batch do something."""
+    with contextlib.closing(build_loader(config.data, config.augment, batch=4)) as loader:
+        for number, _ in enumerate(loader.epoch(0)):
+            if number == 0:
+                after()
 
 
 def test_a_process_without_memory(
@@ -129,7 +124,7 @@ def test_a_process_without_memory(
     monkeypatch.setattr(Store, "decode", no_memory)
     config = with_settings(small, pipeline="torchvision", workers=2)
     with pytest.raises(WorkerError, match="one of 2 loader processes found no memory: lower --w"):
-        evaluate(config)
+        load(config)
 
 
 def test_a_loader_process_that_ends_by_itself(small: TrainConfig, tmp_path: Path) -> None:
@@ -142,7 +137,7 @@ def test_a_loader_process_that_ends_by_itself(small: TrainConfig, tmp_path: Path
         worker.join(60)
 
     with pytest.raises(WorkerError, match=r"1 of 1 \(process \d+\) was killed by SIGALRM; the sam"):
-        evaluate(config, end)
+        load(config, end)
 
 
 def beton(images: Path) -> Path:
