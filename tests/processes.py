@@ -70,6 +70,11 @@ class Forked:
         """Return the exit code, minus the number of the signal that ended it, or None as yet."""
         return self._process.exitcode
 
+    def messages(self) -> str:
+        """Return what it has written to stderr so far."""
+        path = Path(self._output.name, "err")
+        return path.read_text() if path.exists() else ""
+
     def send(self, number: int) -> None:
         """Send a signal."""
         os.kill(self.pid, number)

@@ -329,7 +329,7 @@ def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_p
 
 def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
     done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
-    assert "must be one of auto, torchvision, ffcv, dali" in done.stderr
+    assert "must be one of auto, torchvision, native, ffcv, dali" in done.stderr
     done = fastsiam("views", "--data", str(images), "--out", "views.xyz", code=2)
     assert "--out views.xyz: no picture's ending" in done.stderr
 

@@ -20,7 +20,7 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     out = tmp_path / "trace.json"
     done = bench(
         "profile", "--pipeline", pipeline, "--data", little.data, "--recipe", "demo",
-        "--batch", "4", "--steps", "2", "--workers", "1", "--device", "cpu", "--out", str(out),
+        "--batch", "2", "--steps", "6", "--workers", "1", "--device", "cpu", "--out", str(out),
         "--json", str(tmp_path / "record.json"),
     )  # fmt: skip
     events = json.loads(out.read_text())["traceEvents"]
@@ -28,14 +28,14 @@ def test_a_trace_has_named_ranges(pipeline: str, little: BenchConfig, tmp_path: 
     named = {event["name"] for event in ours}
     names = {"forward", "backward", "optimizer", "wait for data", "decode", "crop", "photometric"}
     assert names <= named and ("read" in named) == (pipeline == "torchvision")  # ffcv maps its file
-    assert [event["name"] for event in ours].count("forward") == 2
+    assert [event["name"] for event in ours].count("forward") == 6
     theirs = [e for e in events if e.get("name") == "aten::convolution_backward"]
     backward = [e for e in ours if e["name"] == "backward"]
     assert theirs and all(  # both clocks are one
         any(b["ts"] - 2e3 <= e["ts"] <= b["ts"] + b["dur"] + 2e3 for b in backward) for e in theirs
     )
     (record,) = read(tmp_path / "record.json")
-    assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 8, 1)
+    assert (record.case, record.name, record.images, record.n) == ("profile", pipeline, 12, 1)
     assert "| backward" in done.stdout and "aten::convolution_backward" in done.stdout
 
 
