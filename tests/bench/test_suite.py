@@ -49,7 +49,7 @@ def test_a_variant_that_cannot_be_measured_ends_with_an_error(
 def test_bench_alone_measures_all(everything: bool, little: BenchConfig, tmp_path: Path) -> None:
     """The command on a user's data, with everything small; at first with some pipelines, once."""
     file, repeats = tmp_path / "out.json", 2 if everything else 1
-    others = {"ffcv", "dali", "memory"} if everything else {"dali", "memory"}
+    others = {"native", "ffcv", "dali", "memory"} if everything else {"dali", "memory"}
     chosen = () if everything else ("--pipelines", ",".join(others))
     done = (fastsiam if everything else bench)(
         *(["bench"] if everything else []), *chosen,

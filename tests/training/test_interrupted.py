@@ -37,10 +37,11 @@ def press(process: Forked) -> None:
 
 def enlarge(images: Path) -> None:
     """Make the images so large that an evaluation takes long."""
-    first, *others = (images / "train").rglob("*.jpg")
-    Image.effect_noise((4000, 3000), 60).convert("RGB").save(first)
+    first, *others = images.rglob("*.jpg")
+    Image.effect_noise((8000, 6000), 60).convert("RGB").save(first)
     for path in others:
-        path.write_bytes(first.read_bytes())
+        path.unlink()
+        path.hardlink_to(first)
 
 
 def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     enlarge(images)
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
     process = command("train", *flags(config), session=True)
-    until(process, lambda: "exports: " in process.messages())  # the last line before it
+    until(process, lambda: "kNN monitor: " in process.messages())  # the last line before it
     press(process)
     time.sleep(2 * ECHO)  # the second is not the first's echo
     assert process.poll() is None
