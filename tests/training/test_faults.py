@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.sources import folder_members, tar
 from tests.tables import dataset, on_the_hub, saved
 from tests.tiers import rest_slow
 from tests.training.runs import history, run_once
-from tests.training.test_interrupted import until, workers
+from tests.training.test_interrupted import until
 
 Before = Callable[[int, Batch], None]
 
@@ -57,6 +58,18 @@ def ends_and_goes_on(
     assert history(folder / "ended") == history(folder / "whole")
     assert 0 < start.step < history(folder / "whole")[-1][0]
     return caught.value
+
+
+def workers(process: Forked) -> list[str]:
+    """Return the loader processes: they are deaf to Ctrl-C."""
+    mask = 1 << (signal.SIGINT - 1)
+    found = []
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        status = Path(f"/proc/{child}/status").read_text()
+        ignored = re.search(r"SigIgn:\s*(\w+)", status)
+        if ignored and int(ignored[1], 16) & mask:
+            found.append(child)
+    return found
 
 
 def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ def press(process: Forked) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
+def threads(process: Forked) -> int:
+    return len(os.listdir(f"/proc/{process.pid}/task"))
+
+
 def enlarge(images: Path) -> None:
     """Make the images so large that an evaluation takes long."""
     first, *others = images.rglob("*.jpg")
@@ -49,7 +53,9 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
     enlarge(images)
     config = with_settings(small, pipeline="torchvision", workers=2, knn_every=1)
     process = command("train", *flags(config), session=True)
-    until(process, lambda: "kNN monitor: " in process.messages())  # the last line before it
+    until(process, lambda: "exports: " in process.messages())
+    before = threads(process)
+    until(process, lambda: threads(process) >= before + 3)  # those that read and decode
     press(process)
     time.sleep(2 * ECHO)  # the second is not the first's echo
     assert process.poll() is None
