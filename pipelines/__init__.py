@@ -108,7 +108,7 @@ def build_loader(
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
         if data.pipeline == "auto":
-            choice = choose_pipeline(data, store, device=device, chosen=chosen)
+            choice = choose_pipeline(store, device=device, chosen=chosen)
             log.info(choice)
             data = settled(data, choice.name)
     backend = backend_of(data)
@@ -223,7 +223,7 @@ def build_eval_loader(
 
     store, device = open_split(data, split), torch.device(device)
     if data.pipeline == "auto":
-        choice = choose_pipeline(data, store, device=device, keeps=False)
+        choice = choose_pipeline(store, device=device, keeps=False)
         data = settled(data, choice.name)
     opening = CentralOpening(
         data=data, store=store, resize=resize, side=augment.crop, device=device

@@ -1,8 +1,8 @@
 """The table of pipelines: what each needs, how it is opened, what it can do.
 
 A new pipeline is a module of its own beside this one, a row of this table, and its name in
-``fastsiam.config.data``. Nothing else compares a pipeline's name: code that treats pipelines
-differently asks the table. To import it loads neither torch nor a pipeline's package.
+``fastsiam.config.data``. Code that treats pipelines differently asks the table; only ``automatic``,
+which chooses one, names some. Importing it loads neither torch nor a pipeline's package.
 """
 
 from __future__ import annotations
@@ -92,8 +92,6 @@ class Backend:
     """Extra of fastsiam that installs the package."""
     extra_cuda13: str = ""
     """Extra that installs the package for CUDA 13, if that is another."""
-    needs_root: bool = False
-    """pip alone cannot install the package: it compiles against libraries of the system."""
     needs_beton: bool = False
     """It reads a .beton file and nothing else."""
     made_up: int | None = None
@@ -350,7 +348,6 @@ _ROWS = (
         open=_open_ffcv,
         package="ffcv",
         extra="ffcv",
-        needs_root=True,
         needs_beton=True,
         decoder="fastsiam: the boxes' part",
         made_ahead=_ahead_of_training,

@@ -29,6 +29,7 @@ from .dali_errors import no_memory, reason, refuses_an_image
 from .dali_graph import build_graph, cut_arguments, part_arguments
 from .geometric import Cuts
 from .store import Store
+from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code
 from .workers import closes_at_exit, count
 
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PIL_REFUSES = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
-"""Pixels of an image beyond which PIL says that it is a bomb, where DALI runs out of memory."""
 _PART = 16
 """Images that one thread reads in one go."""
 _DECODED_AHEAD = 2**30
@@ -246,7 +245,7 @@ class Cropper:
             return _as_ppm(self._store.decode(index))  # which may refuse it for that
         if self._store.raw_size(index) is None:
             # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
-            odd = self._store.rules.needs_pillow(head) or width * height > _PIL_REFUSES
+            odd = self._store.rules.needs_pillow(head) or width * height > MOST_PIXELS
             if not (by_pil or odd) and is_all_code(data, head):
                 return np.frombuffer(data, np.uint8), height, width
             return _as_ppm(self._store.decode(index))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError, ImageError
 from fastsiam.kernels import library
-from fastsiam.kernels.threads import run_all, submit_all
+from fastsiam.kernels.threads import run_all, submit_all, wait_all
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.photometric.cpu import Stage
@@ -82,7 +82,7 @@ class Engine:
             index: (N,) positions in the store.
 
         Raises:
-            DataError: an image cannot be read, or is none; names it.
+            DataError: an image cannot be read, or is not an image; names it.
         """
         self._store.ahead(index.tolist())
         if (located := self._store.locate(index)) is not None:
@@ -184,8 +184,9 @@ class PendingBatch:
             raise self._errors[min(self._errors)]
 
     def wait(self) -> None:
-        """Wait until the threads no longer read the encoded images."""
-        wait(self._running)
+        """Wait until the threads no longer use the batch's memory, even if Ctrl-C is pressed."""
+        if stopped := wait_all(self._running):
+            raise stopped
 
     def cancel(self) -> None:
         """Stop the work soon and wait until nothing writes to the batch's memory any more."""
@@ -193,7 +194,7 @@ class PendingBatch:
         self._job.cancel()
         for future in self._running:
             future.cancel()
-        wait(self._running)  # whatever they raised
+        self.wait()
 
     def _work(self) -> None:
         self._decode_by_pillow()

@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.console import size, tally
@@ -24,6 +23,7 @@ from .geometric import crop_views
 from .order import Order
 from .room import LOADING_PEAK, USABLE, free_bytes
 from .store import Store
+from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
 
 
@@ -104,8 +104,6 @@ _STRIP_BYTES = 2**20
 """
 _BYTES_PER_PIXEL = 8
 """Memory to decode an image: Pillow keeps RGB in 4 bytes a pixel, and the mode it converts from."""
-_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
-"""Pillow refuses larger images, so that a header cannot claim any amount of memory."""
 
 Made = TypeVar("Made")
 
@@ -153,7 +151,7 @@ class Pixels:
             raise DataError(
                 f"{store.root} does not fit: loading its {len(wanted):,} images takes "
                 f"{size(needed)}, more than {USABLE:.0%} of the {size(free)} free on {device}; "
-                "use --pipeline torchvision"
+                "use --pipeline native"
             )
         self.flat = torch.empty(used, dtype=torch.uint8, device=device)
         """All pixels."""
@@ -223,7 +221,7 @@ def _sizes(store: Store, wanted: NDArray[np.int64], threads: int) -> NDArray[np.
     known = store.dimensions()
     sizes = np.zeros((len(wanted), 2), np.int64) if known is None else known[wanted]
     pixels = sizes.prod(1)
-    unknown = np.flatnonzero((pixels == 0) | (pixels > _MOST_PIXELS))
+    unknown = np.flatnonzero((pixels == 0) | (pixels > MOST_PIXELS))
     cuts = range(_STRETCH_IMAGES, len(unknown), _STRETCH_IMAGES)
     stretches = np.split(wanted[unknown], cuts) if len(unknown) else []
     found = list(_each(read, store, stretches, threads, "reading sizes of images"))
@@ -256,7 +254,7 @@ def _each(
 def _size(store: Store, index: int) -> tuple[int, int]:
     try:
         height, width = store.rules.size(store.header(index, store.read(index)))
-        if height * width <= _MOST_PIXELS:
+        if height * width <= MOST_PIXELS:
             return height, width
     except ImageError:
         pass  # Pillow may decode it all the same

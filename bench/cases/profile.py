@@ -116,7 +116,7 @@ def _settled(session: Session, asked: PipelineSetting) -> Pipeline:
             make_images(Path(folder), 1)
         root = session.config.root if own else Path(folder)
         store = open_store(root, "train", columns=session.config.columns)
-        choice = choose_pipeline(DataConfig(data=str(root)), store, device=device, keeps=own)
+        choice = choose_pipeline(store, device=device, keeps=own)
     session.console.say(f"pipeline {choice.name}: {choice.why}")
     return choice.name
 

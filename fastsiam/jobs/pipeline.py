@@ -40,7 +40,6 @@ def with_settled_pipeline(
     name = line = ""
     if place.leads:
         choice = _as_it_began(store, start) or choose_pipeline(
-            config.data,
             store,
             device=place.device,
             free=free.item(),

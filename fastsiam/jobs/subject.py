@@ -345,7 +345,7 @@ def _data_settings(
         return data, note
     name = data.pipeline
     if name == "auto" or not works_on(store, name):
-        name = choose_pipeline(data, store, device=place.device, keeps=False).name
+        name = choose_pipeline(store, device=place.device, keeps=False).name
     return settled(data, from_leader(name)), note
 
 

@@ -88,7 +88,7 @@ def _settled(source: DataConfig, store: Store) -> DataConfig:
     """Choose the pipeline where none is named; say which it is."""
     if source.pipeline != "auto":
         return source
-    choice = choose_pipeline(source, store, device=torch.device("cpu"), keeps=False)
+    choice = choose_pipeline(store, device=torch.device("cpu"), keeps=False)
     log.info(choice)
     return settled(source, choice.name)
 

@@ -48,7 +48,7 @@ def submit_all(
     except BaseException:
         for future in futures:
             future.cancel()
-        _wait_all(futures)
+        wait_all(futures)
         raise
     return futures
 
@@ -68,15 +68,15 @@ def run_all(futures: Sequence[Future[object]]) -> None:
     Raises:
         Exception: whatever the first that failed raised.
     """
-    stopped = _wait_all(futures)
+    stopped = wait_all(futures)
     if stopped is not None:
         raise stopped
     for future in futures:
         future.result()
 
 
-def _wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
-    """Wait until all have ended; return the exception that interrupted this, Ctrl-C as a rule."""
+def wait_all(futures: Sequence[Future[object]]) -> BaseException | None:
+    """Wait until all have ended; return the exception that interrupted it, usually Ctrl-C."""
     stopped: BaseException | None = None
     while running := [future for future in futures if not future.done()]:
         try:

@@ -138,7 +138,7 @@ class _Training:
         """Take the steps that are left."""
         saver, total = self._saver, self._total
         if self._done >= self._end:
-            more = "--max-steps 0 goes on" if self._done < total else "--extend N trains longer"
+            more = "--max-steps 0 continues" if self._done < total else "--extend N trains longer"
             said = f"nothing left to do: {saver.path} is at step {self._done:,} of {total:,}"
             self._console.say(f"{said}; {more}")
         try:

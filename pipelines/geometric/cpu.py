@@ -152,7 +152,7 @@ class Job:
         """Take one image after the other, as long as there are any.
 
         Raises:
-            MemoryError: there is none for an image; the batch is incomplete then.
+            MemoryError: an image needs more than is free; the batch is incomplete.
         """
         self._check_memory(self._make(ctypes.byref(self._job)))
 
@@ -164,18 +164,18 @@ class Job:
             pixels: (H, W, 3) of the size that ``images`` states.
 
         Raises:
-            MemoryError: there is none for it.
+            MemoryError: it needs more than is free.
             ValueError: it is of another size.
         """
         size = (int(self._images.height[row]), int(self._images.width[row]), 3)
         if pixels.shape != size:
-            raise ValueError(f"an image of {pixels.shape} in the place of one of {size}")
+            raise ValueError(f"pixels have the shape {pixels.shape}, but {size} is expected")
         pixels = np.ascontiguousarray(pixels)
         job, address = ctypes.byref(self._job), library.at(pixels, np.uint8)
         self._check_memory(self._make_pixels(job, row, address))
 
     def _check_memory(self, row: int) -> None:
-        """Raise MemoryError if compiled code found none for the image in a row, -1 for none."""
+        """Raise MemoryError if compiled code had too little for the image in a row; -1: enough."""
         if row >= 0:
             raise MemoryError(
                 f"no memory for the crops of an image of {self._images.height[row]} x "

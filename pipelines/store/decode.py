@@ -25,6 +25,8 @@ from .probe import (
     without_warnings,
 )
 
+MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 2**62)
+"""Pillow refuses larger images, so that a header cannot claim any amount of memory."""
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -195,7 +195,7 @@ def test_a_run_goes_on_by_its_folder_alone(begun: TrainConfig, tmp_path: Path) -
     assert checkpoints.load(branch).step == 8 and checkpoints.load(tmp_path / "run").step == 6
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "9")
     said = fastsiam("train", "--resume", run).stderr
-    assert f"{run}/checkpoints/last.pt is at step 9 of 15; --max-steps 0 goes on\n" in said
+    assert f"{run}/checkpoints/last.pt is at step 9 of 15; --max-steps 0 continues\n" in said
     fastsiam("train", "--resume", run, "--max-steps", "0")
     assert checkpoints.load(tmp_path / "run").step == 15
     assert len(history(tmp_path / "run")) == 15 and recorded(tmp_path / "run")["recipe"] == "demo"
@@ -224,7 +224,7 @@ def test_a_branch_of_a_longer_run_keeps_its_own_length(begun: TrainConfig, tmp_p
     fastsiam("train", "--resume", run, "--extend", "5", "--max-steps", "7")
     fastsiam("train", "--resume", run, "--out", branch, "--extend", "6", "--max-steps", "8")
     said = fastsiam("train", "--resume", run, "--out", branch).stderr
-    assert "is at step 8 of 18; --max-steps 0 goes on" in said
+    assert "is at step 8 of 18; --max-steps 0 continues" in said
     assert parse("--resume", run, "--out", branch, "--extend", "7")[1].run.extend == 7
     said = fastsiam("train", "--resume", run, "--out", branch, "--lr", "9", code=1).stderr
     assert "lr: 0.25 -> 9.0" in said

@@ -29,9 +29,8 @@ EACH = 3 * 24 * 24
 
 
 def choice(root: Path, device: torch.device = CPU, *, free: float = 0.0, model: float = 0.0) -> str:
-    data = DataConfig(data=str(root))
     store = open_store(root, "train")
-    return str(choose_pipeline(data, store, device=device, free=free, model=model))
+    return str(choose_pipeline(store, device=device, free=free, model=model))
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -139,8 +138,7 @@ def test_a_sample_of_pieces_that_are_read_as_a_whole(
     store = Counting(images / "train")
     store.groups = np.arange(24) // 4
     assert module._sample(store, np.arange(24)).tolist() == [0, 1, 20, 21]
-    data = DataConfig(data=str(images))
-    said = choose_pipeline(data, store, device=CPU, free=1.0, model=0.0)
+    said = choose_pipeline(store, device=CPU, free=1.0, model=0.0)
     assert "encoded already, more than" in said.why and store.reads == 0
 
 
@@ -207,13 +205,13 @@ def test_a_loader_outside_of_our_trainer(images: Path) -> None:
 
 
 def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, store = DataConfig(data=str(images)), open_store(images, "train")
+    store = open_store(images, "train")
     asked: Sequence[str] = ("1", "2")
     monkeypatch.setattr(module, "free_bytes", lambda device: 24 * EACH / 0.4 * 1.5)
     chosen = []
     for ranks in asked:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        chosen.append(choose_pipeline(data, store, device=CPU).name == "memory")
+        chosen.append(choose_pipeline(store, device=CPU).name == "memory")
     assert chosen == [True, False]
 
 

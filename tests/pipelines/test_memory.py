@@ -18,7 +18,6 @@ import pytest
 import torch
 from PIL import Image
 
-from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import Store, open_store
 from fastsiam.pipelines.automatic import choose_pipeline
@@ -98,8 +97,8 @@ def load(root: str) -> None:
 def test_large_photographs_are_loaded_without_a_second_copy(tmp_path: Path) -> None:
     root = photographs(tmp_path / "photos", 12, width=4000, height=3000)
     decoded = 12 * 3 * 4000 * 3000
-    data, store = DataConfig(data=str(root)), open_store(root, "train")
-    said = choose_pipeline(data, store, device=CPU, free=1e9, model=0.0)
+    store = open_store(root, "train")
+    said = choose_pipeline(store, device=CPU, free=1e9, model=0.0)
     assert said.name == "memory" and said.why.startswith("12 images take 432 MB of 667 MB")
     assert decoded <= growth(load, str(root)) <= 1.2 * decoded
 

@@ -71,7 +71,7 @@ def test_memory_refuses_what_does_not_fit(images: Path, monkeypatch: pytest.Monk
     with pytest.raises(
         DataError,
         match=r"does not fit: loading its 24 images takes 46 kB, more than 80% of the 20 kB free "
-        r"on cpu; use --pipeline torchvision",
+        r"on cpu; use --pipeline native",
     ):
         build("memory", images / "train")
 
