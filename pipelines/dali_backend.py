@@ -26,9 +26,10 @@ from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch, Crops, crop_shapes
 from fastsiam.views.draws import ViewParams, draw_views
 
+from .cuts import Cuts, cut_centres, cut_views
 from .dali_cropper import Cropper, Task
+from .engine import EncodedBatch, Engine
 from .finish import Finisher
-from .geometric import Cuts, cut_centres, cut_views
 from .order import Order
 from .store import Store
 
@@ -66,11 +67,14 @@ class DaliLoader:
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._dtype = order, augment, dtype
-        self._makes_views = not (device.type == "cuda" if dali_resizes is None else dali_resizes)
+        if dali_resizes is None:
+            dali_resizes = device.type == "cuda"
+        self._engine = None if dali_resizes else Engine(store, workers=workers)
         self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
+        self._shapes = crop_shapes(augment, order.batch // order.world)
         self._cropper = Cropper(
             store,
-            crop_shapes(augment, order.batch // order.world),
+            self._shapes,
             workers=workers,
             device=device,
             prefetch=prefetch,
@@ -80,14 +84,16 @@ class DaliLoader:
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
-        if not self._makes_views:
+        if self._engine is None:
             for step, made in enumerate(self.crops(number, skip=skip), skip):
                 yield self._finisher.finish(*made, epoch=number, step=step)
             return
-        from .geometric.cpu import Images, make_views  # a GPU does without compiled kernels
+        engine = self._engine
 
-        def make(images: Images, cuts: Sequence[Cuts], params: ViewParams) -> tuple[Tensor, ...]:
-            return make_views(images, params, self._augment, self._dtype, cuts=cuts)
+        def make(
+            images: EncodedBatch, cuts: Sequence[Cuts], params: ViewParams
+        ) -> tuple[Tensor, ...]:
+            return engine.make_views(images, params, self._augment, self._dtype, cuts=cuts)
 
         batches = self._cropper.run(self._tasks(number, skip), make)
         for step, (index, params, views) in enumerate(batches, skip):
@@ -104,11 +110,22 @@ class DaliLoader:
         Raises:
             DataError: an image cannot be read or decoded; names it.
         """
-        return self._cropper.run(self._tasks(number, skip))
+        if self._engine is None:
+            return self._cropper.run(self._tasks(number, skip))
+        engine, sides = self._engine, list(self._augment.by_side)
+        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
+
+        def make(images: EncodedBatch, cuts: Sequence[Cuts], _: ViewParams) -> Crops:
+            engine.submit(images, cuts, sides, crops=crops).result()
+            return crops
+
+        return self._cropper.run(self._tasks(number, skip), make)
 
     def close(self) -> None:
-        """End DALI's threads and ours, and free the memory."""
+        """End DALI's threads and fastsiam's, and free the memory."""
         self._cropper.close()
+        if self._engine is not None:
+            self._engine.close()
 
     def _tasks(self, epoch: int, skip: int) -> Iterator[Task[ViewParams]]:
         return (self._task(epoch, step) for step in range(skip, self.steps))
@@ -135,7 +152,6 @@ def central_crops(
     prefetch: int,
     hw_decoder_load: float,
     device: torch.device,
-    dali_resizes: bool | None = None,
 ) -> Generator[Tensor]:
     """Yield batches of central crops on the device; see ``fastsiam.pipelines.central.MakeCrops``.
 
@@ -148,7 +164,6 @@ def central_crops(
         prefetch: batches in the making while the caller works on one.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
         device: where the crops shall lie.
-        dali_resizes: whether DALI resizes too.
     """
 
     def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:
@@ -161,7 +176,7 @@ def central_crops(
         device=device,
         prefetch=prefetch,
         hw_decoder_load=hw_decoder_load,
-        dali_resizes=dali_resizes,
+        dali_resizes=True,
         pads=resize < side,
     )
     tasks = (Task(f"images {index[0]} to {index[-1]}", index, cut) for index in batches)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -24,17 +24,16 @@ from fastsiam.errors import BackendError, DataError, ImageError
 from fastsiam.trace import span
 from fastsiam.views.batch import Shape
 
+from .cuts import Cuts
 from .dali_decoder import say_what_decodes
 from .dali_errors import no_memory, reason, refuses_an_image
 from .dali_graph import build_graph, cut_arguments, part_arguments
-from .geometric import Cuts
+from .engine import EncodedBatch
+from .job import Images
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code
 from .workers import closes_at_exit, count
-
-if TYPE_CHECKING:
-    from .geometric.cpu import Images
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +49,8 @@ _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
-Make = Callable[["Images", Sequence[Cuts], Plan], tuple[Tensor, ...]]
-"""Makes something else than crops of images, of which each is a part with the boxes of its cuts."""
+Make = Callable[["EncodedBatch", Sequence[Cuts], Plan], tuple[Tensor, ...]]
+"""Makes crops or views of decoded images, each a part of the original that holds its boxes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +102,12 @@ class Cropper:
         device: torch.device,
         prefetch: int,
         hw_decoder_load: float,
-        dali_resizes: bool | None,
+        dali_resizes: bool,
         pads: bool = False,
     ) -> None:
         self._store, self._shapes, self._device, self._prefetch = store, shapes, device, prefetch
         self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
-        self._dali_resizes = device.type == "cuda" if dali_resizes is None else dali_resizes
+        self._dali_resizes = dali_resizes
         assert self._dali_resizes or device.type == "cpu"
         self._pads, self._warned, self._closed = pads, False, False
         self._dimensions = store.dimensions()
@@ -131,7 +130,7 @@ class Cropper:
 
         Args:
             tasks: batches to be made.
-            make: makes what is yielded in the crops' place, where DALI does no more than decode.
+            make: makes what is yielded as crops; needed if DALI only decodes.
 
         Raises:
             BackendError: DALI runs out of memory.
@@ -143,7 +142,7 @@ class Cropper:
         self._land()
         if self._dali is None:
             self._build()
-        assert make is None or not self._dali_resizes
+        assert (make is None) == self._dali_resizes
         shapes = self._shapes if make is None else ()
         crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
         flight: deque[_Batch[Plan] | DataError] = deque()
@@ -313,24 +312,19 @@ class Cropper:
                 self._begin_again(flight, batch, error)
                 continue
             flight.popleft()
-            sides = tuple(own[:, : len(batch.encoded)] for own in crops)
-            if self._dali_resizes:
+            if make is None:
+                sides = tuple(own[:, : len(batch.encoded)] for own in crops)
                 # Without a copy into torch's hands; when torch lets go of its memory, DALI waits
                 # for the device, in a thread of its own, before it uses that again.
                 views = (from_dlpack(view.as_tensor()) for view in made)
                 for own in sides:
                     torch.stack(list(islice(views, len(own))), out=own)
                 return batch, sides
-            from .geometric import cpu  # a GPU does without compiled kernels
-
             # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
             decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
-            images = cpu.Images.of_arrays(decoded)
+            images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
             cuts = [own.moved(*batch.part["start"].T) for own in batch.cuts]
-            if make is not None:
-                return batch, make(images, cuts, batch.plan)
-            cpu.make_crops(images, cuts, sides)
-            return batch, sides
+            return batch, make(images, cuts, batch.plan)
         raise batch
 
     def _begin_again(

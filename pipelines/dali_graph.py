@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fastsiam.views.batch import Shape
 
+from .cuts import Cuts
 from .dali_decoder import decoded
-from .geometric import Cuts
 
 _MARGIN = 8
 """Pixels around the boxes that are decoded too. A pixel of a JPEG whose colours have a lower

@@ -9,37 +9,39 @@ to the last bit.
 
 from __future__ import annotations
 
-import logging
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fastsiam.errors import DataError, ImageError
-from fastsiam.kernels import library
+from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
 from fastsiam.kernels.threads import run_all, submit_all, wait_all
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
+from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
+from fastsiam.views.photometric.operations import in_views_order
 
-from .geometric import Cuts
-from .geometric.cpu import JPEG, PILLOW, PIXELS, Images, Job
-from .store import BetonStore, Store
-from .store.probe import Bytes
+from .cuts import Cuts, cut_views
+from .headers import Headers
+from .job import PILLOW, Images, Job, stages_of
+from .store import Store
+from .store.base import Allocate
 from .workers import count
 
-log = logging.getLogger(__name__)
-
-_UNKNOWN = 254
-"""Form of an image whose header was not read yet."""
 _READERS = 8
 """Threads that read: so many requests wait at a disk or a server at once."""
 _PART = 32
 """Images that one thread reads in one go."""
+_CHUNK = 2**21
+"""Bytes of memory that several images share. A larger image has memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Engine:
         self._store, self._workers = store, max(1, count(workers))
         self._threads = ThreadPoolExecutor(self._workers, "fastsiam-engine")
         self._readers = ThreadPoolExecutor(_READERS, "fastsiam-reader")
-        self._headers = _Headers(store)
+        self._headers = Headers(store)
+        self._chunks = _Chunks()
 
     def read(self, index: NDArray[np.int64]) -> EncodedBatch:
         """Read images and their headers.
@@ -94,27 +97,27 @@ class Engine:
 
         def read(first: int) -> None:
             with span("read"):
+                allocate = self._chunks.allocator()
                 for row in range(first, min(first + _PART, len(index))):
-                    if (data := self._headers.read_image(int(index[row]))) is not None:
-                        owners[row], address[row], size[row] = data, _address(data), len(data)
+                    data = self._headers.read_image(int(index[row]), allocate)
+                    if data is not None:
+                        array = np.frombuffer(data, np.uint8)
+                        owners[row] = array
+                        address[row], size[row] = array.ctypes.data, len(array)
 
         parts = range(0, len(index), _PART)
         run_all([self._readers.submit(read, first) for first in parts])
         return EncodedBatch(index, self._headers.images(index, address, size), owners)
 
-    def at(
-        self, index: NDArray[np.int64], memory: NDArray[np.uint8], start: NDArray[np.int64]
-    ) -> EncodedBatch:
-        """Return images of a .beton file that were read into memory already.
+    def in_memory(self, index: NDArray[np.int64], address: NDArray[np.int64]) -> EncodedBatch:
+        """Return images of a .beton file that were read already.
 
         Args:
             index: (N,) positions in the store.
-            memory: bytes of the file.
-            start: (N,) where each record begins in it.
+            address: (N,) of each one's first byte, valid until the batch is complete.
         """
         size = self._store.sizes()[index]
-        images = self._headers.images(index, memory.ctypes.data + start, size)
-        return EncodedBatch(index, images, [memory])
+        return EncodedBatch(index, self._headers.images(index, address, size))
 
     def submit(
         self,
@@ -141,10 +144,39 @@ class Engine:
             sides,
             crops,
             stages,
-            decode=decoder() or 0,
+            decode=self._headers.decode,
             longest_first=True,
         )
         return PendingBatch(self._store, batch, job, self._threads, self._workers)
+
+    def make_views(
+        self,
+        batch: EncodedBatch,
+        params: ViewParams,
+        augment: AugmentConfig,
+        dtype: torch.dtype,
+        *,
+        cuts: Sequence[Cuts] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Make the views of a batch and wait for them.
+
+        Args:
+            batch: N images.
+            params: the augmentations that are drawn for them.
+            augment: for the sides and the normalisation.
+            dtype: of the views.
+            cuts: of each side, if the images are parts of larger ones; ``cut_views`` by default.
+
+        Returns:
+            The views, as ``photometric`` returns them.
+
+        Raises:
+            DataError: an image cannot be decoded; names it.
+        """
+        stages = stages_of(params, augment, dtype)
+        cuts = cut_views(params, augment) if cuts is None else cuts
+        self.submit(batch, cuts, list(augment.by_side), stages=stages).result()
+        return in_views_order([stage.views() for stage in stages], augment)
 
     def close(self) -> None:
         """End the threads."""
@@ -224,87 +256,36 @@ class PendingBatch:
         return pixels
 
 
-class _Headers:
-    """Sizes and forms of a store's images: each header is read once and then remembered."""
+class _Chunks:
+    """Memory for encoded images, used again when no batch needs it any more.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        if isinstance(store, BetonStore):  # its table has them all
-            self._height, self._width, self._form = store.height, store.width, store.modes
-        else:
-            images = len(store)
-            self._height, self._width = np.zeros(images, np.int32), np.zeros(images, np.int32)
-            self._form = np.full(images, _UNKNOWN, np.uint8)
-        if decoder() is None:
-            self._form = np.where(self._form == JPEG, np.uint8(PILLOW), self._form)
-
-    def images(
-        self, index: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]
-    ) -> Images:
-        """Return images whose headers are read.
-
-        Args:
-            index: (N,) positions in the store.
-            address: (N,) of each one's first byte.
-            size: (N,) bytes of each.
-        """
-        form = self._form[index]
-        return Images(address, size, self._height[index], self._width[index], form)
-
-    def read(self, index: NDArray[np.int64]) -> None:
-        """Read the headers of images, as far as they are unknown.
-
-        Raises:
-            DataError: it is not an image; names it.
-        """
-        for image in index[self._form[index] == _UNKNOWN].tolist():
-            self._read(image, self._store.read(image))
-
-    def read_image(self, index: int) -> Bytes | None:
-        """Read an image's bytes, and its header if it is unknown; None if Pillow is to read it.
-
-        Raises:
-            DataError: it cannot be read, or is not an image; names it.
-        """
-        if self._form[index] == PILLOW:
-            return None
-        data = self._store.read(index)
-        if self._form[index] == _UNKNOWN:
-            self._read(index, data)
-        return data
-
-    def _read(self, index: int, data: Bytes) -> None:
-        store = self._store
-        try:
-            head = store.header(index, data)
-        except ImageError:  # Pillow reads some files whose header this program refuses
-            image = store.decode(index)
-            (height, width), form = (image.height, image.width), PILLOW
-        else:
-            height, width = store.rules.size(head)
-            form = JPEG
-            if store.raw_size(index) is not None:
-                form = PIXELS
-            elif store.rules.needs_pillow(head) or decoder() is None:
-                form = PILLOW
-        self._height[index], self._width[index] = height, width
-        self._form[index] = form  # last: other threads read it first
-
-
-def _address(data: Bytes) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
-
-
-@cache
-def decoder() -> int | None:
-    """Return the address of the function that decodes JPEGs (``Decode`` in ``source/job.h``).
-
-    None where fastsiam was compiled without libjpeg-turbo: Pillow decodes then.
+    The system clears new memory page by page, which takes longer than reading a cached file.
     """
-    if (jpeg := library.jpeg()) is None:
-        log.warning(
-            "fastsiam was compiled without libjpeg-turbo's header: Pillow decodes JPEGs, which is "
-            "slower; install libjpeg-dev and run python -m fastsiam.kernels.build"
-        )
-        return None
-    return library.address(jpeg.fastsiam_decode)
+
+    def __init__(self) -> None:
+        self._free: list[NDArray[np.uint8]] = []
+
+    def allocator(self) -> Allocate:
+        """Return a function that allocates memory for one image after the other, in one thread."""
+        rest = memoryview(b"")
+
+        def allocate(size: int) -> memoryview:
+            nonlocal rest
+            if size > _CHUNK:
+                return np.empty(size, np.uint8).data
+            if size > len(rest):
+                rest = self._take().data  # slices of it, unlike numpy's, keep the array
+            memory, rest = rest[:size], rest[size:]
+            return memory
+
+        return allocate
+
+    def _take(self) -> NDArray[np.uint8]:
+        """Return a chunk, whose memory is free again when the last reference to it is gone."""
+        try:
+            block = self._free.pop()
+        except IndexError:
+            block = np.empty(_CHUNK, np.uint8)
+        chunk = block[:]
+        weakref.finalize(chunk, self._free.append, block).atexit = False
+        return chunk

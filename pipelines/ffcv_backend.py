@@ -56,7 +56,8 @@ class FfcvLoader(NativeLoader):
             return super()._read(index)
         if self._submitted is not None:
             self._submitted.wait()  # its pages are overwritten
-        return self._engine.at(index, *self._pages.load(index))
+        memory, start = self._pages.load(index)
+        return self._engine.in_memory(index, memory.ctypes.data + start)
 
     def _close_epoch(self) -> None:
         if self._pages is not None:

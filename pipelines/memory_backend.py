@@ -18,8 +18,10 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
 
+from .cuts import crop_views
+from .engine import EncodedBatch, Engine
 from .finish import Finisher
-from .geometric import crop_views
+from .job import Images
 from .order import Order
 from .room import LOADING_PEAK, USABLE, free_bytes
 from .store import Store
@@ -46,6 +48,8 @@ class MemoryLoader:
             store, order.chosen, workers, device, keeps_on=order.bad is not None
         )
         self._finisher = Finisher(store, order, augment, device=device, dtype=dtype, resident=True)
+        if device.type == "cpu":
+            self._engine = Engine(store, workers=workers)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
@@ -53,13 +57,12 @@ class MemoryLoader:
             for step, made in enumerate(self.crops(number, skip=skip), skip):
                 yield self._finisher.finish(*made, epoch=number, step=step)
             return
-        from .geometric.cpu import Images, make_views  # a GPU does without compiled kernels
-
         for step, (pixels, chosen, params) in enumerate(self._drawn(number, skip), skip):
             images = Images.of_pixels(
                 pixels.flat.data_ptr() + pixels.start[chosen], pixels.size[chosen]
             )
-            views = make_views(images, params, self._augment, self._dtype)
+            batch = EncodedBatch(chosen, images)
+            views = self._engine.make_views(batch, params, self._augment, self._dtype)
             yield self._finisher.made(chosen, params, views, epoch=number, step=step)
 
     def crops(
@@ -93,8 +96,10 @@ class MemoryLoader:
             yield pixels, chosen, params
 
     def close(self) -> None:
-        """Free the pixels."""
+        """Free the pixels and end the threads."""
         self._pixels = None
+        if self._device.type == "cpu":
+            self._engine.close()
 
 
 _STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24

@@ -26,10 +26,10 @@ from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import in_views_order
 
 from .copies import copy_stream, take_over
+from .cuts import cut_centres, cut_views
 from .engine import EncodedBatch, Engine, PendingBatch
 from .finish import Finisher
-from .geometric import cut_centres, cut_views
-from .geometric.cpu import stages_of
+from .job import stages_of
 from .order import Order
 from .store import Store
 from .workers import closes_at_exit, made_ahead

@@ -21,8 +21,8 @@ from fastsiam.bench.contestants.decode import by_our_own
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
 from fastsiam.pipelines import Store, open_store
-from fastsiam.pipelines.geometric import Cuts, cut_views
-from fastsiam.pipelines.geometric.cpu import Images, Job
+from fastsiam.pipelines.cuts import Cuts, cut_views
+from fastsiam.pipelines.job import Images, Job
 from fastsiam.views.draws import BRIGHTNESS, CONTRAST, HUE, NO_LEVEL, SATURATION, draw_views
 from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import NOTHING, Operations, operations

@@ -23,7 +23,7 @@ from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
 from .base import Split, Store
 from .blocks import blocks
-from .files import File, located, open_file
+from .files import File, located, open_file, read_ahead
 from .probe import Bytes, Flags
 from .tar import gunzip
 
@@ -93,15 +93,9 @@ class ArchiveStore(Store):
         return located(self._files, rows["file"], rows["offset"], rows["size"])
 
     def ahead(self, indices: Sequence[int]) -> None:
-        """Begin to fetch images that lie on another machine."""
-        if not self.is_remote:
-            return
+        """Start to fetch images that will be read soon."""
         rows = self.rows[np.asarray(indices, np.int64)]
-        for number in np.unique(rows["file"]).tolist():
-            own = rows[rows["file"] == number]
-            start = own["offset"].astype(np.int64)
-            stop = start + own["size"]
-            self._files[number].ahead(list(zip(start.tolist(), stop.tolist(), strict=True)))
+        read_ahead(self._files, rows["file"], rows["offset"], rows["size"])
 
     def mapped(self) -> Sequence[File]:
         """Return the tars."""

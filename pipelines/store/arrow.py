@@ -75,6 +75,10 @@ class ArrowStore(TableStore):
         """Return addresses and lengths of images in the mapped files."""
         return self._places.locate(indices)
 
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Start to fetch images that will be read soon."""
+        self._places.ahead(indices)
+
     def _encoded(self, index: int) -> Bytes:
         return self._places.read(index)
 

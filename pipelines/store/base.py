@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -22,6 +22,8 @@ from .files import File
 from .probe import Bytes, Probe, probe
 
 Split = Literal["train", "val"]
+Allocate = Callable[[int], memoryview]
+"""Returns writable memory of so many bytes."""
 
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
@@ -80,6 +82,15 @@ class Store(ABC):
         Raises:
             DataError: they cannot be read; names the image.
         """
+
+    def read_into(self, index: int, allocate: Allocate) -> Bytes:
+        """Do what ``read`` does, into memory from ``allocate`` if the bytes have to be copied.
+
+        Args:
+            index: position of the image.
+            allocate: returns memory for so many bytes.
+        """
+        return self.read(index)
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -152,8 +163,8 @@ class Store(ABC):
         self.ahead(indices)
         return [self.read(index) for index in indices]
 
-    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # most have nothing to do
-        """Begin to fetch images that will be read soon, where that takes a while."""
+    def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # some have nothing to do
+        """Start to fetch images that will be read soon: from a server, or from a disk."""
 
     @property
     def is_remote(self) -> bool:

@@ -188,9 +188,7 @@ class BetonStore(Store):
         return self._file.address + self.start[indices], self.bytes[indices]
 
     def ahead(self, indices: Sequence[int]) -> None:
-        """Begin to fetch records that lie on another machine."""
-        if not self.is_remote:
-            return
+        """Start to fetch records that will be read soon."""
         own = np.asarray(indices, np.int64)
         stop = self.start[own] + self.bytes[own]
         self._file.ahead(list(zip(self.start[own].tolist(), stop.tolist(), strict=True)))

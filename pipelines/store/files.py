@@ -48,6 +48,19 @@ def located(
     return base + start.astype(np.int64), size.astype(np.int64)
 
 
+def read_ahead(
+    files: Sequence[File],
+    file: NDArray[np.integer],
+    start: NDArray[np.integer],
+    size: NDArray[np.integer],
+) -> None:
+    """Start to fetch N ranges of files that will be read soon; the arguments are ``located``'s."""
+    stop = start.astype(np.int64) + size.astype(np.int64)
+    for number in np.unique(file).tolist():
+        own = file == number
+        files[number].ahead(list(zip(start[own].tolist(), stop[own].tolist(), strict=True)))
+
+
 def on_disk(path: Place) -> Path:
     """Return a path of this machine; refuse data that cannot be read in place on another one."""
     if isinstance(path, Path):

@@ -17,7 +17,7 @@ from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.files import explained, reason
 
-from .base import IMAGE_ENDINGS, Store, is_image_name
+from .base import IMAGE_ENDINGS, Allocate, Store, is_image_name
 from .probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,20 @@ class FileStore(Store):
                 return file.read()
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
+
+    def read_into(self, index: int, allocate: Allocate) -> Bytes:
+        """Return an image's encoded bytes in memory from ``allocate``."""
+        try:
+            file = os.open(self._file(index), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data, done = allocate(os.fstat(file).st_size), 0
+                while done < len(data) and (count := os.readv(file, [data[done:]])):
+                    done += count
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
+        return data[:done]
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""

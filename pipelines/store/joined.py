@@ -43,7 +43,7 @@ class JoinedStore(Store):
             raise error.at(index) from error
 
     def ahead(self, indices: Sequence[int]) -> None:
-        """Begin to fetch images that lie on another machine."""
+        """Start to fetch images that will be read soon."""
         own: dict[int, list[int]] = {}
         for index in indices:
             number = int(np.searchsorted(self._first, index, side="right")) - 1

@@ -120,6 +120,11 @@ class ParquetStore(TableStore):
         """Return addresses and lengths of images in the mapped files."""
         return None if self._places is None else self._places.locate(indices)
 
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Start to fetch images that will be read soon."""
+        if self._places is not None:
+            self._places.ahead(indices)
+
     def _encoded(self, index: int) -> Bytes:
         if self._places is not None:
             return self._places.read(index)

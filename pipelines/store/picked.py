@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import ImageError
 
-from .base import Store
+from .base import Allocate, Store
 from .beton import BetonStore
 from .files import File
 from .probe import Bytes
@@ -50,6 +50,13 @@ class PickedStore(Store):
         except ImageError as error:
             raise error.at(index) from error
 
+    def read_into(self, index: int, allocate: Allocate) -> Bytes:
+        """Return an image's bytes, in memory from ``allocate`` if they have to be copied."""
+        try:
+            return self._store.read_into(int(self._positions[index]), allocate)
+        except ImageError as error:
+            raise error.at(index) from error
+
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
@@ -57,7 +64,7 @@ class PickedStore(Store):
         return self._store.locate(self._positions[indices])
 
     def ahead(self, indices: Sequence[int]) -> None:
-        """Begin to fetch images that lie on another machine."""
+        """Start to fetch images that will be read soon."""
         self._store.ahead(self._positions[np.asarray(indices, np.int64)].tolist())
 
     def mapped(self) -> Sequence[File]:

@@ -18,7 +18,7 @@ from ..remote.path import Place
 from .base import Store
 from .blocks import blocks
 from .columns import Columns
-from .files import located
+from .files import located, read_ahead
 from .mapped import Mapped
 from .probe import Bytes
 
@@ -48,6 +48,11 @@ class Places:
         if not size.all():
             return None
         return located(self.files, self.file[indices], self.start[indices], size)
+
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Start to fetch images that will be read soon."""
+        own = np.asarray(indices, np.int64)
+        read_ahead(self.files, self.file[own], self.start[own], self.size[own])
 
 
 class TableStore(Store):

@@ -17,8 +17,10 @@ import torch
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import build, library
-from fastsiam.pipelines.geometric.cpu import Images, make_views
+from fastsiam.pipelines.cuts import cut_views
+from fastsiam.pipelines.job import Images, Job, run_in_threads, stages_of
 from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric.operations import in_views_order
 
 
 @pytest.fixture
@@ -39,7 +41,10 @@ def views(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     address = np.array([own.ctypes.data for own in pixels])
     config = AugmentConfig.alike(crop=37, gray_p=0.4, solarise_p=0.3, blur_sigma_max=4.0)
     params = draw_views(config, seed=0, epoch=0, index=np.arange(16), size=size)
-    return make_views(Images.of_pixels(address, size), params, config, dtype)
+    stages = stages_of(params, config, dtype)
+    images = Images.of_pixels(address, size)
+    run_in_threads(Job(images, cut_views(params, config), list(config.by_side), None, stages))
+    return in_views_order([stage.views() for stage in stages], config)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -19,8 +19,8 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import build
-from fastsiam.pipelines.geometric import Cuts
-from fastsiam.pipelines.geometric.cpu import Images, Job
+from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.job import Images, Job
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import photometric
 from tests.conftest import ROOT
@@ -123,8 +123,8 @@ def write_behind_an_allocation() -> None:
 REFUSED = """
 import numpy as np, torch
 from fastsiam.kernels import library
-from fastsiam.pipelines.geometric import Cuts
-from fastsiam.pipelines.geometric.cpu import JPEG, PIXELS, Images, Job
+from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
 
 def refused(job):
     try:

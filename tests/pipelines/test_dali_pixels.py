@@ -12,8 +12,8 @@ from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines import open_store
+from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.dali_graph import build_graph, part_arguments
-from fastsiam.pipelines.geometric import Cuts
 from tests.pipelines.dali_cases import KINDS, Loaders, gaps, noisy, pil_crops
 from tests.sources import encoded
 from tests.views.cases import UNEQUAL

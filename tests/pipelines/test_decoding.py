@@ -13,8 +13,8 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
-from fastsiam.pipelines import Store, engine
-from fastsiam.pipelines.geometric import crop_views
+from fastsiam.pipelines import Store, headers
+from fastsiam.pipelines.cuts import crop_views
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import (
     SMALL,
@@ -64,7 +64,7 @@ def count_decodes(name: str, data: str) -> None:
         *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32],
         *[ctypes.c_void_p] * 3,
     )
-    decode = kind(engine.decoder() or 0)
+    decode = kind(headers.decoder())
 
     def count(*own: Any) -> int:
         decoded.append(own[1])
@@ -72,7 +72,7 @@ def count_decodes(name: str, data: str) -> None:
 
     counted = kind(count)
     place = library.address(counted)
-    engine.decoder = lambda: place  # type: ignore[assignment]
+    headers.decoder = lambda: place  # type: ignore[assignment]
     loader = build(name, Path(data), augment=UNEQUAL, workers=2)
     for _ in loader.epoch(0):
         pass

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
+import mmap
+import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,10 +22,12 @@ from PIL import Image
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import ImageError
-from fastsiam.pipelines import build_loader, engine, open_store
-from fastsiam.pipelines.engine import Engine
-from fastsiam.pipelines.geometric import Cuts
+from fastsiam.pipelines import build_loader, engine, headers, open_store
+from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.engine import EncodedBatch, Engine
+from fastsiam.pipelines.job import JPEG
 from fastsiam.pipelines.store import Store
+from fastsiam.pipelines.store.mapped import Mapped
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, equal, levels, readable
@@ -315,5 +321,71 @@ def test_batches_are_made_without_libjpeg(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = epochs("native", odd)
-    monkeypatch.setattr(engine, "decoder", lambda: None)
+    monkeypatch.setattr(headers, "decoder", lambda: 0)
     assert all(equal(a, b) for a, b in zip(epochs("native", odd), expected, strict=True))
+
+
+def test_images_are_read_into_memory_that_is_used_again(
+    odd: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(odd, "train")
+    index = np.arange(len(store))
+    wanted = [store.read(row) for row in index.tolist()]
+    monkeypatch.setattr(engine, "_CHUNK", 3 * max(map(len, wanted[:4])))  # of a few small images
+    made = Engine(store, workers=1)
+
+    def check(batch: EncodedBatch) -> None:
+        for row in np.flatnonzero(batch.images.form == JPEG).tolist():
+            address, size = int(batch.images.address[row]), int(batch.images.bytes[row])
+            assert ctypes.string_at(address, size) == wanted[row]
+
+    first, second = made.read(index), made.read(index)
+    check(first)
+    check(second)
+    assert not set(first.images.address[first.images.address > 0]) & set(second.images.address)
+    del first, second
+    chunks = len(made._chunks._free)
+    assert chunks > 2
+    for _ in range(3):
+        check(made.read(index))
+    assert len(made._chunks._free) == chunks
+    made.close()
+
+
+def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "images", each=1) / "class0"
+    (path / "0.jpg").write_bytes(data := jpeg(0))
+    store = open_store(path, "train")
+
+    def allocate(size: int) -> memoryview:
+        with (path / "0.jpg").open("r+b") as file:
+            file.truncate(change)
+        return memoryview(bytearray(size))
+
+    change = len(data) + 100
+    assert bytes(store.read_into(0, allocate)) == data
+    (path / "0.jpg").write_bytes(data)
+    change = len(data) - 100
+    assert bytes(store.read_into(0, allocate)) == data[:-100]
+
+
+def test_what_will_be_needed_is_read_ahead(odd: Path, tmp_path: Path) -> None:
+    """Its pages are in memory before anybody looks at them."""
+    path = tmp_path / "large.tar"
+    tar(path, [(f"{i}.jpg", jpeg(i) + bytes(2**22)) for i in range(4)])
+    store = open_store(path, "train")
+    (file,) = store.mapped()
+    assert isinstance(file, Mapped)
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    store.ahead(range(len(store)))
+    pages = (ctypes.c_ubyte * -(-len(file) // mmap.PAGESIZE))()
+    resident = ctypes.CDLL(None).mincore
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert resident(ctypes.c_void_p(file.address), ctypes.c_size_t(len(file)), pages) == 0
+        if sum(page & 1 for page in pages) >= len(pages) - 2:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{sum(page & 1 for page in pages)} of {len(pages)} pages are in memory")

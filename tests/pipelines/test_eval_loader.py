@@ -19,8 +19,8 @@ from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
-from fastsiam.pipelines.geometric import cut_centres
-from fastsiam.pipelines.geometric.cpu import crop_images
+from fastsiam.pipelines.cuts import cut_centres
+from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.pipelines.store.beton import BetonStore
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
@@ -57,6 +57,14 @@ def equal(one: EvalBatch, other: EvalBatch) -> bool:
     return all(torch.equal(getattr(one, f), getattr(other, f)) for f in EvalBatch.__slots__)
 
 
+def crop_images(
+    images: list[NDArray[np.uint8]], size: NDArray[np.int64], crops: Tensor, *, resize: int
+) -> None:
+    side = crops.shape[2]
+    cuts = cut_centres(size, resize=resize, side=side)
+    run_in_threads(Job(Images.of_arrays(images), [cuts], [side], (crops,)))
+
+
 def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
     """Shrunk, enlarged, narrower than the crop, long and thin: noise, black and white too."""
     random = np.random.default_rng(0)
@@ -67,7 +75,7 @@ def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
         images = [random.integers(0, 256, (*own, 3), dtype=np.uint8) for own in size.tolist()]
         images[:1] = [(image > 128) * np.uint8(255) for image in images[:1]]
         crops = torch.full((1, len(images), side, side, 3), 7, dtype=torch.uint8)
-        crop_images(images, cut_centres(size, resize=resize, side=side), crops)
+        crop_images(images, size, crops, resize=resize)
         theirs = pils([Image.fromarray(image) for image in images], resize, side)
         np.testing.assert_array_equal(crops[0].numpy(), theirs)
 
@@ -76,7 +84,7 @@ def test_central_cuts_equal_pil_for_images_of_any_size() -> None:
 def test_what_lies_outside_a_long_thin_images_crop_is_not_made(size: tuple[int, int]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     crops = torch.empty((1, 1, 32, 32, 3), dtype=torch.uint8)
-    crop_images([image], cut_centres(np.array([size]), resize=40, side=32), crops)
+    crop_images([image], np.array([size]), crops, resize=40)
     np.testing.assert_array_equal(crops[0], pils([Image.fromarray(image)], 40, 32))
 
 
@@ -180,7 +188,6 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
         prefetch=2,
         hw_decoder_load=0.5,
         device=torch.device("cpu"),
-        dali_resizes=True,
     )
     ours = np.concatenate([part.numpy() for part in (own.clone() for own in crops)])
     theirs = pils([store.decode(i) for i in range(len(store))], resize, side)

@@ -15,7 +15,7 @@ import torch
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import build_loader
-from fastsiam.pipelines.geometric.cpu import Job
+from fastsiam.pipelines.job import Job
 from fastsiam.pipelines.store.beton import JPEG, RAW, BetonStore
 from tests.conftest import write_images
 from tests.pipelines.cases import (

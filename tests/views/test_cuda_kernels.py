@@ -1,7 +1,7 @@
 """The GPU's kernels without a GPU: run by Triton's interpreter, and compiled for one.
 
 Tolerance: none. The photometric kernels equal the reference, and the crops PIL's (Pillow 13's: see
-``fastsiam.pipelines.geometric.cuda``), to the last bit. tests/gpu has the same comparisons
+``fastsiam.pipelines.cuts.cuda``), to the last bit. tests/gpu has the same comparisons
 for a GPU.
 """
 
@@ -34,8 +34,8 @@ from tests.views.cases import UNEQUAL
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
 from fastsiam.bench.kernels import compile_for_hopper
-from fastsiam.pipelines.geometric import crop_views, cut_views
-from fastsiam.pipelines.geometric import cuda as geometric_cuda
+from fastsiam.pipelines import crop_kernels
+from fastsiam.pipelines.cuts import crop_views, cut_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]
@@ -251,7 +251,7 @@ def test_crops_of_different_sides(interpreted: Run) -> None:
 
 
 def run_crops(run: Run, pixels: Tensor, *arguments: Any) -> Tensor:
-    crops: Tensor = run(geometric_cuda.crop_side, pixels, *arguments)
+    crops: Tensor = run(crop_kernels.crop_side, pixels, *arguments)
     return crops
 
 
@@ -275,7 +275,7 @@ def assert_equal_pil(
     config = AugmentConfig.alike(crop=side, **augment)  # type: ignore[arg-type]
     params = draw_views(config, seed=3, epoch=0, index=chosen, size=size[chosen])
     (cuts,) = cut_views(params, config)
-    crops = run(geometric_cuda.crop_side, pixels, start[chosen], size[chosen], cuts, side)
+    crops = run(crop_kernels.crop_side, pixels, start[chosen], size[chosen], cuts, side)
     assert crops.shape == (2, len(images), side, side, 3) and crops.dtype == torch.uint8
     for view in range(2):
         for row, i in enumerate(chosen):
@@ -320,7 +320,7 @@ def compile_for_a_gpu() -> None:
         params = draw_views(config, seed=seed, epoch=0, index=np.arange(n), size=size)
         source = torch.zeros(n * pixels, dtype=torch.uint8)
         (cuts,) = cut_views(params, config)
-        crops = geometric_cuda.crop_side(source, np.arange(n) * pixels, size, cuts, 224)
+        crops = crop_kernels.crop_side(source, np.arange(n) * pixels, size, cuts, 224)
         photometric_cuda.photometric((crops,), params, config, dtype=torch.bfloat16)
         counts.append(len(kernels))
     print(json.dumps([counts, "".join(kernel.asm["ptx"] for kernel in kernels.values())]))

@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.bench.contestants.peers.job import Job, Opened, Views
-from fastsiam.pipelines.geometric.cpu import Images, make_views
+from fastsiam.pipelines.cuts import cut_views
+from fastsiam.pipelines.job import Images, run_in_threads, stages_of
+from fastsiam.pipelines.job import Job as CropJob
 from fastsiam.views.draws import draw_views
 
 
@@ -41,8 +43,10 @@ def start(job: Job) -> Opened:
                 decoding = pool.map(decode, batches[step + 1].tolist())
             size = np.array([image.shape[:2] for image in images])
             params = draw_views(job.augment, seed=0, epoch=number, index=index, size=size)
-            pixels = Images.of_arrays(images)
-            view1, view2, *_ = make_views(pixels, params, job.augment, torch.float32)
+            (stage,) = stages_of(params, job.augment, torch.float32)
+            cuts, sides = cut_views(params, job.augment), list(job.augment.by_side)
+            run_in_threads(CropJob(Images.of_arrays(images), cuts, sides, None, [stage]))
+            view1, view2 = stage.views().chunk(2)
             yield view1, view2
 
     return Opened(metadata.version("torchvision"), epoch)

@@ -13,7 +13,7 @@ enum Form : uint8_t {
     PIXELS = 1,  // height x width x 3, uint8 RGB
 };
 
-// V crops of each of N images: fastsiam.pipelines.geometric.Cuts.
+// V crops of each of N images: fastsiam.pipelines.cuts.Cuts.
 struct Cuts {
     const int32_t *box;      // (V, N, 4) top, left, height, width
     const uint8_t *flip;     // (V, N)

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fastsiam.views.batch import to_device
 
-from . import Cuts
+from .cuts import Cuts
 
 _BLOCK = 256  # pixels, or weights' rows, of one program
 _COMPILER: dict[str, Any] = {"enable_fp_fusion": False}
@@ -57,7 +57,7 @@ _COLUMNS = tl.constexpr(11)
 def crop_side(
     pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> Tensor:
-    """Do what ``fastsiam.pipelines.geometric.cpu.crop_side`` says: whole boxes, no other cuts.
+    """Do what ``fastsiam.pipelines.job.crop_side`` says: whole boxes, no other cuts.
 
     The pixels lie on a GPU; in Triton's interpreter, on the CPU.
 

@@ -25,9 +25,9 @@ from fastsiam.trace import note_stages
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import in_views_order, operations
+from fastsiam.views.photometric.operations import operations
 
-from . import Cuts, cut_views
+from .cuts import Cuts
 
 JPEG, PIXELS = range(2)
 """Forms in which images lie in memory; a .beton file's modes are the same."""
@@ -99,7 +99,8 @@ class Job:
         decode: int = 0,
         longest_first: bool = False,
     ) -> None:
-        count = len(images.address)
+        self.count = count = len(images.address)
+        """Images."""
         if crops is None and not stages:
             raise ValueError("neither crops nor views are wanted: pass crops or stages")
         if not decode and (images.form == JPEG).any():
@@ -184,7 +185,7 @@ class Job:
 
     def cancel(self) -> None:
         """Let the threads end after the image that each works on."""
-        self._taken[0] = len(self._images.address)
+        self._taken[0] = self.count
 
     def refused(self) -> NDArray[np.int64]:
         """Return the rows of the images that could not be decoded, once all threads have ended."""
@@ -231,44 +232,9 @@ def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> 
     return [Stage(what, config, side, side, dtype) for what, side in sides]
 
 
-def make_views(
-    images: Images,
-    params: ViewParams,
-    config: AugmentConfig,
-    dtype: torch.dtype,
-    *,
-    cuts: Sequence[Cuts] | None = None,
-) -> tuple[Tensor, ...]:
-    """Make the views of N images that are pixels: crops and photometric stage in one go.
-
-    Args:
-        images: none of them a JPEG.
-        params: what becomes of each.
-        config: for the sides and the normalisation.
-        dtype: of the views.
-        cuts: of each side, where these are parts of images; by default ``cut_views`` of whole ones.
-
-    Returns:
-        The views as ``photometric`` returns them.
-    """
-    stages = stages_of(params, config, dtype)
-    cuts = cut_views(params, config) if cuts is None else cuts
-    job = Job(images, cuts, list(config.by_side), None, stages)
-    in_threads(job.run, len(images.address))
-    job.refused()
-    return in_views_order([stage.views() for stage in stages], config)
-
-
-def make_crops(images: Images, cuts: Sequence[Cuts], out: Crops) -> None:
-    """Cut the crops of all sides out of N images that are pixels.
-
-    Args:
-        images: none of them a JPEG.
-        cuts: of each side.
-        out: of each side (V, N, side, side, 3) uint8, contiguous, filled in.
-    """
-    job = Job(images, cuts, [own.shape[2] for own in out], out)
-    in_threads(job.run, len(images.address))
+def run_in_threads(job: Job) -> None:
+    """Do a job whose images are all pixels, in as many threads as torch uses."""
+    in_threads(job.run, job.count)
     job.refused()
 
 
@@ -289,19 +255,5 @@ def crop_side(
     """
     crops = torch.empty((*cuts.flip.shape, side, side, 3), dtype=torch.uint8)
     images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size)
-    job = Job(images, [cuts], [side], (crops,))
-    in_threads(job.run, len(start))
+    run_in_threads(Job(images, [cuts], [side], (crops,)))
     return crops
-
-
-def crop_images(images: Sequence[NDArray[np.uint8]], cuts: Cuts, out: Tensor) -> None:
-    """Cut crops out of images that lie anywhere.
-
-    Args:
-        images: N arrays H x W x 3.
-        cuts: V of each of the N images.
-        out: (V, N, side, side, 3) uint8, contiguous, filled in.
-    """
-    sources = [np.ascontiguousarray(image) for image in images]
-    make_crops(Images.of_arrays(sources), [cuts], (out,))
-    del sources  # until here the addresses are theirs

@@ -1,8 +1,4 @@
-"""The geometric stage for images that are decoded: cut all crops, resize as PIL does, flip.
-
-``cpu`` and ``cuda`` do the same for one kind of device each. The torchvision pipeline leaves this
-to PIL, and the DALI pipeline to DALI.
-"""
+"""Boxes, sizes and flips of crops, and crops of images that are decoded already."""
 
 from __future__ import annotations
 
@@ -104,13 +100,9 @@ def crop_views(
     """
     with span("crop"):
         if pixels.device.type == "cuda":
-            from . import cuda
-
-            crop_side = cuda.crop_side
+            from .crop_kernels import crop_side
         else:
-            from . import cpu
-
-            crop_side = cpu.crop_side
+            from .job import crop_side
         cuts = cut_views(params, config)
         return tuple(
             crop_side(pixels, start, size, own, side)
