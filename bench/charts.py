@@ -53,6 +53,46 @@ def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, F
     return found
 
 
+def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
+    """Draw the speeds of libraries for the first screen of a page: bars and figures alone.
+
+    Args:
+        records: of the case "peers".
+
+    Returns:
+        A chart for each of ``drawing.THEMES``: "peers-light", "peers-dark".
+    """
+    records = sorted(records, key=lambda one: -one.images_per_second)
+    return {f"peers-{name}": _front(records, theme) for name, theme in drawing.THEMES.items()}
+
+
+def _front(records: Sequence[Record], theme: drawing.Theme) -> Figure:
+    """Draw bars, the fastest at the top, with the speed of each."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
+    axes = figure.add_subplot()
+    for y, one in enumerate(records):
+        axes.barh(y, one.images_per_second, 0.68, color=theme.bar(one))
+        unsteady = f" (±{one.spread:.0%})" if one.unsteady else ""
+        axes.annotate(
+            drawing.short(one.images_per_second) + unsteady,
+            (one.images_per_second, y),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=theme.ink,
+        )
+    axes.set_yticks(range(len(records)), [drawing.tick(one.name) for one in records])
+    axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
+    axes.set_xticks([])
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(0, 1.12 * records[0].images_per_second)
+    axes.set_ylim(len(records) - 0.5, -0.5)
+    return figure
+
+
 def stages(records: Iterable[Record]) -> dict[str, dict[str, float]]:
     """Take the processor time of loading apart.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastsiam.bench.records import Record
@@ -23,6 +25,33 @@ _COLOURS: dict[str, str] = {
     "synthetic": drawing.SKY,
 }
 """Of pipelines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """Colours of a picture on a light or a dark page."""
+
+    ink: str
+    """Texts."""
+    accent: str
+    """The pipeline ``native``."""
+    own: str
+    """fastsiam's other pipelines."""
+    others: str
+    """The baseline and other libraries."""
+
+    def bar(self, one: Record) -> str:
+        """Return the colour of a record's bar."""
+        if one.pipeline in ("", BASELINE):
+            return self.others
+        return self.accent if one.pipeline == "native" else self.own
+
+
+THEMES = {
+    "light": Theme(ink=drawing.INK, accent=drawing.VERMILION, own=drawing.BLUE, others="#a8b0b8"),
+    "dark": Theme(ink="#f0f6fc", accent=drawing.VERMILION, own=drawing.SKY, others="#6e7681"),
+}
+"""By name."""
 
 
 def canvas(title: str, first: Record, rows: float) -> tuple[Figure, Axes]:
@@ -53,6 +82,18 @@ def colour_of(one: Record, *, paler: bool = True) -> str:
         red, green, blue = (0.45 * part + 0.55 for part in to_rgb(colour))
         colour = to_hex((red, green, blue))
     return colour
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a vector picture without a background that is the same whenever it is made."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "fastsiam", "svg.fonttype": "path"}):
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Creator": None, "Date": None}
+        )
+    return buffer.getvalue()
 
 
 def tick(name: str) -> str:

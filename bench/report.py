@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import charts, plain_name
+from fastsiam.bench.charts import charts, front_charts, plain_name
+from fastsiam.bench.drawing import svg
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.soak import record as soaks
@@ -39,7 +40,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
 
     Args:
         files: of records. Those of one run, with a file for each case, belong together.
-        out: the folder that gets ``index.html``, ``tables.md`` and a PNG for each chart.
+        out: the folder that gets ``index.html``, ``tables.md`` and a PNG for each chart; for the
+            case "peers" also an SVG for light and one for dark pages.
 
     Returns:
         What was written.
@@ -58,6 +60,8 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
         for case, of_case in grouped(records, lambda one: one.case).items():
             drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(of_case, run).items()}
             pictures |= drawn
+            if case == "peers":
+                pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(of_case).items()}
             title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
             sections.append(_section(title, of_case, drawn))
             tables.append(f"## {title}\n\n{records_block(of_case)}\n")

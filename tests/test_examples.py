@@ -98,3 +98,11 @@ def test_many_images_are_a_data_set(tmp_path: Path) -> None:
     store = open_store(tmp_path, "train")
     assert store.labels.tolist() == list(range(12))
     assert store.decode(11).size == (64, 64)
+
+
+def test_landscapes_are_a_data_set_of_different_images(tmp_path: Path) -> None:
+    runpy.run_path(str(ROOT / "docs" / "examples" / "landscapes.py"))["main"](str(tmp_path))
+    store = open_store(tmp_path, "train")
+    images = [store.decode(index) for index in range(len(store))]
+    assert {image.size for image in images} == {(400, 300)}
+    assert len({image.tobytes() for image in images}) == len(images) == 6

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastsiam.bench.contest import Work
+from fastsiam.bench.contestants.crop_and_skip import load_crop_and_skip
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.kernels import library
 from fastsiam.pipelines import Store, open_store
@@ -26,8 +27,11 @@ ON_GPU = ("nvJPEG", _DALI["cuda"])
 """Those that decode on a GPU."""
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
 """Our own decoder: of whole images, and of what a step's boxes need."""
+TURBO_PART = "libjpeg-turbo with crop and skip"
+"""libjpeg-turbo, of what the same boxes need, by its public functions."""
 OPTIONAL = {
     "libjpeg-turbo": "libturbojpeg, a package of the system",
+    TURBO_PART: "g++ and libjpeg-turbo's header (libjpeg-dev), packages of the system",
     "DALI": "pip install fastsiam[dali]",
     "SPDL": "pip install spdl-io, beside FFmpeg's libraries",
     OURS: "python -m fastsiam.kernels.build, beside libjpeg-turbo's header",
@@ -66,6 +70,7 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         "PIL": lambda: in_threads(lambda _, index: store.decode(index)),
         "torchvision.io": lambda: in_threads(by_torchvision),
         "libjpeg-turbo": lambda: in_threads(_by_turbo(store, data, workers)),
+        TURBO_PART: lambda: in_threads(_by_crop_and_skip(store, data, workers)),
         "SPDL": by_spdl,
         OURS: lambda: in_threads(by_our_own(store, data, workers, part=False)[0]),
         OUR_PART: lambda: in_threads(by_our_own(store, data, workers, part=True)[0]),
@@ -106,6 +111,36 @@ def _by_turbo(store: Store, data: Sequence[bytes], workers: int) -> Callable[[in
     return one
 
 
+def _by_crop_and_skip(
+    store: Store, data: Sequence[bytes], workers: int
+) -> Callable[[int, int], object]:
+    """Return what decodes the part that two boxes need by libjpeg-turbo's crop and skip."""
+    decode = load_crop_and_skip()
+    size = _sizes(store, data)
+    box = _parts(size)
+    rooms = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
+    columns = [np.empty(2, np.uint32) for _ in range(workers)]
+
+    def one(worker: int, index: int) -> None:
+        into = library.at(rooms[worker]), library.at(columns[worker])
+        if decode(data[index], len(data[index]), library.at(box[index]), *into):
+            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
+
+    return one
+
+
+def _parts(size: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return (N, 4) top, left, bottom, right of what the boxes of two views need.
+
+    Args:
+        size: (N, 2) height and width of images; the boxes are drawn with the default settings.
+    """
+    index = np.arange(len(size))
+    boxes = draw_views(AugmentConfig(), seed=0, epoch=0, index=index, size=size).box
+    first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
+    return np.ascontiguousarray(np.concatenate([first.min(0), last.max(0)], 1), np.int32)
+
+
 def _sizes(store: Store, data: Sequence[bytes]) -> NDArray[np.int64]:
     """Return (images, 2) height and width."""
     heads = [store.header(index, one) for index, one in enumerate(data)]
@@ -135,13 +170,8 @@ def by_our_own(
     pointer, number = ctypes.c_void_p, ctypes.c_int32
     decode.argtypes = [pointer, ctypes.c_int64, number, number, pointer, pointer, pointer]
     size = _sizes(store, data)
-    box = np.concatenate([np.zeros_like(size), size], 1)
-    if part:
-        index = np.arange(len(data))
-        boxes = draw_views(AugmentConfig(), seed=0, epoch=0, index=index, size=size).box
-        first, last = boxes[..., :2], boxes[..., :2] + boxes[..., 2:]
-        box = np.concatenate([first.min(0), last.max(0)], 1)
-    box = np.ascontiguousarray(box, np.int32)
+    whole = np.concatenate([np.zeros_like(size), size], 1)
+    box = _parts(size) if part else np.ascontiguousarray(whole, np.int32)
     rooms = [np.empty(3 * int(size.prod(1).max()) + _BEHIND, np.uint8) for _ in range(workers)]
     made = [np.empty(_BEHIND, np.uint8) for _ in range(workers)]  # where the part lies
 

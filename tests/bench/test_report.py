@@ -14,8 +14,9 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from fastsiam.bench.charts import charts, stages
+from fastsiam.bench.charts import charts, front_charts, stages
 from fastsiam.bench.contestants.decode import OUR_PART
+from fastsiam.bench.drawing import THEMES
 from fastsiam.bench.records import Record, read, record, write
 from fastsiam.bench.report import renew, write_report
 from fastsiam.bench.tables import caption, rows_of, table
@@ -155,7 +156,9 @@ def test_two_files_have_their_own_sections(tmp_path: Path) -> None:
     ]
     written = {path.name for path in write_report(files, tmp_path / "out")}
     assert written == {"index.html", "tables.md"} | {
-        f"{place}-run-{case}.png" for place in ("here", "there") for case in ("peers", "step")
+        f"{place}-run-{picture}"
+        for place in ("here", "there")
+        for picture in ("peers.png", "peers-light.svg", "peers-dark.svg", "step.png")
     }
     text = (tmp_path / "out" / "index.html").read_text()
     assert all(f"Beside other libraries ({file})" in text for file in files)
@@ -270,6 +273,21 @@ def test_peers_stand_in_the_order_of_their_speeds() -> None:
     (figure,) = charts([measured("peers", name, s) for name, s in speeds.items()]).values()
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == ["fast", "middle", "slow"]
+
+
+def test_the_front_charts_have_the_colours_of_their_pages() -> None:
+    pipelines = {"native": 2.0, "ffcv": 1.0, "torchvision": 4.0}
+    records = [measured("peers", name, s, pipeline=name) for name, s in pipelines.items()]
+    figures = front_charts([measured("peers", "another", 8.0, spread=0.4), *records])
+    assert set(figures) == {"peers-light", "peers-dark"}
+    for name, theme in THEMES.items():
+        axes = figures[f"peers-{name}"].axes[0]
+        labels = axes.get_yticklabels()
+        assert [text.get_text() for text in labels] == ["ffcv", "native", "torchvision", "another"]
+        assert [text.get_text() for text in axes.texts] == ["100", "50", "25", "12.5 (±40%)"]
+        assert {text.get_color() for text in [*labels, *axes.texts]} == {theme.ink}
+        colours = [to_hex(bar.get_facecolor()) for bar in axes.patches]
+        assert colours == [theme.own, theme.accent, theme.others, theme.others]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
