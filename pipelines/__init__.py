@@ -15,7 +15,6 @@ are, and what each can do, is in ``backends``.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +24,8 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
 from .automatic import choose_pipeline, settled
-from .backends import CentralOpening, Opening, backend_of
-from .bad_images import BadImages
+from .backends import backend_of
+from .bad_images import BadImages, replacing
 from .order import Order
 from .shuffle import Window, window_of
 from .splits import has_validation, open_split
@@ -37,8 +36,6 @@ if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does withou
     import torch
 
     from fastsiam.views.batch import EvalLoader, Loader
-
-    from .central import MakeCrops
 
 log = logging.getLogger(__name__)
 
@@ -126,16 +123,8 @@ def build_loader(
         bad=bad,
         window=window or window_of(data, store, images=images, chosen=chosen),
     )
-    opening = Opening(
-        data=data, order=order, augment=augment, device=device, dtype=dtype, store=store
-    )
-    with backend.importing():
-        loader = backend.open(opening)
-    if bad is None:
-        return loader
-    from .replacing import replacing  # loads torch
-
-    return replacing(loader, bad)
+    loader = backend.open(data, store, order, augment, device=device, dtype=dtype)
+    return loader if bad is None else replacing(loader, bad)
 
 
 def open_training_images(
@@ -225,12 +214,12 @@ def build_eval_loader(
     if data.pipeline == "auto":
         choice = choose_pipeline(store, device=device, keeps=False)
         data = settled(data, choice.name)
-    opening = CentralOpening(
-        data=data, store=store, resize=resize, side=augment.crop, device=device
+    crops = backend_of(data).central_crops(
+        data, store, resize=resize, side=augment.crop, device=device
     )
     return CentralCrops(
         store,
-        _central_crops(opening),
+        crops,
         augment,
         chosen=_positions(store, chosen),
         batch=batch,
@@ -240,23 +229,4 @@ def build_eval_loader(
         device=device,
         dtype=dtype or torch.float32,
         bears=data.bad_images == "replace",
-    )
-
-
-def _central_crops(opening: CentralOpening) -> MakeCrops:
-    """Return what makes central crops: DALI on a GPU if it is chosen, else the engine."""
-    backend = backend_of(opening.data)
-    if backend.central_crops and backend.installed and opening.device.type == "cuda":
-        with backend.importing():
-            return backend.central_crops(opening)
-    from .native_backend import central_crops
-
-    return partial(
-        central_crops,
-        opening.store,
-        resize=opening.resize,
-        side=opening.side,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        device=opening.device,
     )

@@ -88,7 +88,7 @@ def choose_pipeline(
         if not (trouble := dali.trouble()):
             return Choice("dali", "; ".join(reasons))
         reasons.append(trouble)
-        faster = "" if dali.installed else f"pip install 'fastsiam[{dali.extra}]'"
+        faster = "" if dali.installed else "pip install 'fastsiam[dali]'"
     try:
         library.kernels()
     except BackendError as error:

@@ -1,14 +1,15 @@
-"""Which images count as bad: those that no decoder can make an image of, as a run finds them.
+"""The bad images of a run, which no decoder can decode, and a loader that replaces them.
 
-A run keeps the list of them in its folder. Which image is shown in the place of a bad one is a
-function of the list alone (``order.Order``), so a run that goes on shows what it would have shown,
-by any pipeline on any number of processes, also if somebody repaired a file meanwhile: an image of
-the list stays replaced.
+A run keeps the list of them in its folder. Which image replaces a bad one is a function of the list
+alone (``order.Order``), so a resumed run shows what it would have shown, by any pipeline on any
+number of processes. An image of the list stays replaced, even if its file is repaired meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,16 @@ from numpy.typing import NDArray
 from fastsiam.bad_images import BadImage, parsed, written
 from fastsiam.errors import DataError, ImageError
 
+if TYPE_CHECKING:  # loads torch
+    from fastsiam.views.batch import Batch, CropLoader, Crops, Loader
+    from fastsiam.views.draws import ViewParams
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
 _FEW, _SHARE = 8, 100
-"""So many bad images are borne with in any data set, and one in so many in a large one."""
+"""Any data set may have so many bad images, and a large one may have one in so many."""
 
 Exchange = Callable[[str], list[str]]
 """Returns every rank's text on every rank; all of them call it."""
@@ -144,3 +153,63 @@ def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
             "something else is wrong with the data, and fastsiam convert folder --skip-bad lists "
             "and leaves out all that are bad"
         )
+
+
+def replacing(loader: Loader, bad: BadImages) -> Loader:
+    """Return a loader that shows another image instead of each bad one.
+
+    Args:
+        loader: its order has the same list of bad images.
+        bad: the list, which grows.
+    """
+    return _ReplacingCrops(loader, bad) if hasattr(loader, "crops") else _Replacing(loader, bad)
+
+
+class _Replacing:
+    """Batches of another loader without bad images; see ``replacing``.
+
+    The order decides which image is shown instead. When an image turns out to be bad, the order is
+    told, and the batch is made once more: an epoch can start at any of its steps.
+    """
+
+    def __init__(self, loader: Loader, bad: BadImages) -> None:
+        self.source, self.images, self.steps = loader.source, loader.images, loader.steps
+        self._loader, self._bad = loader, bad
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from step ``skip`` on."""
+        self._bad.share()
+        return self._restarting(self._loader.epoch, number, skip)
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._loader.close()
+
+    def _restarting(
+        self, start: Callable[..., Iterator[Made]], number: int, skip: int
+    ) -> Iterator[Made]:
+        step = skip
+        while True:
+            try:
+                for made in start(number, skip=step):
+                    yield made
+                    step += 1
+                return
+            except ImageError as error:
+                own = self._bad.note(error, epoch=number, step=number * self.steps + step)
+                log.warning(
+                    f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in "
+                    "its place"
+                )
+
+
+class _ReplacingCrops(_Replacing):
+    """The same of a loader that yields crops too."""
+
+    _loader: CropLoader
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
+        return self._restarting(self._loader.crops, number, skip)

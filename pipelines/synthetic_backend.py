@@ -36,7 +36,13 @@ class SyntheticLoader:
     """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
-        self, order: Order, augment: AugmentConfig, *, device: torch.device, dtype: torch.dtype
+        self,
+        store: None,
+        order: Order,
+        augment: AugmentConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = "noise", order.images, order.steps
         self._order = order
@@ -51,11 +57,7 @@ class SyntheticLoader:
         index = torch.arange(batch, device=device)
         label = torch.full_like(index, -1)
         self._batches = [
-            Batch(
-                tuple(noise(view.crop) for view in augment.views),
-                index + order.place(i),
-                label,
-            )
+            Batch(tuple(noise(view.crop) for view in augment.views), index + order.place(i), label)
             for i in range(_DISTINCT)
         ]
 

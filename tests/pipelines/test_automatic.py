@@ -80,7 +80,7 @@ def test_a_package_that_is_broken_is_passed_over(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "own_cores", lambda: 1)
-    broken = replace(BACKENDS["dali"], package="sys", module="no_such_module")
+    broken = replace(BACKENDS["dali"], package="sys", loader="no_such_module.Loader")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
     said = choice(images, GPU)
     assert said.startswith("pipeline native: ") and "dali cannot be loaded (No module" in said
@@ -102,7 +102,7 @@ def test_what_is_broken_in_another_way_too(
     """A package that was built for another version of what it uses raises anything."""
     (tmp_path / "built_for_another.py").write_text("import sys\nsys.float\n")
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
-    broken = replace(BACKENDS["dali"], package="sys", module="built_for_another")
+    broken = replace(BACKENDS["dali"], package="sys", loader="built_for_another.Loader")
     assert "dali cannot be loaded (module 'sys' has no" in broken.trouble()
 
 
