@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,11 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
 from fastsiam.pipelines import automatic as module
-from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room
-from fastsiam.pipelines.automatic import choose_pipeline, decoded_bytes
+from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room, survey
+from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
+from fastsiam.pipelines.survey import decoded_bytes, sample_of
 from tests.pipelines.cases import readable
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -124,7 +124,7 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     assert decoded_bytes(store) == (23 * EACH, True)
-    monkeypatch.setattr(module, "_SAMPLE", 6)
+    monkeypatch.setattr(survey, "_SAMPLE", 6)
     store.reads = 0
     assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and store.reads == 6
 
@@ -133,11 +133,11 @@ def test_a_sample_of_pieces_that_are_read_as_a_whole(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few pieces; none at all where the encoded bytes are too many already."""
-    monkeypatch.setattr(module, "_SAMPLE", 4)
-    monkeypatch.setattr(module, "_SAMPLE_GROUPS", 2)
+    monkeypatch.setattr(survey, "_SAMPLE", 4)
+    monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store = Counting(images / "train")
     store.groups = np.arange(24) // 4
-    assert module._sample(store, np.arange(24)).tolist() == [0, 1, 20, 21]
+    assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
     said = choose_pipeline(store, device=CPU, free=1.0, model=0.0)
     assert "encoded already, more than" in said.why and store.reads == 0
 
@@ -218,4 +218,11 @@ def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.Mon
 def test_large_photographs_are_counted_by_their_pixels(tmp_path: Path) -> None:
     Image.new("RGB", (4000, 3000)).save(tmp_path / "black.jpg")
     assert decoded_bytes(open_store(tmp_path, "train")) == (36_000_000, True)
-    assert re.search(r"1 images take 36 MB of 67 MB", choice(tmp_path, free=1e8))
+    assert "1 image takes 36 MB of 67 MB" in choice(tmp_path, free=1e8)
+
+
+def test_images_without_a_readable_header_are_not_kept_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    assert choice(tmp_path, free=1e8) == (
+        "pipeline native: sizes of the images are unknown: no header of them can be read"
+    )
