@@ -28,9 +28,8 @@ from .backends import backend_of
 from .bad_images import BadImages, replacing
 from .order import Order
 from .shuffle import Window, window_of
-from .splits import has_validation, open_split
 from .store import Split, Store, open_store
-from .subsets import choose, read_list
+from .subsets import choose, has_validation, open_split, read_list
 
 if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
     import torch
