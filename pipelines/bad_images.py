@@ -38,10 +38,9 @@ class BadImages:
     Args:
         images: in an epoch, good or bad.
         known: those that the run found before.
-        takes_more: whether another one is replaced too, or is an error.
-        exchange: of texts between ranks.
-        keep: is given the text of the list (``fastsiam.bad_images``) when it has grown; None: the
-            list is not kept.
+        takes_more: whether another one is replaced too; else it is an error.
+        exchange: passes texts between ranks.
+        keep: stores the text of the list (``fastsiam.bad_images``) whenever it has grown.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class BadImages:
         self._since = self._table()
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return how many are known."""
         return len(self._known)
 
     @property
@@ -68,11 +67,11 @@ class BadImages:
         return self._takes_more or bool(self._known)
 
     def list(self) -> list[BadImage]:
-        """Return them as they were found."""
+        """Return them in the order in which they were found."""
         return sorted(self._known.values())
 
     def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
-        """Tell of each image whether it is known to be bad after so many steps: (N,)."""
+        """Tell which of N images were known to be bad after ``at`` steps of the run: (N,)."""
         index, since = self._since
         if not len(index):
             return np.zeros(len(images), bool)
@@ -81,7 +80,7 @@ class BadImages:
         return found
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
-        """Take an image into the list that was to be shown, and could not.
+        """Add an image that could not be shown to the list.
 
         Args:
             error: of the image.
@@ -89,7 +88,7 @@ class BadImages:
             step: steps of the run before the batch.
 
         Raises:
-            ImageError: bad images are not to be replaced.
+            ImageError: the error, if bad images are not replaced.
             DataError: there are too many.
         """
         known = self._known.get(error.index)
@@ -114,12 +113,12 @@ class BadImages:
             self.write()
 
     def write(self) -> None:
-        """Have the list kept, if there is somebody to keep it."""
+        """Store the list, if this rank keeps it."""
         if self._keep is not None:
             self._keep(written(self.list()).encode())
 
     def _take(self, found: Sequence[BadImage]) -> None:
-        """Take some into the list: of two with one index the one that was found first."""
+        """Add some to the list: of two with one index the one that was found first."""
         if not found:
             return
         for own in found:
@@ -128,30 +127,26 @@ class BadImages:
         check_number(len(self._known), self._images, self.list()[-1])
 
     def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions of all of them, ascending, and since when each counts as bad."""
+        """Return the positions of all of them, ascending, and the step since which each is bad."""
         rows = sorted((own.index, own.step) for own in self._known.values())
         index, since = np.array(rows, np.int64).reshape(-1, 2).T
         return index, since
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
-    """Refuse so many bad images that something else must be wrong.
+    """Raise a ``DataError`` for so many bad images that something else must be wrong.
 
     Args:
         bad: how many there are.
         images: good and bad.
         last: the one that was found last.
-
-    Raises:
-        DataError: there are too many.
     """
     most = min(max(_FEW, images // _SHARE), images - 1)
     if bad > most:
         raise DataError(
             f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
-            f"({last.reason}): --bad-images replace bears with {most:,}; where there are more, "
-            "something else is wrong with the data, and fastsiam convert folder --skip-bad lists "
-            "and leaves out all that are bad"
+            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check what is "
+            "wrong with the data; fastsiam convert folder --skip-bad lists and leaves out all"
         )
 
 
