@@ -58,7 +58,7 @@ class Backend:
     extra_cuda13: str = ""
     """Extra that installs the package for CUDA 13, if that is another."""
     needs_beton: bool = False
-    """It reads only .beton files."""
+    """It reads only .beton files, on a disk of this machine."""
     made_up: int | None = None
     """How many images an epoch of noise has; None if it reads real ones."""
     crops: bool = True
@@ -106,15 +106,11 @@ class Backend:
 
     def require_readable(self, store: Store, data: DataConfig) -> None:
         """Raise a ``DataError`` that says what to do if it cannot read a store."""
-        if self.needs_beton and store.is_remote:
-            raise DataError(
-                f"--pipeline {self.name} reads a .beton file from a disk, and {store.root} is on "
-                f"another machine: copy it to a disk and name that, or choose --pipeline {ENGINE}"
-            )
         if not self.reads(store):
             raise DataError(
-                f"--pipeline {self.name} reads one .beton file, not {store}: make it with "
-                f"{how_to_convert(data)} and train with --data DIR, or choose --pipeline {ENGINE}"
+                f"--pipeline {self.name} reads one .beton file on a disk, not {store}: choose "
+                f"--pipeline {ENGINE}, or make one with {how_to_convert(data)} and train with "
+                "--data DIR"
             )
 
     def open(

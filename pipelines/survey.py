@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,55 +23,30 @@ _MARGIN = 1.25
 """Factor by which the other images may be larger than those of a sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """How many images of a sample have what a user should know of."""
+def survey(store: Store, rules: ImageRules) -> list[str]:
+    """Return a line on each kind of image in a sample that a user should know of.
 
-    sampled: int
-    rotated: int
-    """Have an EXIF orientation other than upright."""
-    transparent: int
-    deep: int
-    """Have more than 8 bits, or floats."""
-
-    def notes(self, rules: ImageRules) -> list[str]:
-        """Return one line for people about each kind of image that was found."""
-        applied, dropped = rules.exif == "apply", rules.alpha == "drop"
-        findings = (
-            (
-                self.rotated,
-                "have an EXIF orientation, which --exif apply turns upright"
-                if applied
-                else "have an EXIF orientation, which is ignored; --exif apply turns them upright",
-            ),
-            (
-                self.transparent,
-                "have transparency, which is dropped; --alpha white or --alpha black lays them "
-                "over that colour"
-                if dropped
-                else f"have transparency and are laid over {rules.alpha}",
-            ),
-            (
-                self.deep,
-                "have 16-bit or float pixels, which are scaled to 8 bits; see docs/data.md",
-            ),
-        )
-        return [
-            f"{count:,} of {self.sampled:,} sampled images {text}"
-            for count, text in findings
-            if count
-        ]
-
-
-def survey(store: Store) -> Survey:
-    """Read the headers of a sample of a store's images, without those that cannot be read."""
+    Args:
+        store: the images.
+        rules: how they are decoded.
+    """
     heads = _headers(store, sample_of(store, np.arange(len(store))))
-    flags = np.array([head.flags for head in heads], np.int64)
-
-    def count(flag: Flags) -> int:
-        return int(np.count_nonzero(flags & flag))
-
-    return Survey(len(heads), count(Flags.ROTATED), count(Flags.TRANSPARENT), count(Flags.DEEP))
+    lines = {
+        Flags.ROTATED: "have an EXIF orientation, which --exif apply turns upright"
+        if rules.exif == "apply"
+        else "have an EXIF orientation, which is ignored; --exif apply turns them upright",
+        Flags.TRANSPARENT: "have transparency, which is dropped; --alpha white or --alpha black "
+        "lays them over that colour"
+        if rules.alpha == "drop"
+        else f"have transparency and are laid over {rules.alpha}",
+        Flags.DEEP: "have 16-bit or float pixels, which are scaled to 8 bits; see docs/data.md",
+    }
+    counts = {flag: sum(bool(head.flags & flag) for head in heads) for flag in lines}
+    return [
+        f"{counts[flag]:,} of {len(heads):,} sampled images {line}"
+        for flag, line in lines.items()
+        if counts[flag]
+    ]
 
 
 def decoded_bytes(store: Store, chosen: NDArray[np.int64] | None = None) -> tuple[int, bool]:

@@ -56,7 +56,7 @@ class RunImages:
 
     def survey(self) -> list[str]:
         """Say how many images --exif, --alpha or scaling to 8 bits affect."""
-        return [] if self.store is None else survey(self.store).notes(self.store.rules)
+        return [] if self.store is None else survey(self.store, self.store.rules)
 
     def shuffle(self, config: TrainConfig) -> str:
         """Say how good the shuffle of a window is, "" where all images are shuffled alike."""
