@@ -19,7 +19,7 @@ from fastsiam.kernels import library
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 from .backends import BACKENDS, BASELINE, ENGINE
-from .room import LOADING_PEAK, USABLE, free_bytes
+from .free_memory import LOADING_PEAK, USABLE, free_bytes
 from .store import Store
 from .survey import decoded_bytes
 

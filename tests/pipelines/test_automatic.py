@@ -16,7 +16,7 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
 from fastsiam.pipelines import automatic as module
-from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room, survey
+from fastsiam.pipelines import build_eval_loader, build_loader, free_memory, open_store, survey
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
@@ -190,8 +190,8 @@ def test_memory_within_a_containers_limits(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meminfo(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4000 kB\n", **files})
-    monkeypatch.setattr(room, "_ROOT", tmp_path)
-    assert room.free_bytes(CPU) == free
+    monkeypatch.setattr(free_memory, "_ROOT", tmp_path)
+    assert free_memory.free_bytes(CPU) == free
 
 
 def test_a_loader_outside_of_our_trainer(images: Path) -> None:
