@@ -61,7 +61,7 @@ def choose_pipeline(
 
     Args:
         store: the images.
-        device: where the views shall lie.
+        device: device of the views.
         chosen: positions of the images that are wanted; all by default.
         free: bytes of the device that this rank may take; by default what is free now, shared
             equally among the ranks of this machine that are on a CPU.

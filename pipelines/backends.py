@@ -146,7 +146,7 @@ class Backend:
             store: the images.
             resize: shorter side of an image before the crop is taken, in pixels.
             side: of the crop, in pixels.
-            device: where the crops shall lie.
+            device: device of the crops.
 
         Raises:
             BackendError: the package is installed, but cannot be loaded.

@@ -185,7 +185,7 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     Args:
         store: the data set.
         path: of the list. A line is an image's name within the data set (``class/file.jpg``), or
-            the file's name alone if there is but one of that name, as in the lists that SimCLR's
+            the file's name alone if only one file has that name, as in the lists that SimCLR's
             authors published for 1 and 10 percent of ImageNet. Blank lines do not count.
 
     Returns:

@@ -212,7 +212,7 @@ def put_together(
     Args:
         parts: of batches, in order.
         shapes: (V, N, S, S, 3) of the batch's crops, for each side.
-        device: where the batch shall lie.
+        device: device of the batch.
         stream: what copies to a GPU.
     """
     with torch.cuda.stream(stream):
