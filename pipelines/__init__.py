@@ -1,4 +1,4 @@
-"""From a data set to batches of views, whatever the back-end.
+"""From a data set to batches of views, by one of several pipelines.
 
     from fastsiam.pipelines import build_loader
 
@@ -7,15 +7,13 @@
         for batch in loader.epoch(epoch):
             loss = model(batch.view1, batch.view2)
 
-Every pipeline applies the parameters that ``fastsiam.views.draws.draw_views`` gives it to the
-images that ``order.Order`` names, so they differ in speed and not in what they show. Which there
-are, and what each can do, is in ``backends``.
+Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` to the images that
+``order.Order`` names, so they differ in speed, not in what they show. ``backends`` lists them.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,20 +23,17 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 
 from .automatic import choose_pipeline, settled
-from .backends import CentralOpening, Opening, backend_of
-from .bad_images import BadImages
+from .backends import backend_of
+from .bad_images import BadImages, replacing
 from .order import Order
 from .shuffle import Window, window_of
-from .splits import has_validation, open_split
 from .store import Split, Store, open_store
-from .subsets import choose, read_list
+from .subsets import choose, has_validation, open_split, read_list
 
 if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
     import torch
 
     from fastsiam.views.batch import EvalLoader, Loader
-
-    from .central import MakeCrops
 
 log = logging.getLogger(__name__)
 
@@ -81,30 +76,26 @@ def build_loader(
         seed: decides the order and the augmentations.
         rank: this process's number.
         world: number of processes.
-        device: where the views shall lie.
+        device: device of the views.
         dtype: floating type of the views; float32 by default.
         chosen: positions in the data set, ascending, of the images to train on, as
             ``choose`` and ``read_list`` return them; all by default.
         store: the training images, if they are open already; opened by default.
-        bad: the images that are known to be bad, in whose place others are shown; by default those
-            that this loader finds, if ``data.bad_images`` says so.
-        window: what shuffles the images; by default ``data.shuffle``, by how the images lie now.
+        bad: the bad images that are known, which others replace; by default those that this loader
+            finds, if ``data.bad_images`` says so.
+        window: shuffles the images; by default ``data.shuffle``, by how the images lie now.
 
     With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
 
     Raises:
         BackendError: the pipeline's package is missing.
         DataError: the data cannot be read, or holds fewer images than a batch.
-        ValueError: the batch cannot be shared equally among the ranks, or ``chosen`` is no
-            ascending list of positions.
+        ValueError: the batch cannot be shared equally among the ranks, or ``chosen`` holds no
+            ascending positions.
     """
     import torch
 
-    augment, device, dtype = (
-        augment or AugmentConfig(),
-        torch.device(device),
-        dtype or torch.float32,
-    )
+    augment, device = augment or AugmentConfig(), torch.device(device)
     if data.loads_images:
         store = open_training_images(data, batch=batch, chosen=chosen, store=store)
         if data.pipeline == "auto":
@@ -126,16 +117,9 @@ def build_loader(
         bad=bad,
         window=window or window_of(data, store, images=images, chosen=chosen),
     )
-    opening = Opening(
-        data=data, order=order, augment=augment, device=device, dtype=dtype, store=store
-    )
-    with backend.importing():
-        loader = backend.open(opening)
-    if bad is None:
-        return loader
-    from .replacing import replacing  # loads torch
-
-    return replacing(loader, bad)
+    dtype = dtype or torch.float32
+    loader = backend.open(data, store, order, augment, device=device, dtype=dtype)
+    return loader if bad is None else replacing(loader, bad)
 
 
 def open_training_images(
@@ -145,13 +129,18 @@ def open_training_images(
     chosen: NDArray[np.int64] | None = None,
     store: Store | None = None,
 ) -> Store:
-    """Open the training images if they are not, and check that the pipeline can run and read them.
+    """Open the training images, and check that the pipeline can run and read them.
+
+    Args:
+        data: which images, by which pipeline.
+        batch: global batch size, in images.
+        chosen: positions of the images to train on; all by default.
+        store: the images, if they are open already.
 
     Raises:
         BackendError: the pipeline's package is missing.
-        DataError: they cannot be read, at all or by this pipeline, or are fewer than ``batch``, or
-            of the ``chosen`` there are fewer.
-        ValueError: ``chosen`` is no ascending list of positions.
+        DataError: the pipeline cannot read the images, or they are fewer than ``batch``.
+        ValueError: ``chosen`` holds no ascending positions.
     """
     backend = None if data.pipeline == "auto" else backend_of(data)
     if backend:
@@ -196,26 +185,26 @@ def build_eval_loader(
     """Open one split as a loader of central crops, as kNN and linear evaluation use them.
 
     The crops are those of torchvision's ``Resize(resize)`` and ``CenterCrop`` on PIL images, to the
-    last bit where they are made on the CPU. DALI makes them where ``dali`` is chosen on a GPU, else
-    the engine does. A run can be evaluated where its pipeline's package is not installed.
+    last bit if they are made on the CPU. DALI makes them if ``dali`` is chosen on a GPU, else the
+    engine. A run can be evaluated where its pipeline's package is not installed.
 
     Args:
         data: which images, by which pipeline, with how many workers.
-        split: "train" or "val", which those are that ``data.holdout`` holds out, if it does.
+        split: "train" or "val"; the latter are the images that ``data.holdout`` holds out, if any.
         augment: for the crop's side and the normalisation.
         resize: shorter side in pixels before the crop is taken.
         batch: images in a batch of this rank.
         rank: this process's number; it gets every ``world``-th part of the images.
         world: number of processes.
-        in_turn: whether the processes take batches in turn, and not one stretch each.
-        device: where the images shall lie.
+        in_turn: whether the processes take batches in turn; else each takes one contiguous part.
+        device: device of the images.
         dtype: floating type of the images; float32 by default.
         chosen: positions in the data set, ascending, of the images to show; all by default.
 
     Raises:
-        BackendError: the pipeline's package is there, but cannot be loaded.
+        BackendError: the pipeline's package is installed, but cannot be loaded.
         DataError: the split is missing or cannot be read.
-        ValueError: ``chosen`` is no ascending list of positions.
+        ValueError: ``chosen`` holds no ascending positions.
     """
     import torch
 
@@ -223,14 +212,13 @@ def build_eval_loader(
 
     store, device = open_split(data, split), torch.device(device)
     if data.pipeline == "auto":
-        choice = choose_pipeline(store, device=device, keeps=False)
-        data = settled(data, choice.name)
-    opening = CentralOpening(
-        data=data, store=store, resize=resize, side=augment.crop, device=device
+        data = settled(data, choose_pipeline(store, device=device, keeps=False).name)
+    crops = backend_of(data).central_crops(
+        data, store, resize=resize, side=augment.crop, device=device
     )
     return CentralCrops(
         store,
-        _central_crops(opening),
+        crops,
         augment,
         chosen=_positions(store, chosen),
         batch=batch,
@@ -239,24 +227,5 @@ def build_eval_loader(
         in_turn=in_turn,
         device=device,
         dtype=dtype or torch.float32,
-        bears=data.bad_images == "replace",
-    )
-
-
-def _central_crops(opening: CentralOpening) -> MakeCrops:
-    """Return what makes central crops: DALI on a GPU if it is chosen, else the engine."""
-    backend = backend_of(opening.data)
-    if backend.central_crops and backend.installed and opening.device.type == "cuda":
-        with backend.importing():
-            return backend.central_crops(opening)
-    from .native_backend import central_crops
-
-    return partial(
-        central_crops,
-        opening.store,
-        resize=opening.resize,
-        side=opening.side,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        device=opening.device,
+        skips_bad=data.bad_images == "replace",
     )

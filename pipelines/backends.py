@@ -1,6 +1,6 @@
 """The table of pipelines: what each needs, how it is opened, what it can do.
 
-A new pipeline is a module of its own beside this one, a row of this table, and its name in
+A new pipeline is a module beside this one, a row of this table, and its name in
 ``fastsiam.config.data``. Code that treats pipelines differently asks the table; only ``automatic``,
 which chooses one, names some. Importing it loads neither torch nor a pipeline's package.
 """
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.console import tally
@@ -24,7 +24,6 @@ from fastsiam.errors import BackendError, DataError
 from fastsiam.files import quoted, why
 
 from .order import Order
-from .shared_memory import ITEMS_AHEAD, images_of_an_item
 from .store import Store
 from .store.beton import BetonStore
 
@@ -36,41 +35,11 @@ if TYPE_CHECKING:
     from .central import MakeCrops
 
 BASELINE: Pipeline = "torchvision"
-"""What users have today: others are compared with it, and it stands in for those that cannot."""
+"""What users have today. Others are compared with it, and it replaces those that cannot run."""
+ENGINE: Pipeline = "native"
+"""What reads any data without another package, and makes every central crop on a CPU."""
 CEILING: Pipeline = "synthetic"
-"""What costs nothing: the ceiling of training speed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """Arguments for opening a loader."""
-
-    data: DataConfig
-    order: Order
-    augment: AugmentConfig
-    device: torch.device
-    dtype: torch.dtype
-    store: Store | None
-    """The images; None if the pipeline reads none."""
-
-    @property
-    def images(self) -> Store:
-        """The images, for a pipeline that reads some."""
-        assert self.store is not None
-        return self.store
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CentralOpening:
-    """Arguments for opening central crops."""
-
-    data: DataConfig
-    store: Store
-    resize: int
-    """Shorter side of an image before the crop is taken, in pixels."""
-    side: int
-    """Of the crop, in pixels."""
-    device: torch.device
+"""Loading at no cost: the ceiling of training speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +47,20 @@ class Backend:
     """A pipeline: what it needs, how it is opened, what it can do."""
 
     name: Pipeline
-    module: str
-    """Of ours, beside this one."""
+    loader: str
+    """Module beside this one, and the class in it: "MODULE.CLASS"."""
     about: str
     """What ``fastsiam info`` says of it where it can run; {device} stands for CPU or GPU."""
-    open: Callable[[Opening], Loader]
-    """Opens a loader."""
-    central_crops: Callable[[CentralOpening], MakeCrops] | None = None
-    """Opens its own way to central crops on a GPU; None leaves them to the engine."""
+    settings: tuple[str, ...] = ()
+    """Fields of ``DataConfig`` that its loader takes, as arguments without the prefix "NAME_"."""
     package: str | None = None
-    """Module of the optional package that it needs; None if it needs none."""
-    extra: str = ""
-    """Extra of fastsiam that installs the package."""
+    """Module of the optional package that it needs, which the extra of its name installs."""
     extra_cuda13: str = ""
     """Extra that installs the package for CUDA 13, if that is another."""
     needs_beton: bool = False
-    """It reads a .beton file and nothing else."""
+    """It reads only .beton files, on a disk of this machine."""
     made_up: int | None = None
-    """How many images it makes up, in an epoch; None if it reads real ones."""
+    """How many images an epoch of noise has; None if it reads real ones."""
     crops: bool = True
     """Its loaders yield uint8 crops too: see ``fastsiam.views.batch.CropLoader``."""
     processes: bool = False
@@ -105,15 +70,11 @@ class Backend:
     decoder: str | None = None
     """What decodes the images of an epoch on a CPU, as ``bench decode`` names it; None: nothing."""
     decodes_on_gpu: bool = False
-    """Where there is a GPU, that decodes."""
-    made_ahead: Callable[[DataConfig, AugmentConfig, int], int] = lambda *_: 0
-    """Says how many batches of so many images a rank makes ahead of the one that is trained on."""
-    prefetches: bool = False
-    """It makes as many ahead as ``DataConfig.prefetch`` says."""
+    """On a GPU it decodes there; its module also makes central crops there."""
 
     @property
     def real(self) -> bool:
-        """Whether its batches are made of images."""
+        """Whether it reads images."""
         return self.made_up is None
 
     @property
@@ -125,11 +86,11 @@ class Backend:
             return False
 
     def trouble(self) -> str:
-        """Import it; say why it cannot work here, if so: not installed, or broken."""
+        """Import it; return why it cannot run here (not installed, or broken), else ""."""
         if not self.installed:
             return f"{self.name} is not installed"
         try:
-            importlib.import_module(f"{__package__}.{self.module}")
+            self._module()
         except Exception as error:  # of another version than what it was built for: anything
             return f"{self.name} cannot be loaded ({why(error)})"
         return ""
@@ -145,21 +106,104 @@ class Backend:
 
     def require_readable(self, store: Store, data: DataConfig) -> None:
         """Raise a ``DataError`` that says what to do if it cannot read a store."""
-        if self.needs_beton and store.is_remote:
-            raise DataError(
-                f"--pipeline {self.name} reads a .beton file from a disk, and {store.root} is on "
-                "another machine: copy it to a disk and name that, or choose --pipeline dali or "
-                "torchvision"
-            )
         if not self.reads(store):
             raise DataError(
-                f"--pipeline {self.name} reads one .beton file, and {store} is none: make it with "
-                f"{how_to_convert(data)} and train with --data DIR, or choose --pipeline dali"
+                f"--pipeline {self.name} reads one .beton file on a disk, not {store}: choose "
+                f"--pipeline {ENGINE}, or make one with {how_to_convert(data)} and train with "
+                "--data DIR"
             )
 
+    def open(
+        self,
+        data: DataConfig,
+        store: Store | None,
+        order: Order,
+        augment: AugmentConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Loader:
+        """Open a loader.
+
+        Raises:
+            BackendError: its package cannot be loaded.
+            DataError: the data cannot be read.
+        """
+        with self._importing():
+            kind = getattr(self._module(), self.loader.partition(".")[2])
+            loader: Loader = kind(
+                store, order, augment, device=device, dtype=dtype, **self._arguments(data)
+            )
+            return loader
+
+    def central_crops(
+        self, data: DataConfig, store: Store, *, resize: int, side: int, device: torch.device
+    ) -> MakeCrops:
+        """Return what makes central crops: this pipeline if it decodes on a GPU, else the engine.
+
+        Args:
+            data: the pipeline's settings.
+            store: the images.
+            resize: shorter side of an image before the crop is taken, in pixels.
+            side: of the crop, in pixels.
+            device: device of the crops.
+
+        Raises:
+            BackendError: the package is installed, but cannot be loaded.
+        """
+        own = device.type == "cuda" and self.decodes_on_gpu and self.installed
+        backend = self if own else BACKENDS[ENGINE]
+        with backend._importing():
+            make: MakeCrops = partial(
+                backend._module().central_crops,
+                store,
+                resize=resize,
+                side=side,
+                device=device,
+                **backend._arguments(data),
+            )
+            return make
+
+    def made_ahead(self, data: DataConfig, augment: AugmentConfig, batch: int) -> int:
+        """Return how many batches a rank makes ahead of the one that is trained on.
+
+        Args:
+            data: the pipeline's settings.
+            augment: for the size of a batch in shared memory.
+            batch: images in a batch of this rank.
+        """
+        if self.processes:
+            from .loader_processes import batches_ahead  # loads torch
+
+            return batches_ahead(augment, batch, workers=data.workers)
+        return data.prefetch + 1 if "prefetch" in self.settings else 0
+
+    def readiness(self, device: str) -> str:
+        """Say whether it can run here, and what it does.
+
+        Its imports are tried in another process: a broken library may end the process.
+
+        Args:
+            device: what it would work on, CPU or GPU.
+        """
+        if self.package is not None:
+            imports = f"import {self.package}, {__package__}.{self.loader.partition('.')[0]}"
+            done = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True)
+            if done.returncode:
+                lines = done.stderr.strip().splitlines()
+                reason = (lines or [f"it ends with code {done.returncode}"])[-1]
+                return f"not ready: pip install 'fastsiam[{self.name}]' ({reason})"
+        return "ready: " + self.about.format(device=device)
+
+    def _module(self) -> ModuleType:
+        return importlib.import_module(f"{__package__}.{self.loader.partition('.')[0]}")
+
+    def _arguments(self, data: DataConfig) -> dict[str, Any]:
+        return {name.removeprefix(f"{self.name}_"): getattr(data, name) for name in self.settings}
+
     @contextlib.contextmanager
-    def importing(self) -> Iterator[None]:
-        """Say what to do where its package is there, but broken: a library that it needs, say."""
+    def _importing(self) -> Iterator[None]:
+        """Say what to do if its package is installed but broken, such as for a missing library."""
         try:
             yield
         except ImportError as error:
@@ -167,28 +211,11 @@ class Backend:
                 raise
             raise BackendError(self._how_to_install(error)) from error
 
-    def readiness(self, device: str) -> str:
-        """Say whether it can run here, and what it does.
-
-        Its imports are tried in a process of their own, for a library can be there and broken.
-
-        Args:
-            device: what it would work on, CPU or GPU.
-        """
-        if self.package is not None:
-            imports = f"import {self.package}, {__package__}.{self.module}"
-            done = subprocess.run([sys.executable, "-c", imports], capture_output=True, text=True)
-            if done.returncode:
-                lines = done.stderr.strip().splitlines()
-                reason = (lines or [f"it ends with code {done.returncode}"])[-1]
-                return f"not ready: pip install 'fastsiam[{self.extra}]' ({reason})"
-        return "ready: " + self.about.format(device=device)
-
     def _how_to_install(self, reason: object) -> str:
         also = f" or, with CUDA 13, 'fastsiam[{self.extra_cuda13}]'" if self.extra_cuda13 else ""
         return (
             f"the {self.name} pipeline cannot be loaded ({reason}); "
-            f"install it with: pip install 'fastsiam[{self.extra}]'{also}"
+            f"install it with: pip install 'fastsiam[{self.name}]'{also}"
         )
 
 
@@ -202,7 +229,7 @@ def how_to_convert(data: DataConfig) -> str:
 
 
 def readiness() -> dict[Pipeline, str]:
-    """Return what can be said of each pipeline here: whether it can run, and where it works."""
+    """Return a line on each pipeline: whether it can run here, and what it does."""
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
@@ -214,171 +241,53 @@ def readiness() -> dict[Pipeline, str]:
     return found
 
 
-def _open_torchvision(opening: Opening) -> Loader:
-    from .torchvision_backend import TorchvisionLoader
-
-    return TorchvisionLoader(
-        opening.images,
-        opening.order,
-        opening.augment,
-        workers=opening.data.workers,
-        device=opening.device,
-        dtype=opening.dtype,
-    )
-
-
-def _ahead_of_workers(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
-    from fastsiam.views.batch import crop_shapes
-
-    from .workers import count
-
-    workers = count(data.workers)
-    images = images_of_an_item(crop_shapes(augment, batch), workers=workers)
-    return math.ceil(workers * ITEMS_AHEAD / math.ceil(batch / images))
-
-
-def _open_native(opening: Opening) -> Loader:
-    from .native_backend import NativeLoader
-
-    return NativeLoader(
-        opening.images,
-        opening.order,
-        opening.augment,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        device=opening.device,
-        dtype=opening.dtype,
-    )
-
-
-def _open_ffcv(opening: Opening) -> Loader:
-    from .ffcv_backend import FfcvLoader
-
-    return FfcvLoader(
-        opening.images,
-        opening.order,
-        opening.augment,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        os_cache=opening.data.os_cache,
-        device=opening.device,
-        dtype=opening.dtype,
-    )
-
-
-def _open_dali(opening: Opening) -> Loader:
-    from .dali_backend import DaliLoader
-
-    return DaliLoader(
-        opening.images,
-        opening.order,
-        opening.augment,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        hw_decoder_load=opening.data.dali_hw_decoder_load,
-        device=opening.device,
-        dtype=opening.dtype,
-    )
-
-
-def _dalis_central_crops(opening: CentralOpening) -> MakeCrops:
-    from .dali_backend import central_crops
-
-    return partial(
-        central_crops,
-        opening.store,
-        resize=opening.resize,
-        side=opening.side,
-        workers=opening.data.workers,
-        prefetch=opening.data.prefetch,
-        hw_decoder_load=opening.data.dali_hw_decoder_load,
-        device=opening.device,
-    )
-
-
-def _ahead_of_training(data: DataConfig, augment: AugmentConfig, batch: int) -> int:
-    return data.prefetch + 1
-
-
-def _open_memory(opening: Opening) -> Loader:
-    from .memory_backend import MemoryLoader
-
-    return MemoryLoader(
-        opening.images,
-        opening.order,
-        opening.augment,
-        workers=opening.data.workers,
-        device=opening.device,
-        dtype=opening.dtype,
-    )
-
-
-def _open_synthetic(opening: Opening) -> Loader:
-    from .synthetic_backend import SyntheticLoader
-
-    return SyntheticLoader(
-        opening.order, opening.augment, device=opening.device, dtype=opening.dtype
-    )
-
-
 _ROWS = (
     Backend(
         name="torchvision",
-        module="torchvision_backend",
+        loader="torchvision_backend.TorchvisionLoader",
         about="PIL in worker processes, training on the {device}",
-        open=_open_torchvision,
+        settings=("workers",),
         crops=False,
         processes=True,
         decoder="PIL",
-        made_ahead=_ahead_of_workers,
     ),
     Backend(
         name="native",
-        module="native_backend",
+        loader="native_backend.NativeLoader",
         about="any data, decoded and cropped by compiled code in threads of the CPU",
-        open=_open_native,
+        settings=("workers", "prefetch"),
         decoder="fastsiam: the boxes' part",
-        made_ahead=_ahead_of_training,
-        prefetches=True,
     ),
     Backend(
         name="ffcv",
-        module="ffcv_backend",
+        loader="ffcv_backend.FfcvLoader",
         about=".beton files, decoded and cropped in threads of the CPU",
-        open=_open_ffcv,
+        settings=("workers", "prefetch", "os_cache"),
         package="ffcv",
-        extra="ffcv",
         needs_beton=True,
         decoder="fastsiam: the boxes' part",
-        made_ahead=_ahead_of_training,
-        prefetches=True,
     ),
     Backend(
         name="dali",
-        module="dali_backend",
+        loader="dali_backend.DaliLoader",
         about="decoded and cropped on the {device}",
-        open=_open_dali,
-        central_crops=_dalis_central_crops,
+        settings=("workers", "prefetch", "dali_hw_decoder_load"),
         package="nvidia.dali",
-        extra="dali",
         extra_cuda13="dali13",
         decoder="DALI",
         decodes_on_gpu=True,
-        made_ahead=_ahead_of_training,
-        prefetches=True,
     ),
     Backend(
         name="memory",
-        module="memory_backend",
+        loader="memory_backend.MemoryLoader",
         about="a small data set decoded once, augmented on the {device}",
-        open=_open_memory,
+        settings=("workers",),
         resident=True,
     ),
     Backend(
         name="synthetic",
-        module="synthetic_backend",
+        loader="synthetic_backend.SyntheticLoader",
         about="tensors on the {device}, the ceiling of training speed",
-        open=_open_synthetic,
         made_up=1_281_167,  # as many as ImageNet's training set has
         crops=False,
     ),
@@ -389,6 +298,6 @@ BACKENDS: dict[Pipeline, Backend] = {backend.name: backend for backend in _ROWS}
 
 
 def backend_of(data: DataConfig) -> Backend:
-    """Return the pipeline of settings in which it is settled."""
+    """Return the pipeline that settings name, which must not be "auto"."""
     assert data.pipeline != "auto"
     return BACKENDS[data.pipeline]

@@ -1,14 +1,15 @@
-"""Which images count as bad: those that no decoder can make an image of, as a run finds them.
+"""The bad images of a run, which no decoder can decode, and a loader that replaces them.
 
-A run keeps the list of them in its folder. Which image is shown in the place of a bad one is a
-function of the list alone (``order.Order``), so a run that goes on shows what it would have shown,
-by any pipeline on any number of processes, also if somebody repaired a file meanwhile: an image of
-the list stays replaced.
+A run keeps the list of them in its folder. Which image replaces a bad one is a function of the list
+alone (``order.Order``), so a resumed run shows what it would have shown, by any pipeline on any
+number of processes. An image of the list stays replaced, even if its file is repaired meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,16 @@ from numpy.typing import NDArray
 from fastsiam.bad_images import BadImage, parsed, written
 from fastsiam.errors import DataError, ImageError
 
+if TYPE_CHECKING:  # loads torch
+    from fastsiam.views.batch import Batch, CropLoader, Crops, Loader
+    from fastsiam.views.draws import ViewParams
+
+log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
 _FEW, _SHARE = 8, 100
-"""So many bad images are borne with in any data set, and one in so many in a large one."""
+"""Any data set may have so many bad images, and a large one may have one in so many."""
 
 Exchange = Callable[[str], list[str]]
 """Returns every rank's text on every rank; all of them call it."""
@@ -29,10 +38,9 @@ class BadImages:
     Args:
         images: in an epoch, good or bad.
         known: those that the run found before.
-        takes_more: whether another one is replaced too, or is an error.
-        exchange: of texts between ranks.
-        keep: is given the text of the list (``fastsiam.bad_images``) when it has grown; None: the
-            list is not kept.
+        takes_more: whether another one is replaced too; else it is an error.
+        exchange: passes texts between ranks.
+        keep: stores the text of the list (``fastsiam.bad_images``) whenever it has grown.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class BadImages:
         self._since = self._table()
 
     def __len__(self) -> int:
-        """Count them."""
+        """Return how many are known."""
         return len(self._known)
 
     @property
@@ -59,11 +67,11 @@ class BadImages:
         return self._takes_more or bool(self._known)
 
     def list(self) -> list[BadImage]:
-        """Return them as they were found."""
+        """Return them in the order in which they were found."""
         return sorted(self._known.values())
 
     def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
-        """Tell of each image whether it is known to be bad after so many steps: (N,)."""
+        """Tell which of N images were known to be bad after ``at`` steps of the run: (N,)."""
         index, since = self._since
         if not len(index):
             return np.zeros(len(images), bool)
@@ -72,7 +80,7 @@ class BadImages:
         return found
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
-        """Take an image into the list that was to be shown, and could not.
+        """Add an image that could not be shown to the list.
 
         Args:
             error: of the image.
@@ -80,7 +88,7 @@ class BadImages:
             step: steps of the run before the batch.
 
         Raises:
-            ImageError: bad images are not to be replaced.
+            ImageError: the error, if bad images are not replaced.
             DataError: there are too many.
         """
         known = self._known.get(error.index)
@@ -105,12 +113,12 @@ class BadImages:
             self.write()
 
     def write(self) -> None:
-        """Have the list kept, if there is somebody to keep it."""
+        """Store the list, if this rank keeps it."""
         if self._keep is not None:
             self._keep(written(self.list()).encode())
 
     def _take(self, found: Sequence[BadImage]) -> None:
-        """Take some into the list: of two with one index the one that was found first."""
+        """Add some to the list: of two with one index the one that was found first."""
         if not found:
             return
         for own in found:
@@ -119,28 +127,84 @@ class BadImages:
         check_number(len(self._known), self._images, self.list()[-1])
 
     def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions of all of them, ascending, and since when each counts as bad."""
+        """Return the positions of all of them, ascending, and the step since which each is bad."""
         rows = sorted((own.index, own.step) for own in self._known.values())
         index, since = np.array(rows, np.int64).reshape(-1, 2).T
         return index, since
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
-    """Refuse so many bad images that something else must be wrong.
+    """Raise a ``DataError`` for so many bad images that something else must be wrong.
 
     Args:
         bad: how many there are.
         images: good and bad.
         last: the one that was found last.
-
-    Raises:
-        DataError: there are too many.
     """
     most = min(max(_FEW, images // _SHARE), images - 1)
     if bad > most:
         raise DataError(
             f"{bad:,} of {images:,} images cannot be decoded, the last one {last.name} "
-            f"({last.reason}): --bad-images replace bears with {most:,}; where there are more, "
-            "something else is wrong with the data, and fastsiam convert folder --skip-bad lists "
-            "and leaves out all that are bad"
+            f"({last.reason}), and --bad-images replace accepts at most {most:,}: check what is "
+            "wrong with the data; fastsiam convert folder --skip-bad lists and leaves out all"
         )
+
+
+def replacing(loader: Loader, bad: BadImages) -> Loader:
+    """Return a loader that shows another image instead of each bad one.
+
+    Args:
+        loader: its order has the same list of bad images.
+        bad: the list, which grows.
+    """
+    return _ReplacingCrops(loader, bad) if hasattr(loader, "crops") else _Replacing(loader, bad)
+
+
+class _Replacing:
+    """Batches of another loader without bad images; see ``replacing``.
+
+    The order decides which image is shown instead. When an image turns out to be bad, the order is
+    told, and the batch is made once more: an epoch can start at any of its steps.
+    """
+
+    def __init__(self, loader: Loader, bad: BadImages) -> None:
+        self.source, self.images, self.steps = loader.source, loader.images, loader.steps
+        self._loader, self._bad = loader, bad
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from step ``skip`` on."""
+        self._bad.share()
+        return self._restarting(self._loader.epoch, number, skip)
+
+    def close(self) -> None:
+        """Close the loader."""
+        self._loader.close()
+
+    def _restarting(
+        self, start: Callable[..., Iterator[Made]], number: int, skip: int
+    ) -> Iterator[Made]:
+        step = skip
+        while True:
+            try:
+                for made in start(number, skip=step):
+                    yield made
+                    step += 1
+                return
+            except ImageError as error:
+                own = self._bad.note(error, epoch=number, step=number * self.steps + step)
+                log.warning(
+                    f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in "
+                    "its place"
+                )
+
+
+class _ReplacingCrops(_Replacing):
+    """The same of a loader that yields crops too."""
+
+    _loader: CropLoader
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
+        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
+        return self._restarting(self._loader.crops, number, skip)

@@ -1,4 +1,4 @@
-"""Central crops: images as evaluation sees them, resized, cropped in the middle, not augmented."""
+"""Central crops for evaluation: images resized and cropped in the middle, not augmented."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
 """Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
-or on their way to it, which the next batch's may overwrite. Raises DataError where an image cannot
-be read or decoded. Its threads or processes end with the iterator."""
+or in memory that it can copy; the next batch may overwrite them. Raises DataError if an image
+cannot be read or decoded. Its threads end with the iterator."""
 
 _KEEP_BYTES = 2**29
-"""Crops of up to so many bytes are kept on the device between passes, a byte a value: CIFAR-10's
-two splits, 184 MB, are loaded once a run."""
+"""Crops up to this size stay on the device between passes: CIFAR-10's two splits, 184 MB, are
+loaded once a run."""
 
 
 class CentralCrops:
@@ -37,15 +37,8 @@ class CentralCrops:
     Args:
         store: the images.
         crops: makes their crops.
-        augment: for the crops' side and the normalisation.
-        chosen: positions of the images that are wanted.
-        batch: images in a batch of this rank.
-        rank: this process's number; it gets every ``world``-th part of the images.
-        world: number of processes.
-        in_turn: whether the processes take batches in turn, and not one stretch each.
-        device: where the images shall lie.
-        dtype: floating type of the images.
-        bears: whether bad images are left out; else one is an error.
+        skips_bad: whether bad images are left out; else one is an error.
+        augment: as for ``build_eval_loader``, as are the rest.
     """
 
     def __init__(
@@ -61,17 +54,17 @@ class CentralCrops:
         in_turn: bool,
         device: torch.device,
         dtype: torch.dtype,
-        bears: bool = False,
+        skips_bad: bool,
     ) -> None:
         self.images, self.classes = len(chosen), store.classes
         self.labels = store.labels[chosen]
         self._store, self._make, self._augment = store, crops, augment
         self._device, self._dtype = device, dtype
         rows = np.arange(len(chosen))
-        stretch = np.array_split(rows, world)[rank]
-        self._rows = rows[rows // batch % world == rank] if in_turn else stretch
+        in_one = np.array_split(rows, world)[rank]
+        self._rows = rows[rows // batch % world == rank] if in_turn else in_one
         self._chosen, self._share = chosen, chosen[self._rows]
-        self._bears, self._left_out = bears, set[int]()
+        self._skips_bad, self._left_out = skips_bad, set[int]()
         self._batches = [self._share[i : i + batch] for i in range(0, len(self._share), batch)]
         self._keep = len(self._share) * augment.crop**2 * 3 <= _KEEP_BYTES
         self._kept: list[Tensor] = []
@@ -112,7 +105,7 @@ class CentralCrops:
 
     def _made(self) -> Generator[tuple[NDArray[np.int64], Tensor]]:
         """Yield the images and the crops of each batch as they are made, and leave out bad ones."""
-        done = before = 0
+        done, known = 0, len(self._left_out)
         while done < len(self._batches):
             try:
                 for made in self._make(self._batches[done:]):
@@ -120,22 +113,15 @@ class CentralCrops:
                     done += 1
                     yield self._batches[done - 1], made
             except ImageError as error:
-                if not self._bears or error.index in self._left_out:
+                if not self._skips_bad or error.index in self._left_out:
                     raise
-                self._leave_out(error, done)
-                before += 1
-        if before:
-            log.warning(f"{before:,} bad images of {self._store.root} are left out")
-
-    def _leave_out(self, error: ImageError, batch: int) -> None:
-        """Take a bad image out of its batch, and the batch away if nothing is left of it.
-
-        Raises:
-            DataError: there are too many.
-        """
-        self._left_out.add(error.index)
-        check_number(len(self._left_out), self.images, error)
-        log.warning(f"bad image {error.index:,} ({error.name}): {error.reason}; it is left out")
-        own = self._batches[batch]
-        rest = own[own != error.index]
-        self._batches[batch : batch + 1] = [rest] if len(rest) else []
+                self._left_out.add(error.index)
+                check_number(len(self._left_out), self.images, error)
+                log.warning(
+                    f"bad image {error.index:,} ({error.name}): {error.reason}; it is left out"
+                )
+                rest = self._batches[done][self._batches[done] != error.index]
+                self._batches[done : done + 1] = [rest] if len(rest) else []
+        if found := len(self._left_out) - known:
+            images, are = ("image", "is") if found == 1 else ("images", "are")
+            log.warning(f"{found:,} bad {images} of {self._store.root} {are} left out")

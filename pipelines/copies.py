@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream for copies to a device, None for the CPU, where nothing runs beside."""
+    """Return a stream for copies to a GPU, None for the CPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:
-    """Let the current stream read what another stream copies, without the host waiting.
+    """Let the current stream read what another stream copies, without making the host wait.
 
     Args:
-        tensors: made on the other stream. Their memory is used again when the current stream, too,
-            has done what is asked of it by the time that they are let go.
-        copied: when they are whole; None if they are.
+        tensors: made on the other stream. Once they are freed, their memory is reused only after
+            the work that is then queued on the current stream.
+        copied: event after which they are complete; None if they are complete.
     """
     if copied is None:
         return

@@ -25,8 +25,7 @@ from fastsiam.trace import span
 from fastsiam.views.batch import Shape
 
 from .cuts import Cuts
-from .dali_decoder import say_what_decodes
-from .dali_errors import no_memory, reason, refuses_an_image
+from .dali_decoder import no_memory, reason, refuses_an_image, say_what_decodes
 from .dali_graph import build_graph, cut_arguments, part_arguments
 from .engine import EncodedBatch
 from .job import Images

@@ -1,10 +1,15 @@
-"""DALI's decoder: its settings by what the images are, and whether a JPEG engine is in use."""
+"""DALI's decoder: its settings, whether it uses a JPEG engine, and what its errors mean.
+
+All errors of DALI are a ``RuntimeError`` with a text of many lines. The texts here are those of
+DALI 2.4: its executor names the operator, and what that said follows "encountered:".
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
+import re
 from functools import cache
 from io import BytesIO
 from typing import Any
@@ -17,14 +22,25 @@ log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _USUAL = 99
-"""Percent of the images that fit into the memory that is there from the start. The largest of a
-data set can be a hundred times the usual one, and memory for larger ones is got when they come."""
+"""Percent of the images that fit into the memory allocated at the start. The largest image of a
+data set can be a hundred times the usual one; memory for it is allocated when it comes."""
 _MOST_OF_THE_ENGINE = 2**31
 _DEVICE_PADDING, _HOST_PADDING, _MOST_PADDING = 16 * _MIB, 8 * _MIB, 64 * _MIB
-"""Bytes for each thread: DALI's own, and what is given at most."""
+"""Bytes for each thread: DALI's defaults, and the most that is set here."""
 _DEVICE_BYTES, _HOST_BYTES = 5.5, 3.7
 """Bytes for a pixel of the largest image that these paddings are to hold: those of NVIDIA's recipes
 (DeepLearningExamples: 211,025,920 and 140,544,512 for 5,980 x 6,430)."""
+_REFUSED = re.compile(
+    # nvImageCodec's numbers: bad or unsupported code streams, of its own and of its extensions.
+    r"`nvidia\.dali\.fn\.decoders\.image(?:_slice)?`.*encountered:.*"
+    r"(Failed to decode sample #\d|nvImageCodec failure: '#(3|4|9|13|14|18|19)')",
+    re.DOTALL,
+)
+_NO_MEMORY = re.compile(
+    r"Can't allocate \d+ bytes on (?:host|device \d+)|CUDA allocation failed|std::bad_alloc"
+    r"|out of memory|nvImageCodec failure: '#(?:5|15)'"
+)
+_OF_THE_HOST = re.compile(r"on host|std::bad_alloc")
 
 
 def decoded(
@@ -49,9 +65,8 @@ def decoded(
     """
     from nvidia.dali import fn, types
 
-    # DALI's pools grow with the first batches and are kept, and how much they will hold is not
-    # known before: backend.PreallocateDeviceMemory would spare a second of the first step, and
-    # take for good from the model what was guessed too high.
+    # DALI's pools grow with the first batches and never shrink. backend.PreallocateDeviceMemory
+    # would save a second of the first step, but keep from the model what was guessed too high.
     own: dict[str, Any] = {"device": "cpu"}
     if gpu:
         own = {"device": "mixed", "hw_decoder_load": hw_decoder_load, **hints(dimensions, batch)}
@@ -69,11 +84,11 @@ def decoded(
 
 
 def hints(dimensions: NDArray[np.int64] | None, batch: int) -> dict[str, int]:
-    """Return the decoder's hints on how much memory to take at the start; none if none is known.
+    """Return the decoder's hints on how much memory to allocate at the start; {} without sizes.
 
     The engine's is for a batch of JPEGs without subsampling (nvjpegDecodeBatchedPreAllocate), and
-    2 GiB at most. The paddings are for each of DALI's threads, which feed the GPU's cores what the
-    engine does not take; they are DALI's own or more. No pipeline reads JPEG 2000.
+    2 GiB at most. The paddings are for each of DALI's threads, which decode on the GPU's cores what
+    the engine does not take; they are DALI's defaults or more. No pipeline reads JPEG 2000.
 
     Args:
         dimensions: (images, 2) height and width.
@@ -133,3 +148,31 @@ def without_engine(device: int) -> str:
     except RuntimeError as error:
         return f"nvImageCodec says: {error}"
     return "" if image is not None else "nvImageCodec finds none"
+
+
+def refuses_an_image(error: RuntimeError) -> bool:
+    """Tell whether DALI's decoder refuses an image, and memory is not what it lacks."""
+    return bool(_REFUSED.search(str(error))) and not _NO_MEMORY.search(str(error))
+
+
+def reason(error: RuntimeError) -> str:
+    """Return the line of DALI's text that says what happened."""
+    lines = [line.strip(" :") for line in str(error).splitlines()]
+    return next((line for line in lines if "sample" in line or "failure" in line), lines[0])
+
+
+def no_memory(error: RuntimeError, where: str, *, gpu: bool) -> str | None:
+    """Return a message if an error means that memory ran out, else None.
+
+    Args:
+        error: DALI's.
+        where: what DALI was working on.
+        gpu: whether it works on a GPU.
+    """
+    if not (found := _NO_MEMORY.search(str(error))):
+        return None
+    kind = "GPU memory" if gpu and not _OF_THE_HOST.search(str(error)) else "memory"
+    return (
+        f"DALI ran out of {kind} at {where} ({found[0]}): lower --batch, --prefetch or --workers, "
+        "or choose --pipeline native, which decodes on the CPU"
+    )

@@ -21,9 +21,9 @@ from fastsiam.views.draws import ViewParams, draw_views
 from .cuts import crop_views
 from .engine import EncodedBatch, Engine
 from .finish import Finisher
+from .free_memory import LOADING_PEAK, USABLE, free_bytes
 from .job import Images
 from .order import Order
-from .room import LOADING_PEAK, USABLE, free_bytes
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead

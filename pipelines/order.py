@@ -1,7 +1,7 @@
 """Which images make up which batch: a pure function of (seed, epoch, step, rank, world).
 
-A global batch is the same set of images whatever the number of ranks;
-each rank takes its slice of it. So is what is shown in the place of an image that is bad.
+A global batch is the same set of images on any number of ranks, and each rank takes a slice of it.
+The same holds for the images that replace bad ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Order:
     """The order of a data set's epochs, as one rank sees it."""
 
     images: int
-    """Images in an epoch: all of the data set, or those that are chosen."""
+    """Images in an epoch: the whole data set, or ``chosen``."""
     batch: int
     """Images in a global batch."""
     seed: int
@@ -33,10 +33,9 @@ class Order:
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)
     """(images,) positions in the data set, ascending, of a subset; None is the whole."""
     bad: BadImages | None = field(default=None, compare=False)
-    """The images in whose place others are shown; None: there is none, and a bad one is an
-    error."""
+    """Bad images, which others replace; None: a bad one is an error."""
     window: Window | None = None
-    """What shuffles an epoch; None: all images are shuffled alike."""
+    """Shuffles an epoch within a window; None is a full shuffle."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
@@ -59,9 +58,9 @@ class Order:
     def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return which images this rank shows in one batch: (batch / world,) data set positions.
 
-        In the place of a bad one stands the one that is shown half an epoch away, or if that is
-        bad, the next after it: a function of seed, epoch, the place, and which images are bad,
-        whenever and by whomever that was found.
+        A bad one is replaced by the image that is shown half an epoch later, or if that is bad, by
+        the next after it: a function of seed, epoch, place, and the set of bad images, whenever and
+        on whichever rank they were found.
         """
         shown = self.drawn_for(epoch, step)
         at = epoch * self.steps + step
@@ -75,13 +74,12 @@ class Order:
     def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return by which images the parameters of one batch are drawn: (batch / world,) positions.
 
-        They are those of ``indices`` but for the places of bad images: what is shown there is drawn
-        for as the bad one would be, so that no image is shown twice alike.
+        They are those of ``indices``, except at the places of bad images: there the parameters are
+        the bad image's, so that no image is shown twice alike.
         """
         assert 0 <= step < self.steps
         start = self.place(step)
-        places = slice(start, start + self.batch // self.world)
-        return self._at(epoch, places)
+        return self._at(epoch, slice(start, start + self.batch // self.world))
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the images at some places of the order of an epoch."""
@@ -89,10 +87,10 @@ class Order:
         return images if self.chosen is None else self.chosen[images]
 
     def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
-        """Return the image that is shown at the place of a bad one."""
-        begin = place + self.images // 2
-        most = len(bad) + 1  # of so many in a row one is not known to be bad
-        others = self._at(epoch, np.arange(begin, begin + most) % self.images)
+        """Return the image that replaces a bad one."""
+        first = place + self.images // 2
+        most = len(bad) + 1  # of so many in a row, one is not known to be bad
+        others = self._at(epoch, np.arange(first, first + most) % self.images)
         return int(others[~bad.among(others, at=at)][0])
 
 

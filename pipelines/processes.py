@@ -1,4 +1,4 @@
-"""Work shared among forked processes that leave no trace behind, whatever ends them."""
+"""Forked processes that share work, and that always end with the process that started them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -26,19 +26,19 @@ _GRACE_SECONDS = 5
 
 
 class AbandonedError(Exception):
-    """A task was given up because another failed; that one's error is the cause."""
+    """A task was given up because another failed, whose error is raised instead."""
 
 
 @contextlib.contextmanager
 def forked(
     workers: int, begin: Callable[..., None], *arguments: Any
 ) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]]:
-    """Yield run(function, tasks), which yields results as they come, few tasks ahead.
+    """Yield run(function, tasks), which yields results as they are ready, in any order.
 
     Args:
-        workers: processes; -1 is one for each core. They take the tasks in their order.
-        begin: called in each process first.
-        arguments: what ``begin`` is called with; the processes are forked, so nothing is copied.
+        workers: processes; -1 is one for each core. They take the tasks in order.
+        begin: called first in each process.
+        arguments: of ``begin``; the processes are forked, so nothing is copied.
 
     Raises:
         WorkerError: a process was killed.
@@ -73,8 +73,8 @@ def forked(
     try:
         yield run
     except BrokenProcessPool as error:
-        # Before it has ended, the pool's own thread waits for the dead process too, and the system
-        # tells how it ended to one of them alone.
+        # The pool's thread waits for the dead process too, and the system tells only one of the two
+        # how it ended: so let that thread end first.
         pool.shutdown(wait=True, cancel_futures=True)
         raise WorkerError(_dead(processes)) from error
     finally:
@@ -82,19 +82,19 @@ def forked(
 
 
 def killed(which: str, code: int | None) -> str:
-    """Say what ended a process, why that may be, and what to do.
+    """Return a message that says what ended a process, the likely cause, and what to do.
 
     Args:
         which: the process.
         code: its exit code, minus the number of the signal that ended it.
     """
     if code is None or code >= 0:
-        return f"{which} ended by itself (exit code {code}); {_GOES_ON}"
+        return f"{which} ended by itself (exit code {code}); {_RESUME}"
     cause = _CAUSES.get(-code, "")
-    return f"{which} was killed by {signal_name(-code)}{cause}; {_GOES_ON}"
+    return f"{which} was killed by {signal_name(-code)}{cause}; {_RESUME}"
 
 
-_GOES_ON = "the same command goes on"
+_RESUME = "start the same command again to resume"
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: (
         ", as the system does where memory runs out (dmesg tells): lower --workers, or give it more"
@@ -104,22 +104,21 @@ _CAUSES: dict[int, str] = {
 }
 
 
-def _dead(processes: Iterable[Any]) -> str:
-    """Say which process of a pool was killed; those that the pool ended itself are not meant."""
+def _dead(processes: Sequence[Any]) -> str:
+    """Return a message that says which process of a pool was killed, but not by the pool itself."""
     by_the_pool = (None, 0, -signal.SIGTERM, -signal.SIGALRM)
-    known = list(processes)
-    for process in known:
+    for process in processes:
         if process.exitcode not in by_the_pool:
-            which = f"process {process.pid}, one of {len(known)} at work,"
+            which = f"process {process.pid}, one of {len(processes)} at work,"
             return killed(which, process.exitcode)
-    return f"one of {len(known)} processes at work was killed; {_GOES_ON}"
+    return f"one of {len(processes)} processes at work was killed; {_RESUME}"
 
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Have a signal that would stop this process come at the end of the block, not within it.
+    """Delay signals that would stop this process to the end of the block.
 
-    A process that is forked within leaves them to its parent from its first moment on.
+    A process that is forked within the block leaves them to its parent from the start.
     """
     if threading.current_thread() is not threading.main_thread():  # no signal reaches this one
         yield
@@ -142,10 +141,10 @@ def signals_held() -> Iterator[None]:
 
 
 def leave_signals_to_the_parent() -> None:
-    """What stops a command reaches the whole group; the parent still needs its workers' results.
+    """Ignore Ctrl-C in a worker, and end a few seconds after SIGTERM or SIGHUP.
 
-    After SIGTERM or SIGHUP a worker goes on for a few seconds, and then it ends: it may be the
-    parent's multiprocessing that sent it, which waits for the worker before the parent exits.
+    What stops a command reaches its whole process group, but the parent still needs its workers'
+    results. The parent's multiprocessing may also have sent the signal: it waits for the worker.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -164,7 +163,7 @@ def _checked(function: Callable[[Any], Any], task: Any) -> Any:
 
 
 _known_lost: frozenset[int] = frozenset()
-"""In a process: mappings that were lost before it was forked, which the parent answers for."""
+"""Mappings that were lost before this process was forked: the parent reports them."""
 
 
 def _enter(parent: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:

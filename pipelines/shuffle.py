@@ -1,11 +1,11 @@
-"""How an epoch is shuffled: all images alike, or within a window, to read what lies together.
+"""How an epoch is shuffled: fully, or within a window, so that what lies together is read together.
 
 Within a window, the blocks of a data set (``store.blocks``) follow each other in a random order,
-another one in every epoch. From that order each image is put off by a random number of places below
-the window's size, so that at any time images of a window's length of blocks are shown, all mixed.
-The last window of an epoch goes round to its start: batches are as well mixed there as anywhere.
+a new one in each epoch. Then each image is delayed by a random number of places below the window's
+size, so that at any time the images of about one window of blocks are shown, well mixed. The last
+window of an epoch wraps around to its start, so that batches are mixed equally well there.
 
-What is shown when is a function of (seed, epoch) and of the blocks, which a run remembers.
+The order is a function of (seed, epoch) and of the blocks, which a run remembers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def full_shuffle(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """How an epoch is shuffled by ``--shuffle window:N``."""
+    """The shuffle of ``--shuffle window:N``."""
 
     images: int
-    """N, images within which an image is moved once the blocks have their order."""
+    """N: once the blocks have their order, each image moves by fewer places than this."""
     blocks: NDArray[np.int64]
-    """(images of the order,) number of the block that each lies in, as ``Store.blocks``."""
+    """(images of the order,) number of the block that each lies in, as in ``Store.blocks``."""
 
     def permutation(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of an epoch: (images of the order,) each of their numbers once."""
@@ -60,9 +60,9 @@ def window_of(
     """Return the window that a data set is shuffled with, None for a full shuffle.
 
     Args:
-        data: says which.
-        store: the images; None if there are none, as of noise.
-        images: of the order.
+        data: has the size of the window.
+        store: the images; None for noise.
+        images: how many the order has.
         chosen: (images,) positions in the store of those that the order has; None is all.
     """
     if not data.window:
@@ -75,13 +75,13 @@ def window_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How well an epoch is shuffled, beside what a full shuffle does with the same images."""
+    """How well an epoch is shuffled, compared with a full shuffle of the same images."""
 
     moved: float
-    """Mean distance in places by which an image moves from where it lies, of a full shuffle's."""
+    """Mean distance from where an image lies to where it is shown, relative to a full shuffle's."""
     parted: float
-    """Mean distance at which images that lie side by side are shown, the epoch taken as a circle,
-    of a full shuffle's."""
+    """Mean distance at which images that lie side by side are shown, relative to a full shuffle's;
+    the epoch is taken as a circle."""
     largest: float
     """Largest share that one class has of a batch; nan where there are no classes."""
     usual: float
@@ -124,15 +124,17 @@ def quality(window: Window, labels: NDArray[np.int64], *, batch: int, seed: int)
 def described(window: Window, labels: NDArray[np.int64], *, batch: int, seed: int) -> str:
     """Say in one line how well a run's images are shuffled."""
     found = quality(window, labels, batch=batch, seed=seed)
-    classes = "" if np.isnan(found.largest) else (
-        f"; the largest class of a batch has up to {found.largest:.1%} of it, "
-        f"{found.usual:.1%} in the mean (full shuffle: {found.largest_full:.1%}, "
-        f"{found.usual_full:.1%})"
-    )  # fmt: skip
-    return (
+    line = (
         f"shuffle within a window of {window.images:,} images, of "
         f"{len(np.unique(window.blocks)):,} blocks: beside a full shuffle an image moves "
-        f"{found.moved:.0%} as far, and neighbours part by {found.parted:.1%}{classes}"
+        f"{found.moved:.0%} as far, and neighbours part by {found.parted:.1%}"
+    )
+    if np.isnan(found.largest):
+        return line
+    return (
+        f"{line}; the largest class of a batch has up to {found.largest:.1%} of it, "
+        f"{found.usual:.1%} in the mean (full shuffle: {found.largest_full:.1%}, "
+        f"{found.usual_full:.1%})"
     )
 
 

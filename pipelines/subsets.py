@@ -1,9 +1,9 @@
-"""Parts of a data set: some percent of every class, so many images, or those that a list names.
+"""Subsets of a data set: its splits, a holdout, a share of each class, or the images of a list.
 
-Low-shot evaluation trains on 1 or 10 percent of ImageNet's labels; ``convert --limit`` takes so
-many images; ``--holdout`` keeps a share of each class for validation. A subset is an ascending
-array of positions in the data set, which ``build_loader`` and ``build_eval_loader`` take as
-``chosen``.
+Low-shot evaluation trains on 1 or 10 percent of ImageNet's labels; ``convert --limit`` takes a
+number of images; ``--holdout 10%`` keeps a share of each class for validation, which depends on the
+images' names alone, so that every command finds the same ones. A subset is an ascending array of
+positions in the data set, which ``build_loader`` and ``build_eval_loader`` take as ``chosen``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,86 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.errors import DataError
+from fastsiam.config import AUTOMATIC, ColumnNames, DataConfig
+from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
+from fastsiam.urls import Url
 from fastsiam.views import rng
 
-from .store import Store
+from .remote.cache import cached
+from .store import Split, Store, open_store, picked
+from .store.decode import ImageRules
 
 _SHOWN = 3
 """Most lines of a list that a message names."""
 _NONE, _SEVERAL = -1, -2
 """In the place of a position: no image has that name, or more than one has."""
+
+
+def open_split(data: DataConfig, split: Split) -> Store:
+    """Open the training or the validation images.
+
+    Args:
+        data: where they are, and which share of the training images is held out, if any.
+        split: "train", without those that are held out, or "val".
+
+    Raises:
+        NoSplitError: there is no such split, and nothing is held out.
+        DataError: as ``open_whole``.
+    """
+    if not data.holdout:
+        return _opened(data, split)
+    store, kept, held = open_whole(data)
+    return picked(store, held if split == "val" else kept)
+
+
+def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+    """Open all training images.
+
+    Returns:
+        The images, the positions of those to train on, and of those that are held out, ascending.
+
+    Raises:
+        DataError: the images cannot be read; or a share is to be held out, and there are validation
+            images already or no class has two images.
+    """
+    if not data.holdout:
+        store, held = _opened(data, "train"), np.zeros(0, np.int64)
+    elif has_validation(data.root, data.columns):
+        raise DataError(
+            f"{data.root} has validation images of its own, and --holdout {data.holdout} would "
+            "take others: leave --holdout out, or move them away"
+        )
+    else:
+        store = _opened(data, "train")
+        held = hold_out(store, percent=data.held_percent)
+        if not len(held):
+            raise DataError(
+                f"--holdout {data.holdout} leaves at least one image of each class in training, "
+                f"and no class of {store.root} has two: leave --holdout out, or sort the images "
+                "into train/ and val/ yourself"
+            )
+    return store, np.setdiff1d(np.arange(len(store)), held, assume_unique=True), held
+
+
+def _opened(data: DataConfig, split: Split) -> Store:
+    with cached(data):
+        store = open_store(data.root, split, columns=data.columns)
+    store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
+    return store
+
+
+def has_validation(root: Path | Url, columns: ColumnNames = AUTOMATIC) -> bool:
+    """Tell whether a data set has validation images.
+
+    Raises:
+        DataError: there are no data, or they cannot be read.
+    """
+    try:
+        open_store(root, "val", columns=columns)
+    except NoSplitError:
+        return False
+    return True
 
 
 def choose(labels: NDArray[np.int64], *, percent: float, seed: int) -> NDArray[np.int64]:
@@ -115,7 +185,7 @@ def read_list(store: Store, path: Path) -> NDArray[np.int64]:
     Args:
         store: the data set.
         path: of the list. A line is an image's name within the data set (``class/file.jpg``), or
-            the file's name alone if there is but one of that name, as in the lists that SimCLR's
+            the file's name alone if only one file has that name, as in the lists that SimCLR's
             authors published for 1 and 10 percent of ImageNet. Blank lines do not count.
 
     Returns:

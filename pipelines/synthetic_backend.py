@@ -1,4 +1,4 @@
-"""Ready tensors on the device: what training could reach if loading cost nothing."""
+"""Noise that lies on the device: the speed of training if loading cost nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,10 @@ from .order import Order
 _DISTINCT = 4
 
 
-def noise_shown(order: Order, epoch: int, step: int, steps: int) -> int:
-    """Return the digest of a batch of noise, for which nothing is drawn.
-
-    Args:
-        order: of the rank that it is shown on.
-        epoch: number of the epoch.
-        step: number of the batch in it.
-        steps: batches in an epoch.
-    """
+def noise_shown(order: Order, epoch: int, step: int) -> int:
+    """Return the digest of a batch of noise, for which nothing is drawn."""
     share = order.batch // order.world
-    index = order.place((epoch * steps + step) % _DISTINCT) + np.arange(share)
+    index = order.place((epoch * order.steps + step) % _DISTINCT) + np.arange(share)
     return seen_in(None, index, epoch=epoch, place=order.place(step))
 
 
@@ -36,7 +29,13 @@ class SyntheticLoader:
     """Batches of normal noise, made once; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
-        self, order: Order, augment: AugmentConfig, *, device: torch.device, dtype: torch.dtype
+        self,
+        store: None,
+        order: Order,
+        augment: AugmentConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = "noise", order.images, order.steps
         self._order = order
@@ -51,11 +50,7 @@ class SyntheticLoader:
         index = torch.arange(batch, device=device)
         label = torch.full_like(index, -1)
         self._batches = [
-            Batch(
-                tuple(noise(view.crop) for view in augment.views),
-                index + order.place(i),
-                label,
-            )
+            Batch(tuple(noise(view.crop) for view in augment.views), index + order.place(i), label)
             for i in range(_DISTINCT)
         ]
 
@@ -63,7 +58,7 @@ class SyntheticLoader:
         """Yield the same few batches in turn."""
         for step in range(skip, self.steps):
             batch = self._batches[(number * self.steps + step) % _DISTINCT]
-            yield replace(batch, seen=noise_shown(self._order, number, step, self.steps))
+            yield replace(batch, seen=noise_shown(self._order, number, step))
 
     def close(self) -> None:
         """Free the batches."""

@@ -1,15 +1,15 @@
 """The baseline: PIL images and torchvision's functional operations in DataLoader workers.
 
-This is what users have today, with the drawn parameters in the place of torchvision's own draws. It
-is the reference of every other pipeline, so it shares no augmentation code with them; only the
-normalisation is theirs, which tests hold to torchvision's, and which runs where the model does:
-what the workers hand over is uint8.
+This is what users have today, but with parameters from ``draw_views`` instead of torchvision's own
+draws. It is the reference of every other pipeline, so it shares only the normalisation with them,
+which tests compare with torchvision's. Workers hand over uint8, which is normalised on the device.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice, tee, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig
-from fastsiam.errors import DataError
+from fastsiam.errors import FastSiamError
 from fastsiam.trace import span
 from fastsiam.views.batch import Batch, Crops, Shape, crop_shapes
 from fastsiam.views.digest import added, seen_in
@@ -39,10 +39,10 @@ from fastsiam.views.photometric.operations import in_views_order
 
 from .copies import copy_stream, take_over
 from .finish import Finisher
+from .loader_processes import LoaderProcesses, images_of_an_item
 from .order import Order
-from .shared_memory import cut, images_of_an_item
 from .store import Store
-from .workers import closes_at_exit, count, in_workers
+from .workers import closes_at_exit, count
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -91,7 +91,7 @@ def apply_view(
 
 
 class _Task(NamedTuple):
-    """What a worker shall make: a part of a batch."""
+    """A part of a batch, for a worker to make."""
 
     epoch: int
     place: int
@@ -102,53 +102,53 @@ class _Task(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What a worker made, or what its parts are together."""
+    """The views of a batch, or of a part of one, before the normalisation."""
 
     crops: Crops
+    """They lie as crops do; normalised, they would take four times the memory on their way."""
     seen: int = 0
     """Digest of their images and draws."""
 
 
-class _Views(Dataset[_Made | DataError]):
-    """One item is a part of a batch: its views before the normalisation, or an error.
-
-    The views lie as crops do (``fastsiam.views.batch.Crops``), uint8: normalised, they would take
-    four times the memory on their way. An error travels as a value: raised in a worker it would
-    arrive wrapped in that worker's traceback.
-    """
+class _Views(Dataset[_Made | FastSiamError]):
+    """Makes the views of a task; it is given the one that the same worker has next too, if any."""
 
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
-    def __getitem__(self, task: _Task) -> _Made | DataError:
-        epoch, place, indices, drawn_for = task
-        made = tuple(
+    def __getitem__(self, tasks: tuple[_Task, _Task | None]) -> _Made | FastSiamError:
+        try:
+            for task in filter(None, tasks):
+                self.store.ahead(task.images.tolist())
+            made = self._made(tasks[0])
+            self.store.check()
+        except FastSiamError as error:
+            return error
+        return made
+
+    def _made(self, task: _Task) -> _Made:
+        crops = tuple(
             torch.empty(shape, dtype=torch.uint8)
-            for shape in crop_shapes(self.augment, len(indices))
+            for shape in crop_shapes(self.augment, len(task.images))
         )
         first, seen = 0, 0
-        try:
-            for images in _few(self.store, indices):
-                rows = slice(first, first + len(images))
-                params = draw_views(
-                    self.augment,
-                    seed=self.seed,
-                    epoch=epoch,
-                    index=drawn_for[rows],
-                    size=np.array([(image.height, image.width) for image in images]),
-                )
-                self._write(images, params, tuple(own[:, rows] for own in made))
-                own = seen_in(params, indices[rows], epoch=epoch, place=place + first)
-                first, seen = rows.stop, added(seen, own)
-        except DataError as error:
-            return error
-        return _Made(made, seen)
-
-    def _write(self, images: Sequence[Image.Image], params: ViewParams, made: Crops) -> None:
-        for own, numbers in zip(made, self.augment.by_side.values(), strict=True):
-            for number, view in zip(numbers, own.numpy(), strict=True):
-                for row, image in enumerate(images):
-                    view[row] = apply_view(image, params, number, row, self.augment)
+        for images in _few(self.store, task.images):
+            rows = slice(first, first + len(images))
+            params = draw_views(
+                self.augment,
+                seed=self.seed,
+                epoch=task.epoch,
+                index=task.drawn_for[rows],
+                size=np.array([(image.height, image.width) for image in images]),
+            )
+            for own, numbers in zip(crops, self.augment.by_side.values(), strict=True):
+                for number, view in zip(numbers, own[:, rows].numpy(), strict=True):
+                    for row, image in enumerate(images):
+                        view[row] = apply_view(image, params, number, row, self.augment)
+            place = task.place + first
+            digest = seen_in(params, task.images[rows], epoch=task.epoch, place=place)
+            first, seen = rows.stop, added(seen, digest)
+        return _Made(crops, seen)
 
 
 def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]]:
@@ -170,16 +170,23 @@ def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]
 
 
 class _Tasks:
-    """The sampler: what the workers shall make in the epoch that is set."""
+    """The sampler: the tasks of the epoch that is set, each with the one its worker has next.
 
-    def __init__(self, order: Order, images: int) -> None:
-        self.order, self.images, self.epoch, self.skip = order, images, 0, 0
+    Args:
+        order: which images make up which batch.
+        images: of a task, at most.
+        workers: the tasks are dealt to them in turn.
+    """
 
-    def __len__(self) -> int:
-        parts = math.ceil(self.order.batch // self.order.world / self.images)
-        return (self.order.steps - self.skip) * parts
+    def __init__(self, order: Order, images: int, workers: int) -> None:
+        self.order, self.images, self.workers = order, images, max(1, workers)
+        self.epoch, self.skip = 0, 0
 
-    def __iter__(self) -> Iterator[_Task]:
+    def __iter__(self) -> Iterator[tuple[_Task, _Task | None]]:
+        tasks, later = tee(self._of_the_epoch())
+        return zip_longest(tasks, islice(later, self.workers, None))
+
+    def _of_the_epoch(self) -> Iterator[_Task]:
         for step in range(self.skip, self.order.steps):
             place = self.order.place(step)
             shown = cut(self.order.indices(self.epoch, step), self.images)
@@ -189,40 +196,39 @@ class _Tasks:
                 place += len(part)
 
 
-class _Whole:
-    """Puts the parts of batches together on the device.
+def cut(batch: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
+    """Cut a batch into parts of at most so many images, of nearly the same size, in order."""
+    return np.array_split(batch, math.ceil(len(batch) / images))
+
+
+def put_together(
+    parts: Iterator[_Made],
+    shapes: Sequence[Shape],
+    device: torch.device,
+    stream: torch.cuda.Stream | None,
+) -> _Made:
+    """Wait for as many parts as make up a batch and copy them to a device.
 
     Args:
-        device: where the batches shall lie.
+        parts: of batches, in order.
+        shapes: (V, N, S, S, 3) of the batch's crops, for each side.
+        device: device of the batch.
+        stream: what copies to a GPU.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, copy_stream(device)
-
-    def next(self, items: Iterator[_Made | DataError], shapes: Sequence[Shape]) -> _Made:
-        """Wait for as many items as make up a batch, whose crops have the given shapes.
-
-        Raises:
-            DataError: an item is one.
-        """
-        with torch.cuda.stream(self._stream):
-            whole = tuple(
-                torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes
-            )
-        done, images, seen = 0, shapes[0][1], 0
-        while done < images:
-            item = next(items)
-            if isinstance(item, DataError):
-                raise item
-            part, seen = item.crops, added(seen, item.seen)
-            rows = slice(done, done + part[0].shape[1])
-            with span("copy"), torch.cuda.stream(self._stream):
-                for own, made in zip(whole, part, strict=True):
-                    for view, of_part in zip(own, made, strict=True):  # as one block each
-                        view[rows].copy_(of_part, non_blocking=True)
-            done = rows.stop
-        take_over(whole, None if self._stream is None else self._stream.record_event())
-        return _Made(whole, seen)
+    with torch.cuda.stream(stream):
+        whole = tuple(torch.empty(shape, dtype=torch.uint8, device=device) for shape in shapes)
+    done, images, seen = 0, shapes[0][1], 0
+    while done < images:
+        part = next(parts)
+        seen = added(seen, part.seen)
+        rows = slice(done, done + part.crops[0].shape[1])
+        with span("copy"), torch.cuda.stream(stream):
+            for own, made in zip(whole, part.crops, strict=True):
+                for view, of_part in zip(own, made, strict=True):  # as one block each
+                    view[rows].copy_(of_part, non_blocking=True)
+        done = rows.stop
+    take_over(whole, None if stream is None else stream.record_event())
+    return _Made(whole, seen)
 
 
 class TorchvisionLoader:
@@ -239,27 +245,22 @@ class TorchvisionLoader:
         dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._dtype = order, augment, dtype
+        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
         self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
-        self._whole, self._turn = _Whole(device), 0
+        self._stream, self._turn, workers = copy_stream(device), 0, count(workers)
         self._shapes = crop_shapes(augment, order.batch // order.world)
-        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=count(workers)))
-        self._loader = in_workers(
-            _Views(store, augment, order.seed),
-            self._tasks,
-            workers=workers,
-            device=device,
-            persistent=True,
-        )
+        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=workers), workers)
+        views = _Views(store, augment, order.seed)
+        self._processes = LoaderProcesses(views, self._tasks, workers=workers, device=device)
         closes_at_exit(self)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         self._tasks.epoch, self._tasks.skip = number, skip
         self._turn += 1
-        turn, items = self._turn, iter(self._loader)
+        turn, parts = self._turn, iter(self._processes)
         for step in range(skip, self.steps):
-            crops, seen = self._whole.next(items, self._shapes)
+            crops, seen = put_together(parts, self._shapes, self._device, self._stream)
             views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
             yield self._finisher.batch(
                 self._order.indices(number, step),
@@ -271,4 +272,4 @@ class TorchvisionLoader:
 
     def close(self) -> None:
         """End the worker processes."""
-        self._loader.shut_down()
+        self._processes.close()

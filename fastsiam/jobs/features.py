@@ -28,8 +28,8 @@ from fastsiam.evaluate.records import check_targets
 from fastsiam.files import explained, written_whole
 from fastsiam.jobs.subject import Subject, open_subject
 from fastsiam.pipelines import build_eval_loader, open_split
-from fastsiam.pipelines.splits import open_whole
 from fastsiam.pipelines.store import Split
+from fastsiam.pipelines.subsets import open_whole
 from fastsiam.report.pictures import Captioned, picture_rows, save_picture
 from fastsiam.views.batch import EvalLoader
 
@@ -149,7 +149,7 @@ def _images(subject: Subject, split: Literal["auto", "train", "val"]) -> _Images
     if split != "auto":
         loader = _loader(subject, split)
         return _Images(loader, np.full(loader.images, split))
-    _, held = open_whole(subject.data)
+    _, _, held = open_whole(subject.data)
     loader = _loader(replace(subject, data=replace(subject.data, holdout="")), "train")
     splits = np.full(loader.images, "train")
     splits[held] = "val"

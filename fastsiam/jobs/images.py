@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import CheckpointError, DataError
-from fastsiam.methods import image_rows
-from fastsiam.pipelines import Store
-from fastsiam.pipelines.backends import backend_of
-from fastsiam.pipelines.remembered import (
+from fastsiam.jobs.remembered import (
     FILE,
     Change,
     DataFile,
@@ -28,9 +25,12 @@ from fastsiam.pipelines.remembered import (
     has_names,
     names_of,
 )
+from fastsiam.methods import image_rows
+from fastsiam.pipelines import Store
+from fastsiam.pipelines.backends import backend_of
 from fastsiam.pipelines.shuffle import Window, described
-from fastsiam.pipelines.splits import open_whole, others
 from fastsiam.pipelines.store import picked
+from fastsiam.pipelines.subsets import open_whole
 from fastsiam.pipelines.survey import survey
 from fastsiam.training.folder import RunFolder
 
@@ -56,7 +56,7 @@ class RunImages:
 
     def survey(self) -> list[str]:
         """Say how many images --exif, --alpha or scaling to 8 bits affect."""
-        return [] if self.store is None else survey(self.store).notes(self.store.rules)
+        return [] if self.store is None else survey(self.store, self.store.rules)
 
     def shuffle(self, config: TrainConfig) -> str:
         """Say how good the shuffle of a window is, "" where all images are shuffled alike."""
@@ -126,8 +126,8 @@ def _run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     if config.data.pipeline != "auto":
         backend_of(config.data).require_package()
     remembered = None if begun is None else Remembered.load(begun)
-    store, held = _opened(config.data, remembered)
-    kept, names = others(store, held), names_of(store)
+    store, kept, held = _opened(config.data, remembered)
+    names = names_of(store)
     own, files = tuple(names[i] for i in kept.tolist()), files_of(store)
     if remembered is None or remembered.names == own:  # without a list: a new run, or an old one
         notes = _other_files(remembered, files, config) if remembered else ()
@@ -170,9 +170,9 @@ def training_names(data: DataConfig) -> list[str]:
     Raises:
         DataError: the data cannot be read.
     """
-    store, held = open_whole(data)
+    store, kept, _ = open_whole(data)
     names = names_of(store)
-    return [names[i] for i in others(store, held).tolist()]
+    return [names[i] for i in kept.tolist()]
 
 
 def names_begun_with(run: Path) -> tuple[str, ...]:
@@ -211,8 +211,10 @@ def _require_consent(change: Change, config: TrainConfig, *, named: bool) -> Non
         )
 
 
-def _opened(data: DataConfig, remembered: Remembered | None) -> tuple[Store, NDArray[np.int64]]:
-    """Open the images, or say which of the files is gone that the run was last at work with."""
+def _opened(
+    data: DataConfig, remembered: Remembered | None
+) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+    """Open the images; if that fails, name the file that the run last used and that is gone."""
     try:
         return open_whole(data)
     except DataError as error:

@@ -13,7 +13,7 @@ from fastsiam.kernels.cores import local_ranks
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled, works_on
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.pipelines.room import free_bytes
+from fastsiam.pipelines.free_memory import free_bytes
 from fastsiam.training.memory import training_bytes
 
 

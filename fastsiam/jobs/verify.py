@@ -283,7 +283,7 @@ class _Steps:
         if self._sizes is None:
             from fastsiam.pipelines.synthetic_backend import noise_shown
 
-            return noise_shown(self._order, epoch, step, self._order.steps)
+            return noise_shown(self._order, epoch, step)
         index = self.indices(number)
         params = draw_views(
             self._config.augment,

@@ -107,7 +107,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
             images = np.array_split(images, count)[number - 1]
         there = path.exists()
         if split == "train" and number == 1 and not there:
-            for note in survey(store).notes(ImageRules(config.exif, config.alpha)):
+            for note in survey(store, ImageRules(config.exif, config.alpha)):
                 watcher.say(note)
         if not (there or told or config.raw):
             told = _said_lossy(store, images, config, watcher)

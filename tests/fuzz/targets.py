@@ -30,10 +30,10 @@ from fastsiam.config.files import read_settings
 from fastsiam.config.toml import to_toml
 from fastsiam.evaluate.records import read_records
 from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.jobs.remembered import DataFile, Remembered
 from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
-from fastsiam.pipelines.remembered import DataFile, Remembered
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.archive_index import ROW, Index, keep
 from fastsiam.pipelines.store.archive_index import load as load_index

@@ -16,7 +16,7 @@ from fastsiam.config import AugmentConfig, DataConfig, TrainConfig
 from fastsiam.config.recipes import imagenet
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
-from fastsiam.pipelines import Order, build_loader, open_store, shared_memory
+from fastsiam.pipelines import Order, build_loader, loader_processes, open_store
 from fastsiam.pipelines.dali_backend import DaliLoader
 from fastsiam.pipelines.dali_decoder import without_engine
 from fastsiam.pipelines.torchvision_backend import TorchvisionLoader
@@ -93,13 +93,14 @@ def test_pils_views_survive_a_gpu_that_is_behind(
     late: str, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of batches are copied beside the compute stream: neither overtakes the other."""
-    monkeypatch.setattr(shared_memory, "_MOST_BYTES", 2 * 2 * 3 * 2 * 16 * 16 * 3)
+    monkeypatch.setattr(loader_processes, "_MOST_BYTES", 2 * 2 * 3 * 2 * 16 * 16 * 3)
     data = DataConfig(data=str(images / "train"), pipeline="torchvision", workers=2)
     augment = AugmentConfig.alike(crop=16)
     host = build_loader(data, augment, batch=8)
     device = build_loader(data, augment, batch=8, device="cuda")
-    assert isinstance(device, TorchvisionLoader) and len(device._loader) == 9  # parts of 3 images
-    stream = device._whole._stream if late == "copies" else torch.cuda.current_stream()
+    assert isinstance(device, TorchvisionLoader)
+    assert sum(1 for _ in device._tasks) == 9  # parts of 3 images
+    stream = device._stream if late == "copies" else torch.cuda.current_stream()
     for epoch in range(4):
         expected, found = list(host.epoch(epoch)), []
         batches = device.epoch(epoch)

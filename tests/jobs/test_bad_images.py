@@ -198,7 +198,7 @@ def test_too_many_are_one_line(config: TrainConfig, images: Path) -> None:
     said = fastsiam("train", *flags(config), code=1).stderr
     assert len(re.findall("error: ", said)) == 1 and "Traceback" not in said
     assert len(re.findall(r"^bad image \d+ \(", said, re.MULTILINE)) == 8, said
-    assert re.search(r"error: 9 of 24 images cannot be decoded, .*something else is wrong", said)
+    assert re.search(r"error: 9 of 24 images cannot be decoded, .*check what is wrong", said)
     with pytest.raises(DataError):
         train_here(config, "imagenet")
 

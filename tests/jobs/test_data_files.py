@@ -12,9 +12,9 @@ import pytest
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError, DataError, FastSiamError
+from fastsiam.jobs.remembered import FILE, Remembered, files_of
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.remembered import FILE, Remembered, files_of
 from tests.configs import with_settings
 from tests.tiers import rest_slow
 from tests.training.runs import history

@@ -27,10 +27,10 @@ from fastsiam.evaluate.records import read_records
 from fastsiam.interchange import load_pretrained
 from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_knn, evaluate_linear
 from fastsiam.jobs.features import draw_neighbours, write_features
+from fastsiam.jobs.remembered import names_of
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines import open_split
-from fastsiam.pipelines.remembered import names_of
 from tests.configs import with_settings
 from tests.conftest import write_images
 from tests.processes import fastsiam

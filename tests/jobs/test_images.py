@@ -16,9 +16,9 @@ from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.jobs import train as job
 from fastsiam.jobs.convert import convert_data
+from fastsiam.jobs.remembered import Remembered, names_of
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines import build_loader, open_store
-from fastsiam.pipelines.remembered import Remembered, names_of
 from fastsiam.pipelines.store.beton import FIELD, HEADER
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch

@@ -11,9 +11,9 @@ from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.config.verify import VerifyConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.convert import convert_data
+from fastsiam.jobs.remembered import Remembered
 from fastsiam.jobs.train import train_here
 from fastsiam.jobs.verify import verify
-from fastsiam.pipelines.remembered import Remembered
 from fastsiam.pipelines.store import blocks
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings

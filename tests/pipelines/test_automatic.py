@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,11 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
 from fastsiam.pipelines import automatic as module
-from fastsiam.pipelines import build_eval_loader, build_loader, open_store, room
-from fastsiam.pipelines.automatic import choose_pipeline, decoded_bytes
+from fastsiam.pipelines import build_eval_loader, build_loader, free_memory, open_store, survey
+from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
+from fastsiam.pipelines.survey import decoded_bytes, sample_of
 from tests.pipelines.cases import readable
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -80,7 +80,7 @@ def test_a_package_that_is_broken_is_passed_over(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "own_cores", lambda: 1)
-    broken = replace(BACKENDS["dali"], package="sys", module="no_such_module")
+    broken = replace(BACKENDS["dali"], package="sys", loader="no_such_module.Loader")
     monkeypatch.setattr(module, "BACKENDS", BACKENDS | {"dali": broken})
     said = choice(images, GPU)
     assert said.startswith("pipeline native: ") and "dali cannot be loaded (No module" in said
@@ -102,7 +102,7 @@ def test_what_is_broken_in_another_way_too(
     """A package that was built for another version of what it uses raises anything."""
     (tmp_path / "built_for_another.py").write_text("import sys\nsys.float\n")
     monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
-    broken = replace(BACKENDS["dali"], package="sys", module="built_for_another")
+    broken = replace(BACKENDS["dali"], package="sys", loader="built_for_another.Loader")
     assert "dali cannot be loaded (module 'sys' has no" in broken.trouble()
 
 
@@ -124,7 +124,7 @@ def test_sizes_by_headers_of_all_or_of_a_sample(
     assert decoded_bytes(store, np.arange(5)) == (5 * EACH, True)
     (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
     assert decoded_bytes(store) == (23 * EACH, True)
-    monkeypatch.setattr(module, "_SAMPLE", 6)
+    monkeypatch.setattr(survey, "_SAMPLE", 6)
     store.reads = 0
     assert decoded_bytes(store) == (int(24 * EACH * 1.25), False) and store.reads == 6
 
@@ -133,11 +133,11 @@ def test_a_sample_of_pieces_that_are_read_as_a_whole(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Few pieces; none at all where the encoded bytes are too many already."""
-    monkeypatch.setattr(module, "_SAMPLE", 4)
-    monkeypatch.setattr(module, "_SAMPLE_GROUPS", 2)
+    monkeypatch.setattr(survey, "_SAMPLE", 4)
+    monkeypatch.setattr(survey, "_SAMPLE_GROUPS", 2)
     store = Counting(images / "train")
     store.groups = np.arange(24) // 4
-    assert module._sample(store, np.arange(24)).tolist() == [0, 1, 20, 21]
+    assert sample_of(store, np.arange(24)).tolist() == [0, 1, 20, 21]
     said = choose_pipeline(store, device=CPU, free=1.0, model=0.0)
     assert "encoded already, more than" in said.why and store.reads == 0
 
@@ -190,8 +190,8 @@ def test_memory_within_a_containers_limits(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meminfo(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4000 kB\n", **files})
-    monkeypatch.setattr(room, "_ROOT", tmp_path)
-    assert room.free_bytes(CPU) == free
+    monkeypatch.setattr(free_memory, "_ROOT", tmp_path)
+    assert free_memory.free_bytes(CPU) == free
 
 
 def test_a_loader_outside_of_our_trainer(images: Path) -> None:
@@ -218,4 +218,11 @@ def test_a_machines_ranks_share_its_memory(images: Path, monkeypatch: pytest.Mon
 def test_large_photographs_are_counted_by_their_pixels(tmp_path: Path) -> None:
     Image.new("RGB", (4000, 3000)).save(tmp_path / "black.jpg")
     assert decoded_bytes(open_store(tmp_path, "train")) == (36_000_000, True)
-    assert re.search(r"1 images take 36 MB of 67 MB", choice(tmp_path, free=1e8))
+    assert "1 image takes 36 MB of 67 MB" in choice(tmp_path, free=1e8)
+
+
+def test_images_without_a_readable_header_are_not_kept_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    assert choice(tmp_path, free=1e8) == (
+        "pipeline native: sizes of the images are unknown: no header of them can be read"
+    )

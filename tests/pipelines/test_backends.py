@@ -12,7 +12,7 @@ import pytest
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.config.data import ImagePipeline
 from fastsiam.errors import DataError
-from fastsiam.pipelines import open_store, shared_memory
+from fastsiam.pipelines import loader_processes, open_store
 from fastsiam.pipelines.backends import (
     BACKENDS,
     BASELINE,
@@ -67,7 +67,7 @@ def test_the_command_that_converts_repeats_what_decides_the_pixels() -> None:
 
 
 def test_batches_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "_free_bytes", lambda: None)
+    monkeypatch.setattr(loader_processes, "_free_bytes", lambda: None)
     data, augment = DataConfig(workers=3, prefetch=5), AugmentConfig.alike(crop=32)
     ahead = {name: backend.made_ahead(data, augment, 64) for name, backend in BACKENDS.items()}
     assert (ahead["memory"], ahead["synthetic"]) == (0, 0)
@@ -96,20 +96,11 @@ def test_what_can_run_here_says_so(name: Pipeline, told: dict[Pipeline, str]) ->
 
 
 def test_what_cannot_run_here_says_what_to_install() -> None:
-    broken = Backend(
-        name="dali",
-        module="no_such_module",
-        about="",
-        open=BACKENDS["dali"].open,
-        package="sys",
-        extra="dali",
-    )
+    broken = Backend(name="dali", loader="no_such_module.Loader", about="", package="sys")
     line = broken.readiness("CPU")
     assert line.startswith("not ready: pip install 'fastsiam[dali]' (")
     assert "no_such_module" in line and "\n" not in line
-    missing = Backend(
-        name="dali", module="order", about="", open=broken.open, package="no_such.package"
-    )
+    missing = Backend(name="dali", loader="order.Order", about="", package="no_such.package")
     assert broken.installed and not missing.installed
 
 

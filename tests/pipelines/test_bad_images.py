@@ -219,7 +219,7 @@ def test_too_many(folder: Path) -> None:
     assert set(range(8)).isdisjoint(shown(load("torchvision", folder, [0])))
     damage(folder, range(9))
     message = (
-        r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\): .* bears with 8;"
+        r"9 of 24 images cannot be decoded, the last one class\d/00\d\.jpg \(.*\), .* at most 8:"
     )
     with pytest.raises(DataError, match=message) as error:
         load("torchvision", folder)

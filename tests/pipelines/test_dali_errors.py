@@ -17,8 +17,15 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import build_loader, dali_cropper, dali_decoder, open_store
 from fastsiam.pipelines.dali_backend import DaliLoader
-from fastsiam.pipelines.dali_decoder import decoded, hints, say_what_decodes, without_engine
-from fastsiam.pipelines.dali_errors import no_memory, reason, refuses_an_image
+from fastsiam.pipelines.dali_decoder import (
+    decoded,
+    hints,
+    no_memory,
+    reason,
+    refuses_an_image,
+    say_what_decodes,
+    without_engine,
+)
 from fastsiam.pipelines.dali_graph import build_graph
 from fastsiam.views.batch import crop_shapes
 from tests.pipelines.cases import equal, readable

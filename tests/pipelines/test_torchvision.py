@@ -20,13 +20,13 @@ from fastsiam.errors import BackendError, DataError
 from fastsiam.pipelines import (
     Order,
     build_loader,
+    loader_processes,
     open_store,
-    shared_memory,
     torchvision_backend,
 )
 from fastsiam.pipelines.copies import take_over
-from fastsiam.pipelines.shared_memory import cut, images_of_an_item
-from fastsiam.pipelines.torchvision_backend import TorchvisionLoader, apply_view
+from fastsiam.pipelines.loader_processes import images_of_an_item
+from fastsiam.pipelines.torchvision_backend import TorchvisionLoader, apply_view, cut, put_together
 from fastsiam.views.batch import Batch, crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import normalized
@@ -43,7 +43,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Have so many bytes of shared memory free."""
 
     def set_free(amount: int | None) -> None:
-        monkeypatch.setattr(shared_memory, "_free_bytes", lambda: amount)
+        monkeypatch.setattr(loader_processes, "_free_bytes", lambda: amount)
 
     yield set_free
 
@@ -146,7 +146,7 @@ def test_parts_make_the_same_batches(images_each: int, images: Path, free: Any) 
     expected: list[Batch] = list(opened(images / "train", workers=0).epoch(1))
     in_parts(free, images_each)
     loader = opened(images / "train")
-    assert len(loader._loader) == 3 * math.ceil(8 / images_each)
+    assert sum(1 for _ in loader._tasks) == 3 * math.ceil(8 / images_each)
     next(loader.epoch(5))
     for skip in range(4):
         found = list(loader.epoch(1, skip=skip))
@@ -217,8 +217,7 @@ def test_what_a_gpu_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         def wait_event(self, event: str) -> None:
             calls.append("waits")
 
-    stream = Stream()
-    monkeypatch.setattr(torchvision_backend, "copy_stream", lambda device: stream)
+    stream: Any = Stream()
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda own, stream: calls.append("held"))
@@ -230,8 +229,9 @@ def test_what_a_gpu_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
             )
             for n in (3, 3, 2)
         ]
-        whole = torchvision_backend._Whole(torch.device("cuda", 0))
-        crops, seen = whole.next(iter(parts), crop_shapes(UNEQUAL, 8))
+        crops, seen = put_together(
+            iter(parts), crop_shapes(UNEQUAL, 8), torch.device("cuda", 0), stream
+        )
         views = in_views_order([own.flatten(0, 1) for own in crops], UNEQUAL)
         made = [normalized(view, UNEQUAL, dtype=torch.bfloat16) for view in views]
     assert calls == ["copied", "waits", "held", "waits", "held"] and seen == 3 + 3 + 2

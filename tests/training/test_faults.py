@@ -82,7 +82,7 @@ def test_a_loader_process_is_killed(small: TrainConfig, tmp_path: Path) -> None:
     error = ends_and_goes_on(config, tmp_path, kill)
     assert "of 2 (process" in str(error)
     assert "was killed by SIGKILL, as the system does where memory runs out" in str(error)
-    assert str(error).endswith("lower --workers, or give it more; the same command goes on")
+    assert str(error).endswith("or give it more; start the same command again to resume")
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_a_process_without_memory(
 
     monkeypatch.setattr(Store, "decode", no_memory)
     config = with_settings(small, pipeline="torchvision", workers=2)
-    with pytest.raises(WorkerError, match="one of 2 loader processes found no memory: lower --w"):
+    with pytest.raises(WorkerError, match="one of 2 loader processes ran out of memory: lower --w"):
         load(config)
 
 
@@ -149,7 +149,7 @@ def test_a_loader_process_that_ends_by_itself(small: TrainConfig, tmp_path: Path
         os.kill(worker.pid or 0, signal.SIGALRM)
         worker.join(60)
 
-    with pytest.raises(WorkerError, match=r"1 of 1 \(process \d+\) was killed by SIGALRM; the sam"):
+    with pytest.raises(WorkerError, match=r"1 of 1 \(process \d+\) was killed by SIGALRM; start"):
         load(config, end)
 
 

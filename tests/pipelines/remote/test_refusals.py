@@ -186,4 +186,4 @@ def test_ffcv_reads_from_disks_alone(cloud: str, tmp_path: Path) -> None:
     shutil.rmtree(images)
     data = upload(cloud, tmp_path / "made", "made")
     done = fastsiam("train", "--data", data, "--pipeline", "ffcv", "--batch", "2", code=1)
-    assert "copy it to a disk and name that, or choose --pipeline dali" in done.stderr
+    assert f"--source {data} --out DIR" in done.stderr and "choose --pipeline native" in done.stderr

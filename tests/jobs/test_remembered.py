@@ -11,8 +11,8 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.convert import convert_data
+from fastsiam.jobs.remembered import FILE, Change, Remembered, fingerprint, names_of
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.remembered import FILE, Change, Remembered, fingerprint, names_of
 from tests.sources import folder_members, imagenet_train_tar, tar
 
 NONE = np.zeros(0, np.int64)

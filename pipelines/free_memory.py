@@ -1,6 +1,6 @@
-"""How much memory there is for images, on a GPU or on the host, within the limits of a container.
+"""Free memory for images, on a GPU or on the host, within the limits of a container.
 
-To import it loads no torch.
+Importing it does not load torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ LOADING_PEAK = 1.2
 USABLE = 0.8
 """Share of the free memory that loading may take."""
 _ROOT = Path("/")
-"""Where proc/ and sys/ are; a test has them elsewhere."""
+"""Where proc/ and sys/ are, for tests."""
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes can still be had on a device, by all ranks that share it together."""
+    """Return the free bytes of a device, for all ranks that share it together."""
     if device.type == "cuda":
         import torch
 
@@ -39,9 +39,9 @@ def _free_of_the_system() -> int:
 
 
 def _left_by_control_groups() -> list[int]:
-    """Return what the limits of this process's control groups leave of the memory; both versions.
+    """Return the bytes below the limits of this process's control groups, of version 1 or 2.
 
-    Cached files that nobody looks at are given up for the asking.
+    Inactive cached files count as free: the system drops them when memory is asked for.
     """
     found = []
     for home, own, limit, used, cached in (
@@ -65,8 +65,8 @@ def _left_by_control_groups() -> list[int]:
 
 
 def _groups(top: Path, own: str) -> list[Path]:
-    """Return the folders of this process's control group, and of those that it is part of."""
-    groups = [top]  # in a container's own namespace it is all that is to be seen
+    """Return the folders of this process's control group, and of those that contain it."""
+    groups = [top]  # a container sees nothing else
     with contextlib.suppress(OSError):
         for line in (_ROOT / "proc/self/cgroup").read_text().splitlines():
             if own in line:

@@ -1,16 +1,16 @@
-"""Which images a run began with, by name and in order, so that it notices when the data change.
+"""The images that a run began with, by name and in order, so that it notices when the data change.
 
-Of containers (.beton, tar, Arrow, parquet) it remembers size and time of each file too: another
-file of the same name may name the same images. Files of a folder are known by their names alone: to
-ask for the sizes of as many as ImageNet has takes minutes on a network's disk.
+A run's order and draws are functions of an image's place in the data set. A file that is added or
+removed would move all places after it; the list of names keeps every image at its place, whatever
+container it lies in by now.
 
-A run's order and draws are functions of an image's place in the data set. Files that come or go
-would move all places behind them; a list of the names keeps every image at its own place, in
-whatever container it lies by now.
+For containers (.beton, tar, Arrow, parquet) the list also has size and time of each file: another
+file of the same name may name the same images. Files of a folder are known by their names alone,
+because asking for the sizes of ImageNet's takes minutes on a network file system.
 
-For 1,281,167 images with names as ImageNet's the list has 3.8 MB (64-bit hashes would have 10, and
-could not say which images are gone). It takes 0.9 s of CPU time to make and write, and 0.6 s to
-read and compare where nothing changed; to find out what changed takes 4 s.
+For the 1,281,167 names of ImageNet the list takes 3.8 MB (64-bit hashes would take 10 MB, and could
+not say which images are gone). It takes 0.9 s of CPU time to make and write, 0.6 s to read and
+compare if nothing changed, and 4 s to find out what changed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, parsed_json
+from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.urls import Url
-
-from .store import BetonStore, Store
 
 FILE = "images.npz"
 """The list, in a run's folder."""
@@ -41,10 +40,10 @@ class DataFile(NamedTuple):
     """A file that holds many images."""
 
     path: str
-    """Without links."""
+    """With links resolved."""
     bytes: int
     written: int
-    """When, in nanoseconds."""
+    """Time of its last change, in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,12 @@ class Remembered:
     names: tuple[str, ...]
     """Of each image, in the order of the run's data set."""
     accepted: str = ""
-    """``fingerprint`` of the changed data that the user agreed to; empty: there are none."""
+    """``fingerprint`` of the changed data that the user accepted; empty if none were accepted."""
     files: tuple[DataFile, ...] = ()
-    """Containers of the images when the run was last at work."""
+    """Containers of the images when the run last used them."""
     blocks: NDArray[np.int32] | None = field(default=None, compare=False)
-    """(names,) which images lay side by side when the run began (``Store.blocks``), of a run that
-    is shuffled by it: its order is a function of them. None: there is no need."""
+    """(names,) which images lay side by side when the run began (``Store.blocks``), if the run is
+    shuffled within a window: its order depends on them."""
 
     @classmethod
     def load(cls, run: Path) -> Remembered | None:
@@ -89,7 +88,7 @@ class Remembered:
             ) from error
 
     def to_bytes(self) -> bytes:
-        """Return the content of ``FILE``, which holds the list in a run's folder."""
+        """Return the content of ``FILE``."""
         names = "\0".join(self.names).encode("utf-8", "surrogateescape")
         buffer = io.BytesIO()
         blocks: dict[str, Any] = {} if self.blocks is None else {"blocks": self.blocks}
@@ -103,31 +102,31 @@ class Remembered:
         return buffer.getvalue()
 
     def accepts(self, now: list[str]) -> bool:
-        """Tell whether the user agreed to exactly the names that there are now."""
+        """Tell whether the user accepted exactly the names that there are now."""
         return self.accepted == fingerprint(now)
 
     def accepting(self, now: list[str]) -> Remembered:
-        """Return the list with the user's consent to the names that there are now."""
+        """Return the list with the names that there are now as accepted."""
         return replace(self, accepted=fingerprint(now))
 
     def missing_files(self, root: Path | Url) -> list[str]:
-        """Return the files at a path, or below it, that are not there any more."""
+        """Return the files at a path, or below it, that do not exist any more."""
         if isinstance(root, Url):
-            return []  # whoever opens it names what is not there
+            return []  # opening it names what is missing
         within = (f for f in self.files if Path(f.path).is_relative_to(root.resolve()))
         return [file.path for file in within if not Path(file.path).exists()]
 
     def other_files(self, now: tuple[DataFile, ...]) -> list[tuple[DataFile, DataFile]]:
-        """Return those files at the same path that are not what they were: then and now."""
+        """Return the files that changed at their path, each as it was then and as it is now."""
         then = {file.path: file for file in self.files}
         return [(then[f.path], f) for f in now if f.path in then and then[f.path] != f]
 
 
 def files_of(store: Store) -> tuple[DataFile, ...]:
-    """Return the containers that a store's images lie in; none for the files of a folder.
+    """Return the containers that a store's images lie in; () for the files of a folder.
 
     Raises:
-        DataError: one cannot be asked for its size.
+        DataError: the size of one cannot be read.
     """
     paths = [file.path for file in store.mapped()]
     if not paths and store.root.is_file():
@@ -147,35 +146,35 @@ def names_of(store: Store) -> list[str]:
 
 
 def has_names(store: Store) -> bool:
-    """Tell whether a store names its images; files of FFCV's own making only count them."""
+    """Tell whether a store names its images; files of FFCV's own writer only count them."""
     return not isinstance(store, BetonStore) or store.ours
 
 
 def fingerprint(names: list[str]) -> str:
-    """Return a hash of a set of names, whatever their order."""
+    """Return a hash of names that does not depend on their order."""
     text = "\0".join(sorted(names)).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How the images at hand differ from those that a run remembers."""
+    """The difference between the images of a data set and those that a run remembers."""
 
     place: NDArray[np.int64]
-    """(remembered,) where each remembered image is among those at hand, or -1."""
+    """(remembered,) position of each remembered image in the data set, or -1."""
     gone: tuple[str, ...]
-    """Names of remembered images that are not there."""
+    """Names of remembered images that are missing."""
     new: tuple[str, ...]
-    """Names of images that the run knows nothing of."""
+    """Names of images that the run does not remember."""
 
     @classmethod
     def between(cls, remembered: Remembered, now: list[str], held: NDArray[np.int64]) -> Change:
-        """Compare.
+        """Compare a run's list with a data set.
 
         Args:
             remembered: the run's list.
-            now: names of all images at hand.
-            held: positions of those that are held out: these are not new.
+            now: names of all images of the data set.
+            held: positions of those that are held out, which do not count as new.
         """
         free: dict[str, list[int]] = {}  # several images may have one name: each is taken once
         for position in range(len(now) - 1, -1, -1):
@@ -189,18 +188,18 @@ class Change:
         )
 
     def positions(self) -> NDArray[np.int64]:
-        """Return which image at hand is shown at each remembered place: (remembered,).
+        """Return the position of the image that is shown at each remembered place: (remembered,).
 
-        It is drawn for as the missing one would be.
+        The parameters are those of the place, also where another image replaces a missing one.
         """
         positions: NDArray[np.int64] = self.place[self.shown()]
         return positions
 
     def shown(self) -> NDArray[np.int64]:
-        """Return whose image is shown at each remembered place: (remembered,) of these places.
+        """Return the place whose image is shown at each remembered place: (remembered,).
 
-        In the place of one that is gone stands the next of the list that is there; after the last
-        comes the first.
+        A missing image is replaced by the next one of the list that exists; after the last comes
+        the first.
         """
         assert not self.all_gone
         there = np.flatnonzero(self.place >= 0)
@@ -210,15 +209,15 @@ class Change:
 
     @property
     def all_gone(self) -> bool:
-        """Whether none of the remembered images is there."""
+        """Whether all remembered images are missing."""
         return len(self.gone) == len(self.place)
 
     def __bool__(self) -> bool:
-        """Tell whether images came or went; another order is no change."""
+        """Tell whether images are gone or new; another order is no change."""
         return bool(self.gone or self.new)
 
     def __str__(self) -> str:
-        """Say for people what came and went."""
+        """Return one line on what is gone and what is new."""
         parts = [(self.gone, f"of its {len(self.place):,} images gone"), (self.new, "new")]
         return ", ".join(
             f"{len(names):,} {what} ({_some(names)})" for names, what in parts if names

@@ -1,0 +1,187 @@
+"""Processes of torch's DataLoader: what they hand over at once, and which of them died.
+
+Their items wait in shared memory. A process that writes more into /dev/shm than it holds is killed
+by SIGBUS without a message, and Docker gives it 64 MiB, so items are made small enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fastsiam.config import AugmentConfig
+from fastsiam.errors import BackendError, FastSiamError, WorkerError, lacks_memory
+from fastsiam.kernels import mappings
+from fastsiam.kernels.cores import local_ranks
+from fastsiam.views.batch import Shape, crop_shapes
+
+from .processes import killed, leave_signals_to_the_parent, signals_held
+from .workers import count
+
+_ITEMS_AHEAD = 2
+"""Items that wait for each process: what torch's DataLoader calls its prefetch factor."""
+_MOST_BYTES = 2**30
+"""Of all items of a rank together: some seconds of work, whatever the number of processes."""
+_PLACE = Path("/dev/shm")
+_SECONDS_TO_DIE = 5.0
+_END = object()
+
+
+def images_of_an_item(shapes: Sequence[Shape], *, workers: int) -> int:
+    """Return how many of a batch's images make up an item of a loader process.
+
+    All items that can wait at once take 1 GiB at most, and half of the shared memory that is free.
+
+    Args:
+        shapes: of a rank's batch, uint8, for each side of its crops: (V, N, S, S, 3). An item has
+            N images at most.
+        workers: loader processes of this rank; without any, nothing goes through shared memory.
+
+    Raises:
+        BackendError: shared memory cannot hold items of a single image.
+    """
+    batch = shapes[0][1]
+    if workers == 0:
+        return batch
+    each = sum(map(math.prod, shapes)) // batch
+    least = workers * _ITEMS_AHEAD * each
+    most = _MOST_BYTES
+    if (free := _free_bytes()) is not None:
+        ranks = local_ranks()
+        own = free // ranks
+        if least > own:
+            whose = f"{workers} loader processes" + (f" of each of {ranks} ranks" * (ranks > 1))
+            fewer = own // (_ITEMS_AHEAD * each)
+            raise BackendError(
+                f"{_PLACE} has {free / 2**20:,.1f} MiB free, and {whose} need at least "
+                f"{least * ranks / 2**20:,.1f} MiB: give a container more of it (docker run "
+                f"--shm-size=8g), choose --workers {fewer}, or --pipeline native, "
+                "which works in threads"
+            )
+        most = min(most, own // 2)
+    return min(batch, max(1, most // least))
+
+
+def batches_ahead(augment: AugmentConfig, batch: int, *, workers: int) -> int:
+    """Return how many batches of N images wait for the training step, rounded up."""
+    workers = count(workers)
+    images = images_of_an_item(crop_shapes(augment, batch), workers=workers)
+    return math.ceil(workers * _ITEMS_AHEAD / math.ceil(batch / images))
+
+
+def _free_bytes() -> int | None:
+    """Return how much shared memory is free; None where the system keeps it elsewhere."""
+    if not _PLACE.is_dir():
+        return None
+    found = os.statvfs(_PLACE)
+    return found.f_bavail * found.f_frsize
+
+
+class LoaderProcesses:
+    """Items that processes make, in order; one that dies is named within seconds.
+
+    The processes stay until ``close`` and make one pass at a time. Iterating raises a
+    ``WorkerError`` when a process was killed or ran out of memory, but only where the next item is
+    asked for: torch would raise wherever the program is, such as halfway through an optimizer step.
+
+    Args:
+        dataset: maps a task to its item, or to a ``FastSiamError``, which is raised here: raised in
+            a process it would arrive wrapped in that process's traceback.
+        tasks: of a pass.
+        workers: processes; with 0 the items are made in this one.
+        device: where the items go next; for a GPU they lie in pinned memory.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], tasks: Iterable[Any], *, workers: int, device: torch.device
+    ) -> None:
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=None,
+            sampler=tasks,
+            num_workers=workers,
+            collate_fn=_as_it_is,
+            pin_memory=device.type == "cuda",
+            prefetch_factor=_ITEMS_AHEAD if workers > 0 else None,
+            persistent_workers=workers > 0,
+            worker_init_fn=_begin_worker,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the items of a pass."""
+        self._require_alive()
+        items = self._begin()
+        while True:
+            self._require_alive()
+            with self._explained():
+                item = next(items, _END)
+            if item is _END:
+                return
+            if isinstance(item, FastSiamError):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """End the processes now, whoever still holds one of the iterators."""
+        if self._loader._iterator is not None:
+            self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+    def _begin(self) -> Iterator[Any]:
+        before = signal.getsignal(signal.SIGCHLD)
+        try:
+            with self._explained(), signals_held():
+                return iter(self._loader)
+        finally:
+            if threading.current_thread() is threading.main_thread() and before is not None:
+                signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever we are
+
+    @property
+    def _processes(self) -> Sequence[Any]:
+        """The processes, once there are any; torch offers no public way to them."""
+        return getattr(self._loader._iterator, "_workers", ())
+
+    def _require_alive(self) -> None:
+        processes = self._processes
+        for number, process in enumerate(processes, 1):
+            if not process.is_alive():
+                which = f"loader process {number} of {len(processes)} (process {process.pid})"
+                raise WorkerError(killed(which, process.exitcode))
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise a ``WorkerError`` for what fails because a process died or ran out of memory."""
+        try:
+            yield
+        except (RuntimeError, OSError, EOFError, MemoryError) as error:
+            processes = self._processes
+            if isinstance(error, (OSError, EOFError)):  # sockets and pipes close before it is gone
+                ended = wait([process.sentinel for process in processes], _SECONDS_TO_DIE)
+                for process in processes:
+                    if process.sentinel in ended:
+                        process.join()
+            self._require_alive()
+            if processes and lacks_memory(error):
+                raise WorkerError(
+                    f"one of {len(processes)} loader processes ran out of memory: lower --workers "
+                    "or --batch; start the same command again to resume"
+                ) from error
+            raise
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
+
+
+def _begin_worker(_: int) -> None:
+    leave_signals_to_the_parent()
+    mappings.watch_again()
