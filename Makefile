@@ -64,7 +64,7 @@ memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by t
 	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(TEST) -n $(JOBS) \
 	    -m "not slow and not alone and not dali" $(NATIVE_TESTS)
 	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(PY) -m tests.fuzz --cases $(CASES) --jobs $(JOBS) \
-	    "jpeg kernels" images beton
+	    "jpeg kernels" engine images beton
 	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS) $(TWO_RANKS)
 
 coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included

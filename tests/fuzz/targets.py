@@ -41,7 +41,7 @@ from fastsiam.study.record import read_record as read_study_record
 from fastsiam.training.log import read_metrics
 from tests import sources, tables
 from tests.conftest import ROOT, write_images
-from tests.fuzz import detection_files
+from tests.fuzz import detection_files, encoded_images
 from tests.interchange.networks import TINY, untrained
 from tests.kernels.decoders import Decoder
 
@@ -308,6 +308,9 @@ TARGETS: dict[str, Target] = {
     ),
     "images": Target(_jpegs, "train/c0/0.jpg", _train),
     "jpeg kernels": Target(_jpegs, "train/c0/0.jpg", _crops),
+    "engine": Target(
+        encoded_images.images, encoded_images.PLACE, encoded_images.read, encoded_images.beside
+    ),
     "cifar archive": Target(
         lambda folder: [gzip.decompress(_cifar(folder))],
         "cifar-10-python.tar.gz",

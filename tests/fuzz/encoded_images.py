@@ -1,0 +1,103 @@
+"""Encoded images of every format and several sizes, for the fuzzer of the engine."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fastsiam.config import AugmentConfig
+from fastsiam.config.views import ViewConfig
+from fastsiam.errors import ImageError
+from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.geometric import cut_views
+from fastsiam.views.batch import crop_shapes
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric.cpu import Stage
+from fastsiam.views.photometric.operations import operations
+from tests.pipelines.test_engine import ListStore, by_pillow
+from tests.sources import encoded, gray_jpeg, picture, rotated_jpeg
+
+PLACE = "3"
+"""The damaged image's file: its name is its position among the images of a batch."""
+_MOST_PIXELS = 1 << 22
+_VIEWS = AugmentConfig(views=(ViewConfig(crop=24), ViewConfig(crop=24), ViewConfig(crop=9)))
+
+
+def images(folder: Path) -> list[bytes]:
+    """Return images that are damaged later."""
+    return [
+        _image(0, 40, 30, "JPEG"),
+        _image(1, 133, 75, "JPEG", subsampling="4:2:0", restart_marker_blocks=3),
+        _image(2, 64, 64, "JPEG", subsampling="4:2:2"),
+        _image(3, 17, 90, "JPEG", subsampling="4:4:4", quality=100),
+        _image(4, 90, 61, "JPEG", progressive=True, quality=30),
+        gray_jpeg(5),
+        gray_jpeg(6, sampling=0x32, progressive=True),
+        rotated_jpeg(7),
+        encoded(picture(8).convert("CMYK"), "JPEG"),
+        _image(9, 51, 33, "PNG"),
+        encoded(picture(10).convert("LA"), "PNG"),
+        _image(11, 31, 47, "WEBP"),
+        _image(12, 40, 30, "WEBP", lossless=True),
+        _image(13, 26, 19, "TIFF"),
+        _image(14, 40, 30, "TIFF", compression="tiff_lzw"),
+    ]
+
+
+@cache
+def _others() -> tuple[bytes, ...]:
+    return tuple(images(Path()))
+
+
+def beside(folder: Path) -> dict[str, bytes]:
+    """Return whole images of each kind, by the positions around the damaged one's."""
+    whole = [_others()[number] for number in (1, 4, 9, 0, 11, 13, 3)]
+    return {str(at): data for at, data in enumerate(whole) if str(at) != PLACE}
+
+
+def read(folder: Path) -> None:
+    """Make views and then crops of a batch as a loader does; crops must equal Pillow's.
+
+    Raises:
+        AssertionError: a crop differs, or an error names another image than the damaged one.
+    """
+    # An array has an allocation of its own that ends with the file; bytes have one byte more.
+    paths = sorted(folder.iterdir())
+    store = ListStore([memoryview(np.fromfile(path, np.uint8)) for path in paths])  # type: ignore[misc]
+    engine = Engine(store, workers=2)
+    try:
+        for epoch, finished in enumerate((True, False)):
+            _make(engine, store, epoch, finished)
+    except ImageError as error:
+        assert error.index == int(PLACE) and f"image {PLACE}" in str(error), error
+        raise
+    finally:
+        engine.close()
+
+
+def _make(engine: Engine, store: ListStore, epoch: int, finished: bool) -> None:
+    index = np.arange(len(store))
+    batch = engine.read(index)
+    if (batch.size.prod(1) > _MOST_PIXELS).any():
+        return
+    params = draw_views(_VIEWS, seed=0, epoch=epoch, index=index, size=batch.size)
+    cuts, sides = cut_views(params, _VIEWS), list(_VIEWS.by_side)
+    if finished:
+        whats = zip(operations(params, _VIEWS), sides, strict=True)
+        stages = [Stage(what, _VIEWS, side, side, torch.float32) for what, side in whats]
+        engine.submit(batch, cuts, sides, stages=stages).result()
+        assert all(stage.views().isfinite().all() for stage in stages)
+        return
+    shapes = crop_shapes(_VIEWS, len(index))
+    crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
+    engine.submit(batch, cuts, sides, crops=crops).result()
+    for own, side, made in zip(cuts, sides, crops, strict=True):
+        for row in index.tolist():
+            assert np.array_equal(made[:, row].numpy(), by_pillow(store, row, own, side)), row
+
+
+def _image(seed: int, width: int, height: int, kind: str, **options: object) -> bytes:
+    return encoded(picture(seed, width=width, height=height), kind, **options)
