@@ -11,8 +11,8 @@ import torch
 from fastsiam.config import AugmentConfig
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import ImageError
+from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.engine import Engine
-from fastsiam.pipelines.geometric import cut_views
 from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import Stage
@@ -66,7 +66,7 @@ def read(folder: Path) -> None:
     """
     # An array has an allocation of its own that ends with the file; bytes have one byte more.
     paths = sorted(folder.iterdir())
-    store = ListStore([memoryview(np.fromfile(path, np.uint8)) for path in paths])  # type: ignore[misc]
+    store = ListStore([np.fromfile(path, np.uint8).data for path in paths])  # type: ignore[misc]
     engine = Engine(store, workers=2)
     try:
         for epoch, finished in enumerate((True, False)):
