@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     import torch
 
 CORES_PER_GPU = 4
-"""From so many cores on, ``native`` feeds a GPU: a core makes 800 to 1,000 pairs of crops a second from
-ImageNet's photographs (bench/results/loader-imagenet.json, ``native crops``), an H100 is expected to
-train 2,000 to 2,600 images a second, and one core is left for training."""
+"""Cores from which on ``native`` feeds a GPU.
+
+A core makes 800 to 1,000 pairs of crops a second from ImageNet's photographs (``native crops`` in
+bench/results/loader-imagenet.json). An H100 is expected to train 2,000 to 2,600 images a second,
+and one core is left for training."""
 _WHILE_LOADING = USABLE / LOADING_PEAK
 """Share of the free memory that pixels may take, so that there is enough to load them."""
 _BESIDE_THE_MODEL = 0.9
