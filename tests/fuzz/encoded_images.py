@@ -66,7 +66,7 @@ def read(folder: Path) -> None:
     """
     # An array has an allocation of its own that ends with the file; bytes have one byte more.
     paths = sorted(folder.iterdir())
-    store = ListStore([memoryview(np.fromfile(path, np.uint8)) for path in paths])  # type: ignore[misc]
+    store = ListStore([np.fromfile(path, np.uint8).data for path in paths])  # type: ignore[misc]
     engine = Engine(store, workers=2)
     try:
         for epoch, finished in enumerate((True, False)):
