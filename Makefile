@@ -41,7 +41,7 @@ CASES         ?= 500
 
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all test-oldest memory-check coverage docs gpu dist lint lock soak
+.PHONY: demo test test-all test-oldest memory-check arm-check coverage docs gpu dist lint lock soak
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -66,6 +66,10 @@ memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by t
 	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(PY) -m tests.fuzz --cases $(CASES) --jobs $(JOBS) \
 	    "jpeg kernels" engine images beton
 	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS) $(TWO_RANKS)
+
+arm-check: $(VENV)/installed   ## the kernels and the engine on 64-bit Arm, emulated; needs root
+	$(PYTHON) -m pip --python $(PY) install --quiet uv
+	PYTHON=$(PY) UV=$(VENV)/bin/uv tests/arm.sh runs/arm
 
 coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included
 	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
