@@ -30,6 +30,8 @@ OLDEST_TESTS  := tests/training/test_compile.py tests/training/test_step.py test
 # functions of libstdc++ that it wraps only if both are loaded first.
 SANITIZED     := $(CURDIR)/runs/sanitized
 SANITIZER     := g++ -fsanitize=address,undefined -fno-sanitize-recover=undefined -DEXACT_ROOMS -g
+# libjpeg-turbo has no instrumentation: only the checked malloc sees what it writes behind a buffer.
+EXACT         := $(CURDIR)/runs/exact
 SANITIZED_RUN  = LD_PRELOAD=$$(g++ -print-file-name=libasan.so):libstdc++.so.6 PYTHONMALLOC=malloc \
                  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64
 CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.check=3 PYTHONMALLOC=malloc
@@ -41,7 +43,7 @@ CASES         ?= 500
 
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=
 
-.PHONY: demo test test-all test-oldest memory-check coverage docs gpu dist lint lock soak
+.PHONY: demo test test-all test-oldest memory-check arm-check coverage docs gpu dist lint lock soak
 
 demo: $(VENV)/installed        ## the whole job, small: images, training, kNN, report
 	rm -rf runs/demo
@@ -65,7 +67,13 @@ memory-check: $(VENV)/installed ## accesses out of bounds in compiled code, by t
 	    -m "not slow and not alone and not dali" $(NATIVE_TESTS)
 	FASTSIAM_KERNELS=$(SANITIZED) $(SANITIZED_RUN) $(PY) -m tests.fuzz --cases $(CASES) --jobs $(JOBS) \
 	    "jpeg kernels" engine images beton
+	FASTSIAM_KERNELS=$(EXACT) CXX="g++ -DEXACT_ROOMS" $(PY) -m fastsiam.kernels.build
+	FASTSIAM_KERNELS=$(EXACT) $(CHECKED_RUN) $(PY) -m tests.fuzz --cases $(CASES) "jpeg kernels" engine
 	$(CHECKED_RUN) $(TEST) -n $(JOBS) -m "not slow and not alone" $(NATIVE_TESTS) $(TWO_RANKS)
+
+arm-check: $(VENV)/installed   ## the kernels and the engine on 64-bit Arm, emulated; needs root
+	$(PYTHON) -m pip --python $(PY) install --quiet uv
+	PYTHON=$(PY) UV=$(VENV)/bin/uv tests/arm.sh runs/arm
 
 coverage: $(VENV)/installed    ## which lines and branches all tests reach, other processes included
 	rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)

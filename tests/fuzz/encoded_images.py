@@ -23,7 +23,9 @@ from tests.sources import encoded, gray_jpeg, picture, rotated_jpeg
 PLACE = "3"
 """The damaged image's file: its name is its position among the images of a batch."""
 _MOST_PIXELS = 1 << 22
-_VIEWS = AugmentConfig(views=(ViewConfig(crop=24), ViewConfig(crop=24), ViewConfig(crop=9)))
+_PARTS = (ViewConfig(crop=24), ViewConfig(crop=24), ViewConfig(crop=9))
+_WHOLE = ViewConfig(crop=9, scale_min=1, ratio_min=0.01, ratio_max=100)
+"""A view of a whole image: decoding it fills the scratch buffer to its end."""
 
 
 def images(folder: Path) -> list[bytes]:
@@ -69,8 +71,8 @@ def read(folder: Path) -> None:
     store = ListStore([np.fromfile(path, np.uint8).data for path in paths])  # type: ignore[misc]
     engine = Engine(store, workers=2)
     try:
-        for epoch, finished in enumerate((True, False)):
-            _make(engine, store, epoch, finished)
+        _make(engine, store, AugmentConfig(views=(*_PARTS, _WHOLE)), finished=True)
+        _make(engine, store, AugmentConfig(views=_PARTS), finished=False)
     except ImageError as error:
         assert error.index == int(PLACE) and f"image {PLACE}" in str(error), error
         raise
@@ -78,20 +80,20 @@ def read(folder: Path) -> None:
         engine.close()
 
 
-def _make(engine: Engine, store: ListStore, epoch: int, finished: bool) -> None:
+def _make(engine: Engine, store: ListStore, config: AugmentConfig, *, finished: bool) -> None:
     index = np.arange(len(store))
     batch = engine.read(index)
     if (batch.size.prod(1) > _MOST_PIXELS).any():
         return
-    params = draw_views(_VIEWS, seed=0, epoch=epoch, index=index, size=batch.size)
-    cuts, sides = cut_views(params, _VIEWS), list(_VIEWS.by_side)
+    params = draw_views(config, seed=0, epoch=0, index=index, size=batch.size)
+    cuts, sides = cut_views(params, config), list(config.by_side)
     if finished:
-        whats = zip(operations(params, _VIEWS), sides, strict=True)
-        stages = [Stage(what, _VIEWS, side, side, torch.float32) for what, side in whats]
+        whats = zip(operations(params, config), sides, strict=True)
+        stages = [Stage(what, config, side, side, torch.float32) for what, side in whats]
         engine.submit(batch, cuts, sides, stages=stages).result()
         assert all(stage.views().isfinite().all() for stage in stages)
         return
-    shapes = crop_shapes(_VIEWS, len(index))
+    shapes = crop_shapes(config, len(index))
     crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
     engine.submit(batch, cuts, sides, crops=crops).result()
     for own, side, made in zip(cuts, sides, crops, strict=True):

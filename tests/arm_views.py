@@ -1,0 +1,73 @@
+"""`python -m tests.arm_views save|compare FILE`: the engine's crops and views, bit by bit.
+
+One kind of processor saves images with what it makes of them, another compares what it makes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastsiam.config import AugmentConfig
+from fastsiam.config.views import ViewConfig
+from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.geometric import cut_views
+from fastsiam.views.batch import crop_shapes
+from fastsiam.views.draws import draw_views
+from fastsiam.views.photometric.cpu import Stage
+from fastsiam.views.photometric.operations import operations
+from tests.fuzz.encoded_images import images
+from tests.pipelines.test_engine import ListStore
+
+_CONFIG = AugmentConfig(
+    views=(ViewConfig(crop=32, solarise_p=0.3), ViewConfig(crop=32), ViewConfig(crop=17))
+)
+_EPOCHS = 20
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def results(encoded: list[bytes]) -> dict[str, NDArray[np.generic]]:
+    """Return what is drawn for images, and the crops and views made of them."""
+    store, index, made = ListStore(encoded), np.arange(len(encoded)), {}
+    engine = Engine(store, workers=2)
+    for epoch in range(_EPOCHS):
+        batch = engine.read(index)
+        params = draw_views(_CONFIG, seed=0, epoch=epoch, index=index, size=batch.size)
+        for name in params.__slots__:
+            made[f"{epoch} drawn {name}"] = getattr(params, name)
+        cuts, sides = cut_views(params, _CONFIG), list(_CONFIG.by_side)
+        crops = tuple(torch.empty(s, dtype=torch.uint8) for s in crop_shapes(_CONFIG, len(index)))
+        engine.submit(batch, cuts, sides, crops=crops).result()
+        for side, own in zip(sides, crops, strict=True):
+            made[f"{epoch} crops {side}"] = own.numpy()
+        for dtype in _TYPES:
+            whats = zip(operations(params, _CONFIG), sides, strict=True)
+            stages = [Stage(what, _CONFIG, side, side, dtype) for what, side in whats]
+            engine.submit(batch, cuts, sides, stages=stages).result()
+            for side, stage in zip(sides, stages, strict=True):
+                views = stage.views().contiguous().view(torch.uint8)
+                made[f"{epoch} views {side} {dtype}"] = views.numpy().copy()
+    engine.close()
+    return made
+
+
+def main(action: str, path: str) -> int:
+    """Save or compare; exit code 1 if something differs."""
+    if action == "save":
+        encoded = images(Path())
+        np.savez(path, *(np.frombuffer(x, np.uint8) for x in encoded), **results(encoded))  # type: ignore[arg-type]
+        return 0
+    with np.load(path) as saved:
+        own = [saved[f"arr_{i}"].tobytes() for i in range(len(images(Path())))]
+        made = results(own)
+        differ = [name for name, array in made.items() if not np.array_equal(array, saved[name])]
+    print(f"{len(made)} arrays of {len(own)} images, {len(differ)} differ: {differ[:9]}")
+    return int(bool(differ))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
