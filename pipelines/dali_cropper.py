@@ -48,7 +48,7 @@ _Encoded = list[tuple[NDArray[np.uint8], int, int]]
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
-Make = Callable[["EncodedBatch", Sequence[Cuts], Plan], tuple[Tensor, ...]]
+Make = Callable[[EncodedBatch, Sequence[Cuts], Plan], tuple[Tensor, ...]]
 """Makes crops or views of decoded images, each a part of the original that holds its boxes."""
 
 

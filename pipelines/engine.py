@@ -109,15 +109,19 @@ class Engine:
         run_all([self._readers.submit(read, first) for first in parts])
         return EncodedBatch(index, self._headers.images(index, address, size), owners)
 
-    def in_memory(self, index: NDArray[np.int64], address: NDArray[np.int64]) -> EncodedBatch:
+    def in_memory(
+        self, index: NDArray[np.int64], memory: NDArray[np.uint8], start: NDArray[np.int64]
+    ) -> EncodedBatch:
         """Return images of a .beton file that were read already.
 
         Args:
             index: (N,) positions in the store.
-            address: (N,) of each one's first byte, valid until the batch is complete.
+            memory: bytes of the file; the batch keeps them alive.
+            start: (N,) where each record begins in it.
         """
         size = self._store.sizes()[index]
-        return EncodedBatch(index, self._headers.images(index, address, size))
+        images = self._headers.images(index, memory.ctypes.data + start, size)
+        return EncodedBatch(index, images, [memory])
 
     def submit(
         self,

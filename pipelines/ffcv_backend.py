@@ -56,8 +56,7 @@ class FfcvLoader(NativeLoader):
             return super()._read(index)
         if self._submitted is not None:
             self._submitted.wait()  # its pages are overwritten
-        memory, start = self._pages.load(index)
-        return self._engine.in_memory(index, memory.ctypes.data + start)
+        return self._engine.in_memory(index, *self._pages.load(index))
 
     def _close_epoch(self) -> None:
         if self._pages is not None:

@@ -132,7 +132,7 @@ class LoaderProcesses:
             yield item
 
     def close(self) -> None:
-        """End the processes now, whoever still holds one of the iterators."""
+        """End the processes now, even if an iterator is still in use."""
         if self._loader._iterator is not None:
             self._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
 

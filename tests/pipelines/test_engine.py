@@ -7,6 +7,7 @@ import gzip
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ from fastsiam.pipelines import build_loader, engine, headers, open_store
 from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import EncodedBatch, Engine
 from fastsiam.pipelines.job import JPEG
-from fastsiam.pipelines.store import Store
+from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.mapped import Mapped
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
@@ -389,3 +390,17 @@ def test_what_will_be_needed_is_read_ahead(odd: Path, tmp_path: Path) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(f"{sum(page & 1 for page in pages)} of {len(pages)} pages are in memory")
+
+
+def test_a_batch_keeps_the_memory_that_holds_its_records(odd: Path) -> None:
+    """FFCV's page cache may be closed while threads still decode from it."""
+    store = open_store(readable("ffcv", odd), "train")
+    assert isinstance(store, BetonStore)
+    made, memory = Engine(store, workers=1), store.memory.copy()
+    kept = weakref.ref(memory)
+    batch = made.in_memory(np.arange(len(store)), memory, store.start)
+    del memory
+    assert kept() is not None
+    del batch
+    assert kept() is None
+    made.close()
