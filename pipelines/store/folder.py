@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.files import explained, reason
+from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, Allocate, Store, is_image_name
+from .base import IMAGE_ENDINGS, NewChunk, Store, is_image_name
 from .probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -80,19 +81,38 @@ class FileStore(Store):
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
 
-    def read_into(self, index: int, allocate: Allocate) -> Bytes:
-        """Return an image's encoded bytes in memory from ``allocate``."""
-        try:
-            file = os.open(self._file(index), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                data, done = allocate(os.fstat(file).st_size), 0
-                while done < len(data) and (count := os.readv(file, [data[done:]])):
-                    done += count
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
-        return data[:done]
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the encoded bytes of several images, in memory from ``new_chunk``.
+
+        Compiled code reads as many files as fit into a chunk. A file that is larger than a chunk,
+        or cannot be read, is left to ``read``.
+        """
+        data: list[Bytes] = []
+        while len(data) < len(indices):
+            chunk = new_chunk()
+            sizes = self._read_files(indices[len(data) :], chunk)
+            for size in sizes:
+                data.append(chunk[:size])
+                chunk = chunk[size:]
+            if not sizes:
+                data.append(self.read(int(indices[len(data)])))
+        return data
+
+    def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
+        """Read files one behind the other, as far as they fit; return the bytes of each."""
+        names, which = self._names, np.ascontiguousarray(indices, np.int64)
+        sizes = np.empty(len(which), np.int64)
+        count = library.kernels().fastsiam_read_files(
+            self._prefix,
+            library.at(names),
+            names.itemsize,
+            library.at(which),
+            len(which),
+            np.frombuffer(memory, np.uint8).ctypes.data,
+            len(memory),
+            library.at(sizes),
+        )
+        return sizes[:count].tolist()
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""

@@ -353,21 +353,23 @@ def test_images_are_read_into_memory_that_is_used_again(
     made.close()
 
 
-def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path: Path) -> None:
-    path = write_images(tmp_path / "images", each=1) / "class0"
-    (path / "0.jpg").write_bytes(data := jpeg(0))
-    store = open_store(path, "train")
+def test_files_are_read_whole_wherever_chunks_end(tmp_path: Path) -> None:
+    chunk, sizes = 1000, [999, 1, 400, 600, 0, 1000, 1001, 5, 3000, 7]
+    contents = [bytes([row]) * size for row, size in enumerate(sizes)]
+    for row, content in enumerate(contents):
+        (tmp_path / f"{'x' * row}.jpg").write_bytes(content)
+    store = open_store(tmp_path, "train")
+    order = np.array([len(store.name(row)) - 4 for row in range(len(store))])
+    assert sorted(order) == list(range(len(sizes)))
 
-    def allocate(size: int) -> memoryview:
-        with (path / "0.jpg").open("r+b") as file:
-            file.truncate(change)
-        return memoryview(bytearray(size))
+    def read() -> list[bytes]:
+        memory = store.read_into(np.arange(len(store)), lambda: memoryview(bytearray(chunk)))
+        return [bytes(data) for data in memory]
 
-    change = len(data) + 100
-    assert bytes(store.read_into(0, allocate)) == data
-    (path / "0.jpg").write_bytes(data)
-    change = len(data) - 100
-    assert bytes(store.read_into(0, allocate)) == data[:-100]
+    assert read() == [contents[row] for row in order]
+    (tmp_path / "xx.jpg").unlink()
+    with pytest.raises(DataError, match="cannot read .*/xx.jpg"):
+        read()
 
 
 def test_what_will_be_needed_is_read_ahead(odd: Path, tmp_path: Path) -> None:
