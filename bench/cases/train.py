@@ -21,7 +21,7 @@ def measure(session: Session) -> list[Record]:
         contest.enter(CEILING, build_fed, config=replace(config, data=ready))
         for pipeline in session.config.pipeline_names:
             several = BACKENDS[pipeline].needs_beton
-            for form in session.config.forms if several else ("original",):
+            for form in session.forms(pipeline) if several else ("original",):
                 name = pipeline if form == "original" else f"{pipeline}, {form}"
                 data = session.data(images, pipeline, form)
                 contest.enter(name, build_fed, config=replace(config, data=data))

@@ -36,6 +36,9 @@ STAT_THREADS, _STAT_CHUNK = 16, 512
 A network file system takes long to answer, but answers many at once.
 """
 
+_SHOWN = 64
+"""Files after which the count on the screen is looked at."""
+
 
 class FileStore(Store):
     """Image files, each of which is opened when it is read.
@@ -197,19 +200,21 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
 
     Images of formats that are not read are counted in ``unread``, by their endings.
     """
-    images, folders = [], []
+    images, folders, number = [], [], 0
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
-        for entry in entries:
-            listed.add()
+        for number, entry in enumerate(entries, 1):
+            if number % _SHOWN == 0:
+                listed.add(_SHOWN)
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if is_image_name(entry.name) and entry.is_file():
+                images.append(entry.name)
+            elif entry.is_dir():
                 if not (entry.is_symlink() and _leads_up(folder, entry.path)):
                     folders.append(entry.name)
-            elif is_image_name(entry.name) and entry.is_file():
-                images.append(entry.name)
             elif (ending := os.path.splitext(entry.name)[1].lower()) in _UNREAD_ENDINGS:
                 unread[ending] += 1
+        listed.add(number % _SHOWN)
     return sorted(images), sorted(folders)
 
 
@@ -222,7 +227,7 @@ def _leads_up(folder: Path, link: str) -> bool:
 def _walk(root: Path, folder: str, listed: Tally, unread: Counter[str]) -> list[bytes]:
     """Return the paths, relative to ``root``, of all images in a folder and below it."""
     images, folders = _list(root / folder, listed, unread)
-    names = [os.fsencode(os.path.join(folder, name)) for name in images]
+    names = [os.fsencode(f"{folder}/{name}") for name in images]
     for name in folders:
         names += _walk(root, os.path.join(folder, name), listed, unread)
     return names
