@@ -105,11 +105,13 @@ class Session:
     def forms(self, pipeline: Pipeline) -> list[Stored]:
         """Return in which forms a pipeline reads images; the baseline reads originals, as users do.
 
-        What needs a .beton file reads the original images from one anyway.
+        What needs a .beton file reads the original images from one anyway, and what keeps them all
+        in memory reads them once.
         """
         if pipeline == BASELINE:
             return ["original"]
-        skipped = CONTAINERS if BACKENDS[pipeline].needs_beton else ()
+        backend = BACKENDS[pipeline]
+        skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
         return [form for form in self.config.forms if form not in skipped]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
