@@ -25,6 +25,7 @@ from fastsiam.urls import Url
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
 """How the images are stored: as files of a folder; the same in one .beton, tar or uncompressed
 parquet file; with a shorter side of 256; as pixels of that size."""
+ORIGINAL: Stored = "original"
 CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
 """Forms with the original images' bytes."""
 

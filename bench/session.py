@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.config import CONTAINERS, BenchConfig, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.contest import Contest
 from fastsiam.bench.images import Images, take_images
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
@@ -109,7 +109,7 @@ class Session:
         in memory reads them once.
         """
         if pipeline == BASELINE:
-            return ["original"]
+            return [ORIGINAL]
         backend = BACKENDS[pipeline]
         skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
         return [form for form in self.config.forms if form not in skipped]

@@ -105,7 +105,7 @@ class FileStore(Store):
         """Read files one behind the other, as far as they fit; return the bytes of each."""
         names, which = self._names, np.ascontiguousarray(indices, np.int64)
         sizes = np.empty(len(which), np.int64)
-        count = library.kernels().fastsiam_read_files(
+        count: int = library.kernels().fastsiam_read_files(
             self._prefix,
             library.at(names),
             names.itemsize,
@@ -115,7 +115,8 @@ class FileStore(Store):
             len(memory),
             library.at(sizes),
         )
-        return sizes[:count].tolist()
+        done: list[int] = sizes[:count].tolist()
+        return done
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""
