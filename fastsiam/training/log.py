@@ -56,8 +56,6 @@ class MetricsLog:
         ]
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
             self._begin("".join(json.dumps(line) + "\n" for line in kept).encode())
-        self.alarms = [line for line in kept if line["kind"] == "alarm"]
-        """Those that the run has said before."""
         self._unwritten: list[str] = []
         self._trackers = Trackers(
             trackers, Tracked(folder=folder, settings=settings or {}, step=step)

@@ -18,12 +18,12 @@ from fastsiam.errors import NOT_FINITE, TrainingError
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import flat_share, gram, rank_of_gram, z_std
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.gauges import Gauges
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
 from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
-from fastsiam.training.watch import Watch
 from fastsiam.views.batch import Batch
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class LogPoints:
         )
         # Ranks stop together: at a step that all of them know, not when a thread is done.
         self._settles_early = self._thread is None or place.world == 1 or not stops
-        self._watch = Watch(log, console=console, device=place.device) if log else None
+        self._gauges = Gauges(log, console=console, device=place.device) if log else None
         self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
         """The line that is still to be written, and its effective rank."""
 
@@ -213,8 +213,8 @@ class LogPoints:
         if self._log:
             self._log.write("train", values)
         self._console.show(values, remaining=self._end - values["step"], batch=self._batch)
-        if self._watch:
-            self._watch.look(values)
+        if self._gauges:
+            self._gauges.check(values)
         return values
 
     def _beside(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> Future[Tensor]:
