@@ -17,12 +17,12 @@ from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import NOT_FINITE, TrainingError
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import flat_share, gram, rank_of_gram, z_std
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.gauges import Gauges
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
-from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 
@@ -90,7 +90,7 @@ class LogPoints:
         log: where rank 0 writes; None on the others.
         console: where rank 0 shows the progress.
         clock: the run's.
-        seen: what was trained on.
+        digest: of what was trained on.
         end: the last step of this run.
     """
 
@@ -101,14 +101,14 @@ class LogPoints:
         log: MetricsLog | None,
         console: Console,
         clock: Clock,
-        seen: Seen,
+        digest: DataDigest,
         end: int,
     ) -> None:
         config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
             step, log, console, clock, end,
         )  # fmt: skip
-        self._seen, self._batch = seen, config.optim.batch
+        self._digest, self._batch = digest, config.optim.batch
         self._finite = FiniteCheck(place.device)
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
@@ -159,7 +159,7 @@ class LogPoints:
             TrainingError: as ``settle``.
         """
         self.settle()
-        self._seen.share()
+        self._digest.share()
         z = gather(embedding)
         # The host waits once: when it has the two numbers, what was sent before is there as well.
         products = gram(z).to("cpu", non_blocking=True)
@@ -174,7 +174,7 @@ class LogPoints:
             "rank": math.nan,  # until the line is written
             "lr": self._step.lr,
             **self._clock.read(self._batch),
-            **self._seen.line(done),
+            **self._digest.line(done),
         }
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
