@@ -11,7 +11,7 @@ import logging
 import os
 import platform
 import tempfile
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,6 +171,9 @@ def _load(kind: str) -> Any:
     library.fastsiam_normalize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
     library.fastsiam_normalize.argtypes += [c_void_p, c_void_p]
     library.fastsiam_normalize.restype = None
+    library.fastsiam_read_files.argtypes = [c_char_p, c_void_p, c_int64, c_void_p, c_int64]
+    library.fastsiam_read_files.argtypes += [c_void_p, c_int64, c_void_p]
+    library.fastsiam_read_files.restype = c_int64
     return library
 
 
