@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -53,47 +54,53 @@ class _Stderr:
         return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar of Rich takes its place
 
 
-_bars: list[Progress] = []
-"""The bars on the screen: at most one, shared by all consoles."""
+@cache
+def _shared(can_draw: bool) -> RichConsole:
+    """Return the console of this process, which all bars share: Rich draws one below the other."""
+    out: Any = _Stderr()
+    force = None if can_draw else False
+    return RichConsole(file=out, force_terminal=force, highlight=False, soft_wrap=True)
 
 
 class Console:
     """Messages and progress on stderr; quiet on all ranks but rank 0."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        out: Any = _Stderr()
         # FORCE_COLOR does not make a log file a terminal, and Rich draws no bar in a dumb one.
-        can_draw = out.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-        self._out = RichConsole(
-            file=out,
-            force_terminal=None if can_draw else False,
-            quiet=quiet,
-            highlight=False,
-            soft_wrap=True,
-        )
+        dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
+        self._out = _shared(_Stderr().isatty() and not dumb)
+        self._quiet = quiet
         self._progress: Progress | None = None
         self._last_line = -_LINE_SECONDS
         self._total, self._unit = 0, ""
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self._out.print(text, markup=False)
+        self._print(text)
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self._out.print(f"warning: {text}", style="yellow", markup=False)
+        self._print(f"warning: {text}", style="yellow")
+
+    def _print(self, text: str, *, style: str | None = None) -> None:
+        if not self._quiet:
+            self._out.print(text, style=style, markup=False)
+
+    @property
+    def _draws(self) -> bool:
+        return self._out.is_terminal and not self._quiet
 
     @contextlib.contextmanager
     def progress(self, total: int, done: int, unit: str = "step") -> Iterator[None]:
         """Show a bar over ``total`` units while inside."""
         self._total, self._unit = total, unit
-        if not self._out.is_terminal or self._out.quiet:
+        if not self._draws:
             yield
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
         count = TextColumn(unit + " {task.completed:,.0f}/{task.total:,.0f}", markup=False)
         columns = (count, *bar, TextColumn("{task.description}", markup=False))
-        with self._bar(*columns) as self._progress:
+        with Progress(*columns, console=self._out, auto_refresh=False) as self._progress:
             self._progress.add_task("", total=total, completed=done)
             try:
                 yield
@@ -117,21 +124,12 @@ class Console:
 
         A thread draws it, so start no process by forking inside.
         """
-        if not self._out.is_terminal or self._out.quiet:
+        if not self._draws:
             self.say(text)
             yield
             return
         with self._out.status(escape(text)):
             yield
-
-    @contextlib.contextmanager
-    def _bar(self, *columns: TextColumn | BarColumn) -> Iterator[Progress]:
-        with Progress(*columns, console=self._out, auto_refresh=False) as bar:
-            _bars.append(bar)
-            try:
-                yield bar
-            finally:
-                _bars.remove(bar)
 
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
         """Move the bar; without a terminal print a line, if the last is some seconds old."""
@@ -156,8 +154,7 @@ class Console:
 class Tally:
     """Shows the progress of long work: a bar in a terminal, a line every ten seconds in a log.
 
-    Nothing is shown for the first five seconds. If a bar is on the screen already, its text shows
-    the tally meanwhile.
+    Nothing is shown for the first five seconds.
 
     Args:
         console: where it is shown.
@@ -173,14 +170,13 @@ class Tally:
         self._began = time.monotonic()
         self._next = self._began + _LONG_SECONDS
         self._bar: Progress | None = None
-        self._is_own = False
         self.done = 0
         """Units that are done."""
 
     def add(self, count: int = 1) -> None:
         """Count units that were done."""
         self.done += count
-        if (now := time.monotonic()) >= self._next and not self._console._out.quiet:
+        if (now := time.monotonic()) >= self._next and not self._console._quiet:
             self._show(now)
 
     def _show(self, now: float) -> None:
@@ -191,28 +187,18 @@ class Tally:
         else:
             left = max(0, self._total - self.done) / max(speed, 1e-9)
             text += f" of {self._total:,}, {speed:,.0f}/s, {duration(left)} left"
-        if not self._console._out.is_terminal:
+        if not self._console._draws:
             self._next = now + _LINE_SECONDS
             self._console.say(text)
             return
         self._next = now + _DRAW_SECONDS
         if self._bar is None:
-            self._bar = self._opened()
-        if self._is_own:
-            self._bar.update(self._bar.task_ids[0], completed=self.done)
-        self._bar.update(self._bar.task_ids[0], description=text, refresh=True)
-
-    def _opened(self) -> Progress:
-        """Return the bar on the screen, to be restored at the end, or open one."""
-        if _bars:
-            task, text = _bars[-1].task_ids[0], _bars[-1].tasks[0].description
-            self._ends.callback(_bars[-1].update, task, description=text, refresh=True)
-            return _bars[-1]
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(20))
-        bar = self._ends.enter_context(self._console._bar(*columns))
-        bar.add_task("", total=self._total)
-        self._is_own = True
-        return bar
+            columns = TextColumn("{task.description}", markup=False), BarColumn(20)
+            out = self._console._out
+            self._bar = Progress(*columns, console=out, auto_refresh=False, transient=True)
+            self._bar.add_task("", total=self._total)
+            self._ends.enter_context(self._bar)
+        self._bar.update(self._bar.task_ids[0], completed=self.done, description=text, refresh=True)
 
 
 def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
