@@ -10,7 +10,6 @@ import errno
 import os
 import zlib
 from collections import Counter
-from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
-from ..processes import AbandonedError
+from ..processes import AbandonedError, process_context
 from ..store import Bytes, Store
 from .journal import ROW, Block
 from .layout import LARGEST_PAGE, places
@@ -34,7 +33,7 @@ _HELD_BYTES = 2**26
 class Job:
     """What the workers of a conversion know: what to write, and whose turn it is.
 
-    They are forked, so nothing of it is copied.
+    They are forked, so nothing of it is copied; for a remote store it is pickled.
 
     Args:
         store: where the images come from.
@@ -58,7 +57,7 @@ class Job:
     ) -> None:
         self.store, self.indices, self.cuts = store, indices, cuts
         self.config, self.partial, self.file = config, partial, -1
-        context = get_context("fork")
+        context = process_context(forks=not store.is_remote)
         self._changed = context.Condition()
         self._turn: Synchronized[int] = context.Value("q", first, lock=False)
         self._at: Synchronized[int] = context.Value("q", start, lock=False)
