@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 from fastsiam.errors import DataError
 from fastsiam.urls import Url
 
-from . import client
-from .client import Facts
+from . import storage
+from .storage import Facts
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_NAMES = 100_000
@@ -71,10 +71,10 @@ class RemotePath(Url):
         folder, names = path.parent, expanded(path.name)
         if _BRACES.search(folder.key):
             raise DataError(f"{url} has braces before its last part: leave them to the last")
-        facts = client.heads([folder / name for name in names])
+        facts = storage.heads([folder / name for name in names])
         files = {name: own for name, own in zip(names, facts, strict=True) if own is not None}
         if missing := [name for name in names if name not in files]:
-            raise DataError(f"{folder / missing[0]} is not there: check the address")
+            raise DataError(f"{folder / missing[0]} does not exist: check the address")
         folder.found.levels[folder.key] = _Level(files, frozenset())
         return folder
 
@@ -85,7 +85,7 @@ class RemotePath(Url):
         if self.key and self.parent._lies_nowhere():
             return None
         if self.key not in self.found.facts:
-            self.found.facts[self.key] = client.head(self) if self.key else None
+            self.found.facts[self.key] = storage.heads([self])[0] if self.key else None
         return self.found.facts[self.key]
 
     def stat(self) -> Stat:
@@ -138,7 +138,7 @@ class RemotePath(Url):
         """Return the bytes of a small object."""
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
-        return client.fetch(self, facts, [(0, facts.size)])[0] if facts.size else b""
+        return bytes(storage.fetch(self, facts, [(0, facts.size)])[0]) if facts.size else b""
 
     def hint(self) -> str:
         """Say what more to do where it is not there, "" if nothing."""
@@ -156,11 +156,11 @@ class RemotePath(Url):
         if self._lies_nowhere():
             return _Level({}, frozenset())
         if self.scheme in ("http", "https"):
-            facts = client.heads([self / name for name in _PROBED])
+            facts = storage.heads([self / name for name in _PROBED])
             files = {name: own for name, own in zip(_PROBED, facts, strict=True) if own is not None}
             level = _Level(files, frozenset())
         else:
-            found, folders = client.level(self)
+            found, folders = storage.level(self)
             level = _Level(found, frozenset(folders))
         self.found.levels[self.key] = level
         return level

@@ -11,7 +11,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.train import train_here
-from fastsiam.pipelines.remote import client
+from fastsiam.pipelines.remote import storage
 from tests.clouds import KEY, SECRET, broken_proxy, environment, upload
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
@@ -39,9 +39,9 @@ def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         variables = environment(address, tmp_path / "cache")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        client.restart()
+        storage.restart()
         yield variables
-        client.restart()
+        storage.restart()
 
 
 def met(log: Path) -> set[str]:

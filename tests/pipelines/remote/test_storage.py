@@ -1,94 +1,117 @@
-"""The process that makes requests: what it tries again, and what becomes of its reader."""
+"""Requests to object storage: what is repeated, what is refused, and what ends them."""
 
 from __future__ import annotations
 
 import signal
-from itertools import pairwise
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fastsiam.errors import WorkerError
+from fastsiam.errors import DataError, FastSiamError, FileLostError
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.remote import client, server
-from fastsiam.urls import place
+from fastsiam.pipelines.remote import storage
+from fastsiam.pipelines.remote.storage import Facts
+from fastsiam.urls import Url, place
+from tests.clouds import broken_proxy, web_server
+from tests.processes import Forked
 
-WHERE = ("s3", "bucket", "photos.tar")
-
-
-class Fails:
-    """A request that fails some times, and then gives a value."""
-
-    def __init__(self, error: Exception, times: int) -> None:
-        self.error, self.times, self.calls = error, times, 0
-
-    def __call__(self, *_: Any) -> str:
-        self.calls += 1
-        if self.calls <= self.times:
-            raise self.error
-        return "made"
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that were made; none takes a while."""
-    made: list[float] = []
-    monkeypatch.setattr("fastsiam.pipelines.remote.server.time.sleep", made.append)
-    return made
-
-
-def test_pauses_grow_and_differ(pauses: list[float]) -> None:
-    request = Fails(RuntimeError("Server returned non-2xx status code: 503"), 9)
-    assert server.patiently(request, WHERE) == "made" and request.calls == 10
-    assert max(pauses) <= 1.5 * 8 and all(two <= 6 * one for one, two in pairwise(pauses))
-    assert 0.05 <= pauses[0] <= 0.15 < pauses[3]
-    server.patiently(Fails(request.error, 9), WHERE)
-    assert len(pauses) == 18 and pauses[:9] != pauses[9:]
+WHERE = Url("s3", "bucket", "photos.tar")
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "reason"),
+    ("text", "kind", "said"),
     [
-        ("Server returned non-2xx status code: 403 Forbidden: SIGNATURE", "refused", ""),
-        ("Server returned non-2xx status code: 400: SIGNATURE", "refused", "400"),
-        ("http://169.254.169.254/latest: SIGNATURE", "refused", "no credentials were found"),
-        ("MissingAccount", "refused", "no credentials were found"),
-        ("Received redirect without LOCATION, status: 301 SIGNATURE", "refused", "AWS_REGION"),
-        ("status: 416", "changed", ""),
+        ("Server returned non-2xx status code: 403 Forbidden: SIGNATURE", DataError, "denied"),
+        ("Server returned non-2xx status code: 400: SIGNATURE", DataError, "answers 400"),
+        ("http://169.254.169.254/latest: SIGNATURE", DataError, "no credentials found"),
+        ("MissingAccount", DataError, "no credentials found"),
+        ("Received redirect without LOCATION, status: 301 SIGNATURE", DataError, "AWS_REGION"),
+        ("status: 416", FileLostError, "overwritten"),
+        ("status: 412", FileLostError, "overwritten"),
     ],
 )
-def test_what_is_not_tried_again(text: str, kind: str, reason: str, pauses: list[float]) -> None:
-    """And nothing of the library's own words is told: they may hold a signature."""
-    request = Fails(RuntimeError(text), 1)
-    with pytest.raises(server.Failure) as caught:
-        server.patiently(request, ("s3", text, "a.tar"))
-    assert caught.value.kind == kind and reason in caught.value.reason
-    assert "SIGNATURE" not in caught.value.reason and not pauses
+def test_what_is_not_repeated(text: str, kind: type[FastSiamError], said: str) -> None:
+    """And nothing of the library's own words is in the message: they may hold a signature."""
+    asked: list[str] = []
+
+    async def fails(store: Any, key: str) -> None:
+        asked.append(key)
+        raise RuntimeError(text)
+
+    with pytest.raises(kind, match=said) as caught:
+        storage.results([lambda: storage._request(Url("http", "nowhere", "a.tar"), fails)])
+    assert "SIGNATURE" not in str(caught.value) and asked == ["a.tar"]
 
 
-def test_credentials_that_were_there_may_come_back(pauses: list[float]) -> None:
-    where = ("s3", "renewed", "a.tar")
-    server.patiently(Fails(RuntimeError(), 0), where)
-    request = Fails(RuntimeError("http://169.254.169.254/latest"), 2)
-    assert server.patiently(request, where) == "made" and len(pauses) == 2
+def test_what_obstore_does_not_repeat(cloud: str, shards: Path, tmp_path: Path) -> None:
+    """Half of the lists, and of the objects of a server without ETags, are cut off."""
+    with (
+        web_server(shards, etags=False) as web,
+        broken_proxy(web, tmp_path / "log", cuts=0.5) as at,
+    ):
+        (facts,) = storage.heads([place(f"{at}/train-0000.tar")])  # type: ignore[list-item]
+        assert facts is not None and not facts.etag
+        whole = (shards / "train-0000.tar").read_bytes()
+        for start in range(8):
+            own = (start, len(whole) - start)
+            (data,) = storage.fetch(place(f"{at}/train-0000.tar"), facts, [own])  # type: ignore[arg-type]
+            assert data == whole[slice(*own)]
+    assert {"cut", "whole"} <= set((tmp_path / "log").read_text().split())
+
+
+def test_lists_that_are_cut_off(
+    cloud: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = storage.level(place(data))  # type: ignore[arg-type]
+    with broken_proxy(cloud, tmp_path / "log", cuts=0.5) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        storage.restart()
+        for _ in range(8):
+            assert storage.level(place(data)) == expected  # type: ignore[arg-type]
+    assert len(expected[0]) == 4 and "cut" in (tmp_path / "log").read_text()
 
 
 def test_versions_are_told_by_etag_or_by_time() -> None:
-    same = server._are_of_one
+    def same(one: tuple[int, int, str], other: tuple[int, int, str]) -> bool:
+        return storage.is_same(Facts(*one), Facts(*other))
+
     assert same((5, 1, "a"), (5, 2, "a")) and not same((5, 1, "a"), (5, 1, "b"))
     assert same((5, 1, ""), (5, 1, "a")) and not same((5, 1, ""), (5, 2, ""))
     assert not same((5, 1, "a"), (6, 1, "a"))
 
 
-def test_the_process_is_killed(data: str) -> None:
-    store = open_store(place(data), "train")
-    client._process()._process.send_signal(signal.SIGKILL)
-    for _ in range(2):
-        with pytest.raises(WorkerError, match=r"was killed.*the same command goes on"):
-            store.read_many(range(24))
+def wait_for_ever(address: str, mark: Path) -> None:
+    """Read from a server that does not answer."""
+    try:
+        store = open_store(place(address), "train")
+        mark.touch()
+        store.ahead(range(24))
+        store.read(0)
+    except KeyboardInterrupt:
+        mark.with_name("interrupted").touch()
 
 
-def test_the_process_ends_with_its_reader(data: str) -> None:
-    own = client._process()
-    own.forget()
-    assert own._process.poll() == 0 or own._process.wait(60) == 0
+def test_ctrl_c_ends_a_program_that_waits(cloud: str, data: str, tmp_path: Path) -> None:
+    """At once, though the requests under way would be repeated for two minutes."""
+    open_store(place(data), "train")  # so the index is there
+    stalled = broken_proxy(cloud, tmp_path / "log", stalls=1)
+    environment = {"FASTSIAM_CLOUD_STALL": "60"}
+    with stalled as address:
+        for seconds in (0.0, 0.3):
+            process = Forked(
+                wait_for_ever,
+                data,
+                tmp_path / f"mark-{seconds}",
+                environment=environment | {"AWS_ENDPOINT_URL": address},
+            )
+            while not (tmp_path / "log").read_text() if (tmp_path / "log").exists() else True:
+                assert process.poll() is None, process.messages()
+                time.sleep(0.01)
+            time.sleep(seconds)
+            process.send(signal.SIGINT)
+            done = process.wait(30)
+            assert done.returncode == 0 and not done.stderr, done.stderr
+            (tmp_path / "log").unlink()
+    assert (tmp_path / "interrupted").exists()
