@@ -117,19 +117,18 @@ class Cache:
             pass
         return False
 
-    def read(self, chunk: Chunk, start: int, stop: int) -> bytes | None:
-        """Return bytes of a chunk by their place in the object; None if they are not there."""
+    def read(self, chunk: Chunk, start: int, into: memoryview) -> bool:
+        """Read bytes of a chunk from a place in the object on; tell whether they were there."""
         try:
             file = os.open(self.folder / chunk.name, os.O_RDONLY)
         except OSError:
-            return None
+            return False
         try:
-            data = os.pread(file, stop - start, start - chunk.start)
+            return os.preadv(file, [into], start - chunk.start) == len(into)
         except OSError:
-            return None
+            return False
         finally:
             os.close(file)
-        return data if len(data) == stop - start else None
 
     def claim(self, chunk: Chunk) -> int | None:
         """Claim a chunk, so that no other process fetches it; ``keep`` or ``release`` it then.

@@ -9,10 +9,12 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fastsiam.errors import DataError
 
@@ -31,6 +33,11 @@ _BLOCKS_AHEAD = 4
 """Blocks that ``Onward`` fetches ahead."""
 _FIRST_LOOK, _LONGEST_LOOK, _PATIENCE = 0.02, 0.25, 30.0
 """Seconds: how often, and for how long, to look for a chunk that another process fetches."""
+
+
+def _allocated(size: int) -> memoryview:
+    """Allocate memory."""
+    return np.empty(size, np.uint8).data
 
 
 class RemoteFile:
@@ -58,8 +65,15 @@ class RemoteFile:
         """Fetch ranges from the server, all at once."""
         return storage.fetch(self.path, self.facts, ranges)
 
-    def read(self, start: int, stop: int) -> memoryview:
+    def read(
+        self, start: int, stop: int, allocate: Callable[[int], memoryview] = _allocated
+    ) -> memoryview:
         """Return the bytes of a range; wait for them if they are being fetched.
+
+        Args:
+            start: the first byte.
+            stop: the byte after the last one.
+            allocate: returns memory for so many bytes of the cache.
 
         Raises:
             DataError: they cannot be fetched.
@@ -70,10 +84,13 @@ class RemoteFile:
             return memoryview(b"")
         if self._cache is None:
             return self._of_server(start, stop)
-        parts = chunks(self._version, len(self), start, stop)
+        parts, into = chunks(self._version, len(self), start, stop), allocate(stop - start)
         if len(parts) > 1:
             self._begin(self._cache, parts)
-        return _joined([self._of_chunk(self._cache, chunk, start, stop) for chunk in parts])
+        for chunk in parts:
+            first, last = max(start, chunk.start), min(stop, chunk.stop)
+            self._read_chunk(self._cache, chunk, first, into[first - start : last - start])
+        return into
 
     def ahead(self, ranges: Sequence[Range]) -> None:
         """Start to fetch ranges that will be read, neighbours together."""
@@ -119,16 +136,15 @@ class RemoteFile:
                         _fetching[chunk.name] = future
                         future.add_done_callback(partial(_end, chunk.name))
 
-    def _of_chunk(self, cache: Cache, chunk: Chunk, start: int, stop: int) -> memoryview:
-        """Return what a chunk holds of a range."""
-        start, stop = max(start, chunk.start), min(stop, chunk.stop)
-        data = cache.read(chunk, start, stop)
-        if data is None:
-            self._begin(cache, [chunk])
-            if (future := _fetching.get(chunk.name)) is not None:
-                future.result()
-            data = cache.read(chunk, start, stop)
-        return self._of_server(start, stop) if data is None else memoryview(data)
+    def _read_chunk(self, cache: Cache, chunk: Chunk, start: int, into: memoryview) -> None:
+        """Read bytes of a chunk from the cache; fetch them if it could not keep the chunk."""
+        if cache.read(chunk, start, into):
+            return
+        self._begin(cache, [chunk])
+        if (future := _fetching.get(chunk.name)) is not None:
+            future.result()
+        if not cache.read(chunk, start, into):
+            into[:] = self._of_server(start, start + len(into))
 
     async def _fetch_chunk(self, cache: Cache, chunk: Chunk) -> None:
         """Fetch a chunk into the cache, or wait until another process has done so."""

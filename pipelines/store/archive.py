@@ -21,9 +21,9 @@ from fastsiam.errors import DataError, NoSplitError
 from ..remote.path import Place
 from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
-from .base import Split, Store
+from .base import Allocate, Split, Store
 from .blocks import blocks
-from .files import File, located, open_file, read_ahead
+from .files import File, located, open_file, read_ahead, read_into
 from .probe import Bytes, Flags
 from .tar import gunzip
 
@@ -72,8 +72,10 @@ class ArchiveStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's encoded bytes: a view into the mapped tar, or unpacked if gzipped."""
-        data = self._stored(index)
-        if self.rows["flags"][index] & Flags.GZIP:
+        row = self.rows[index]
+        start, size = int(row["offset"]), int(row["size"])
+        data = self._files[int(row["file"])].read(start, start + size)
+        if row["flags"] & Flags.GZIP:
             try:
                 unpacked = gunzip(data, _LARGEST_UNZIPPED + 1)
             except DataError as error:
@@ -82,6 +84,14 @@ class ArchiveStore(Store):
                 raise self.cannot_decode(index, "unpacked it is above 256 MiB")
             return unpacked
         return data
+
+    def read_into(self, index: int, allocate: Allocate) -> Bytes:
+        """Do what ``read`` does, into memory from ``allocate`` for a tar on another machine."""
+        row = self.rows[index]
+        if row["flags"] & Flags.GZIP:
+            return self.read(index)
+        start, size = int(row["offset"]), int(row["size"])
+        return read_into(self._files[int(row["file"])], start, start + size, allocate)
 
     def locate(
         self, indices: NDArray[np.int64]
@@ -133,12 +143,6 @@ class ArchiveStore(Store):
     @cached_property
     def _names(self) -> list[str]:
         return str(zlib.decompress(self._packed), "utf-8", "surrogateescape").split("\0")
-
-    def _stored(self, index: int) -> memoryview:
-        row = self.rows[index]
-        start, size = int(row["offset"]), int(row["size"])
-        file = self._files[int(row["file"])]
-        return file.read(start, start + size)
 
 
 def _indexed(files: Sequence[File], source: str) -> Index:

@@ -26,10 +26,10 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import Store, numbered_classes
+from .base import Allocate, Store, numbered_classes
 from .blocks import blocks
 from .decode import ImageRules
-from .files import File, open_file
+from .files import File, open_file, read_into
 from .mapped import Mapped
 from .probe import Bytes
 
@@ -178,6 +178,11 @@ class BetonStore(Store):
         """Return an image's record: a view into the mapped file."""
         start = int(self.start[index])
         return self._file.read(start, start + int(self.bytes[index]))
+
+    def read_into(self, index: int, allocate: Allocate) -> Bytes:
+        """Do what ``read`` does, into memory from ``allocate`` for a file on another machine."""
+        start = int(self.start[index])
+        return read_into(self._file, start, start + int(self.bytes[index]), allocate)
 
     def locate(
         self, indices: NDArray[np.int64]
