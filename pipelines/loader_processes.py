@@ -30,7 +30,7 @@ from .processes import (
     end_with_the_parent,
     killed,
     leave_signals_to_the_parent,
-    process_context,
+    server_context,
     signals_held,
 )
 from .workers import count
@@ -107,7 +107,7 @@ class LoaderProcesses:
         tasks: of a pass.
         workers: processes; with 0 the items are made in this one.
         device: where the items go next; for a GPU they lie in pinned memory.
-        forks: how the processes are started; see ``processes.process_context``.
+        forks: whether this process may be forked; if not, see ``server_context``.
     """
 
     def __init__(
@@ -119,6 +119,9 @@ class LoaderProcesses:
         device: torch.device,
         forks: bool = True,
     ) -> None:
+        context = None
+        if workers > 0 and not forks:
+            context = server_context(type(dataset).__module__)
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=None,
@@ -129,7 +132,7 @@ class LoaderProcesses:
             prefetch_factor=_ITEMS_AHEAD if workers > 0 else None,
             persistent_workers=workers > 0,
             worker_init_fn=partial(_begin_worker, None if forks else dict(os.environ)),
-            multiprocessing_context=process_context(forks=forks) if workers > 0 else None,
+            multiprocessing_context=context,
         )
 
     def __iter__(self) -> Iterator[Any]:

@@ -31,20 +31,19 @@ class AbandonedError(Exception):
     """A task was given up because another failed, whose error is raised instead."""
 
 
-def process_context(*, forks: bool) -> BaseContext:
-    """Return the way to start processes.
+def server_context(preload: str) -> BaseContext:
+    """Return the way to start processes that read remote data: forked from a server process.
+
+    obstore's threads, which this process may have, do not survive a fork. What the processes are
+    given is pickled.
 
     Args:
-        forks: fork this process, which copies nothing. Otherwise processes are forked from a server
-            process without threads: those that read remote data have to be, because obstore's
-            threads do not survive a fork. What they are given is pickled.
+        preload: module that the server imports once for all processes.
     """
-    if forks:
-        return get_context("fork")
     context = get_context("forkserver")
     server: Any = forkserver._forkserver
     if set(server._preload_modules) <= {"__main__"}:  # the program asked for none
-        context.set_forkserver_preload(["fastsiam.pipelines.torchvision_backend"])
+        context.set_forkserver_preload([preload])
     # Blocked signals stay blocked in the server and in what it forks, until they are set up there:
     # it has to live until its processes end, and they leave signals to this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
@@ -65,7 +64,8 @@ def forked(
         workers: processes; -1 is one for each core. They take the tasks in order.
         begin: called first in each process.
         arguments: of ``begin``.
-        forks: see ``process_context``.
+        forks: whether this process may be forked, so that nothing is copied; if not, see
+            ``server_context``.
 
     Raises:
         WorkerError: a process was killed.
@@ -73,7 +73,7 @@ def forked(
     workers = workers if workers > 0 else cores()
     pool = ProcessPoolExecutor(
         workers,
-        process_context(forks=forks),
+        get_context("fork") if forks else server_context(begin.__module__),
         initializer=_enter,
         initargs=(os.getpid() if forks else 0, dict(os.environ), begin, arguments),
     )
@@ -177,7 +177,7 @@ def leave_signals_to_the_parent() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_soon)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # see ``process_context``
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # see ``server_context``
 
 
 def end_with_the_parent() -> None:

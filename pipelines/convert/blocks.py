@@ -10,6 +10,7 @@ import errno
 import os
 import zlib
 from collections import Counter
+from multiprocessing import get_context
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
-from ..processes import AbandonedError, process_context
+from ..processes import AbandonedError
 from ..store import Bytes, Store
 from .journal import ROW, Block
 from .layout import LARGEST_PAGE, places
@@ -57,7 +58,7 @@ class Job:
     ) -> None:
         self.store, self.indices, self.cuts = store, indices, cuts
         self.config, self.partial, self.file = config, partial, -1
-        context = process_context(forks=not store.is_remote)
+        context = get_context("forkserver" if store.is_remote else "fork")
         self._changed = context.Condition()
         self._turn: Synchronized[int] = context.Value("q", first, lock=False)
         self._at: Synchronized[int] = context.Value("q", start, lock=False)

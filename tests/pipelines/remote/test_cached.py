@@ -102,6 +102,22 @@ def test_an_object_that_was_replaced_is_fetched_anew(web: Path, tmp_path: Path) 
     assert after == here != before
 
 
+def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
+    web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = open_split(DataConfig(data=str(web / "train.tar")), "train")
+    folder = tmp_path / "cache"
+    with web_server(web) as address:
+        for shuffle in ("full", "window:8"):
+            settings = DataConfig(
+                data=f"{address}/train.tar", cache=str(folder), cache_gb=1e-6, shuffle=shuffle
+            )
+            for split in (open_split(settings, "train"), open_split(settings, "train")):
+                assert read_all(split) == read_all(here)
+            assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
+    assert caplog.text.count("--shuffle full reads it at random; pass --shuffle window:16384") == 1
+
+
 def test_a_run_with_all_of_it(web: Path, small: TrainConfig, tmp_path: Path) -> None:
     """Remote data, a cache and a window: stopped, gone on with, and verified."""
     with web_server(web) as address:
