@@ -132,7 +132,7 @@ class Cache:
             os.close(file)
 
     def claim(self, chunk: Chunk) -> int | None:
-        """Claim a chunk, so that no other process fetches it; ``keep`` or ``release`` it then.
+        """Claim a chunk, so that no other process fetches it, until ``keep`` or ``release``.
 
         Returns:
             The file to write it to; None if another process has claimed it, or has just kept it.
@@ -143,12 +143,15 @@ class Cache:
         path = self.folder / f"{chunk.name}{_PART}"
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         if _lock(file) and _is_at(file, path):
-            return file
-        os.close(file)
+            if not self.has(chunk):
+                return file
+            self.release(chunk, file)
+        else:
+            os.close(file)
         return None
 
     def keep(self, chunk: Chunk, file: int, data: memoryview) -> None:
-        """Write a chunk; chunks that were not used for longest make room.
+        """Write a chunk and release it; chunks that were not used for longest make room.
 
         Args:
             chunk: that was claimed.
@@ -170,12 +173,15 @@ class Cache:
                 os.rename(f"{path}{_PART}", path)
         except OSError as error:
             self.give_up(error)
+        finally:
+            self.release(chunk, file)
 
     def release(self, chunk: Chunk, file: int) -> None:
         """End a claim; another process may fetch the chunk if it was not kept."""
         path = self.folder / f"{chunk.name}{_PART}"
-        if _is_at(file, path):
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if _is_at(file, path):
+                path.unlink()
         os.close(file)
 
     def give_up(self, error: OSError) -> None:

@@ -160,9 +160,10 @@ class RemoteFile:
                 continue
             try:
                 data = await storage.get(self.path, self.facts, chunk.start, chunk.stop)
-                return await asyncio.to_thread(cache.keep, chunk, file, data)
-            finally:
+            except BaseException:
                 cache.release(chunk, file)
+                raise
+            return await asyncio.to_thread(cache.keep, chunk, file, data)
 
 
 class _Block(NamedTuple):

@@ -297,12 +297,11 @@ def aws_profile() -> dict[str, Any]:
         from obstore.auth.boto3 import Boto3CredentialProvider
 
         session = botocore.session.Session(profile=named)
-        found = {
-            "region": session.get_config_variable("region"),
-            "endpoint": session.get_scoped_config().get("endpoint_url"),
-        }
-        if "AWS_ENDPOINT_URL" in os.environ:
-            del found["endpoint"]
+        found: dict[str, Any] = {}
+        if not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
+            found["region"] = session.get_config_variable("region")
+        if not {"AWS_ENDPOINT", "AWS_ENDPOINT_URL"} & set(os.environ):
+            found["endpoint"] = session.get_scoped_config().get("endpoint_url")
         if named or session.get_credentials() is not None:
             found["credential_provider"] = Boto3CredentialProvider(session)
     except ImportError:

@@ -197,7 +197,9 @@ def test_no_process_outlives_a_conversion(
 def assert_ended(process: Forked, number: signal.Signals) -> None:
     """Wait until a command has ended by a signal, with all that it started."""
     done = process.wait(60)
-    assert done.returncode in (128 + number, -number) and "Traceback" not in done.stderr
+    assert done.returncode in (128 + number, -number)
+    if number != signal.SIGKILL:  # of which a worker may notice that a pipe is broken
+        assert "Traceback" not in done.stderr
     end = time.monotonic() + 60
     while alive := of_session(process.pid):
         assert time.monotonic() < end, alive
