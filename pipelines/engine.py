@@ -33,7 +33,6 @@ from .cuts import Cuts, cut_views
 from .headers import Headers
 from .job import PILLOW, Images, Job, stages_of
 from .store import Store
-from .store.base import Allocate
 from .workers import count
 
 _READERS = 8
@@ -131,13 +130,10 @@ class Engine:
 
         def read(first: int) -> None:
             with span("read"):
-                allocate = self._chunks.allocator()
-                for row in range(first, min(first + _PART, len(index))):
-                    data = self._headers.read_image(int(index[row]), allocate)
-                    if data is not None:
-                        array = np.frombuffer(data, np.uint8)
-                        owners[row] = array
-                        address[row], size[row] = array.ctypes.data, len(array)
+                part = index[first : first + _PART]
+                for row, data in self._headers.read_images(part, self._chunks.new).items():
+                    owners[first + row] = data
+                    address[first + row], size[first + row] = data.ctypes.data, len(data)
 
         parts = range(0, len(index), _PART)
         run_all([self._readers.submit(read, first) for first in parts])
@@ -303,22 +299,7 @@ class _Chunks:
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
-    def allocator(self) -> Allocate:
-        """Return a function that allocates memory for one image after the other, in one thread."""
-        rest = memoryview(b"")
-
-        def allocate(size: int) -> memoryview:
-            nonlocal rest
-            if size > _CHUNK:
-                return np.empty(size, np.uint8).data
-            if size > len(rest):
-                rest = self._take().data  # slices of it, unlike numpy's, keep the array
-            memory, rest = rest[:size], rest[size:]
-            return memory
-
-        return allocate
-
-    def _take(self) -> NDArray[np.uint8]:
+    def new(self) -> memoryview:
         """Return a chunk, whose memory is free again when the last reference to it is gone."""
         try:
             block = self._free.pop()
@@ -326,4 +307,4 @@ class _Chunks:
             block = np.empty(_CHUNK, np.uint8)
         chunk = block[:]
         weakref.finalize(chunk, self._free.append, block).atexit = False
-        return chunk
+        return chunk.data  # slices of it, unlike numpy's, keep the array

@@ -253,7 +253,7 @@ def _prepared_step(
     step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     said = "compiling, about a minute; --compile off goes without"
     compiles = config.step.compile == "on"
-    with console.waiting(said) if compiles else contextlib.nullcontext():
+    with console.status(said) if compiles else contextlib.nullcontext():
         line = step.prepare()
     if compiles and step.config.step.compile == "off":
         console.warn(line)

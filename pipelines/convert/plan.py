@@ -23,9 +23,7 @@ from ..store import BetonStore, Store
 
 _FORMAT = 3
 """Another number starts half-finished files anew. From 3 on gray JPEGs keep their bytes."""
-_HOW: dict[str, Any] = {
-    "parts": 0, "engine": "local", "engine_address": "", "engine_options": "", "retries": 2,
-}  # fmt: skip
+_HOW: dict[str, Any] = {"parts": 0, "engine": "local", "scheduler": ""}
 _COLUMNS: dict[str, Any] = {"image_column": "", "label_column": ""}
 """What they change is in the store's stamp and labels."""
 _ANYWHERE: dict[str, Any] = {
