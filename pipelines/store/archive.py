@@ -21,9 +21,9 @@ from fastsiam.errors import DataError, NoSplitError
 from ..remote.path import Place
 from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
-from .base import Allocate, Split, Store
+from .base import NewChunk, Split, Store
 from .blocks import blocks
-from .files import File, located, open_file, read_ahead, read_into
+from .files import File, allocator, located, open_file, read_ahead, read_into
 from .probe import Bytes, Flags
 from .tar import gunzip
 
@@ -85,13 +85,20 @@ class ArchiveStore(Store):
             return unpacked
         return data
 
-    def read_into(self, index: int, allocate: Allocate) -> Bytes:
-        """Do what ``read`` does, into memory from ``allocate`` for a tar on another machine."""
-        row = self.rows[index]
-        if row["flags"] & Flags.GZIP:
-            return self.read(index)
-        start, size = int(row["offset"]), int(row["size"])
-        return read_into(self._files[int(row["file"])], start, start + size, allocate)
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the bytes of several images; those of remote tars in memory from ``new_chunk``."""
+        if not self.is_remote:
+            return super().read_into(indices, new_chunk)
+        data: list[Bytes] = []
+        allocate = allocator(new_chunk)
+        for index, row in zip(indices.tolist(), self.rows[indices], strict=True):
+            if row["flags"] & Flags.GZIP:
+                data.append(self.read(index))
+                continue
+            start, size = int(row["offset"]), int(row["size"])
+            file = self._files[int(row["file"])]
+            data.append(read_into(file, start, start + size, allocate))
+        return data
 
     def locate(
         self, indices: NDArray[np.int64]

@@ -27,6 +27,22 @@ def open_file(path: Place) -> File:
     return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
 
 
+def allocator(new_chunk: Callable[[], memoryview]) -> Callable[[int], memoryview]:
+    """Return a function that allocates memory for one image after the other, out of chunks."""
+    rest = memoryview(b"")
+
+    def allocate(size: int) -> memoryview:
+        nonlocal rest
+        if size > len(rest):
+            rest = new_chunk()
+        if size > len(rest):
+            return np.empty(size, np.uint8).data
+        memory, rest = rest[:size], rest[size:]
+        return memory
+
+    return allocate
+
+
 def read_into(
     file: File, start: int, stop: int, allocate: Callable[[int], memoryview]
 ) -> memoryview:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, ImageError
 
 from ..remote.path import Place
-from .base import Allocate, Store
+from .base import Store
 from .decode import ImageRules
 from .files import File
 from .probe import Bytes
@@ -39,14 +39,6 @@ class JoinedStore(Store):
         store, own = self._find(index)
         try:
             return store.read(own)
-        except ImageError as error:
-            raise error.at(index) from error
-
-    def read_into(self, index: int, allocate: Allocate) -> Bytes:
-        """Return an image's bytes, in memory from ``allocate`` if they have to be copied."""
-        store, own = self._find(index)
-        try:
-            return store.read_into(own, allocate)
         except ImageError as error:
             raise error.at(index) from error
 
