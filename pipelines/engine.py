@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -39,8 +39,42 @@ _READERS = 8
 """Threads that read: so many requests wait at a disk or a server at once."""
 _PART = 32
 """Images that one thread reads in one go."""
+_AHEAD = 2**27
+"""Bytes of coming batches that are fetched ahead from another machine."""
 _CHUNK = 2**21
 """Bytes of memory that several images share. A larger image has memory of its own."""
+
+
+class Lookahead:
+    """Has the images of coming batches fetched while those of earlier ones are decoded.
+
+    A disk of this machine does that itself; it is for stores on another machine.
+
+    Args:
+        store: the images.
+        images_of: returns the positions of a step's images.
+        steps: of the pass.
+    """
+
+    def __init__(
+        self, store: Store, images_of: Callable[[int], NDArray[np.int64]], steps: range
+    ) -> None:
+        self._store, self._images_of = store, images_of
+        self._rest = iter(steps if store.is_remote else ())
+        self._sizes = store.sizes() if store.is_remote else np.zeros(0, np.int64)
+        self._waiting: deque[int] = deque()
+        """Bytes of the batches that were asked for, the next one first."""
+
+    def advance(self) -> None:
+        """Ask for coming batches, as the next one is about to be read."""
+        if self._waiting:
+            self._waiting.popleft()
+        while not self._waiting or sum(self._waiting) < _AHEAD:
+            if (step := next(self._rest, None)) is None:
+                return
+            index = self._images_of(step)
+            self._store.ahead(index.tolist())
+            self._waiting.append(int(self._sizes[index].sum()))
 
 
 @dataclass(frozen=True, slots=True)

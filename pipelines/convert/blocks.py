@@ -34,7 +34,7 @@ _HELD_BYTES = 2**26
 class Job:
     """What the workers of a conversion know: what to write, and whose turn it is.
 
-    They are forked, so nothing of it is copied.
+    They are forked, so nothing of it is copied; for a remote store it is pickled.
 
     Args:
         store: where the images come from.
@@ -58,7 +58,7 @@ class Job:
     ) -> None:
         self.store, self.indices, self.cuts = store, indices, cuts
         self.config, self.partial, self.file = config, partial, -1
-        context = get_context("fork")
+        context = get_context("forkserver" if store.is_remote else "fork")
         self._changed = context.Condition()
         self._turn: Synchronized[int] = context.Value("q", first, lock=False)
         self._at: Synchronized[int] = context.Value("q", start, lock=False)

@@ -113,7 +113,7 @@ def _write_missing(
     size = int(sizes[:images].sum())
     progress(images, size)
     written = {block.number: block for block in done}
-    with forked(job.config.workers, blocks.begin, job) as run:
+    with forked(job.config.workers, blocks.begin, job, forks=not job.store.is_remote) as run:
         for block in run(blocks.write_block, range(len(done), len(job.cuts) - 1)):
             log.write(block.line())
             log.flush()

@@ -25,7 +25,7 @@ from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import build_loader, engine, headers, open_store
 from fastsiam.pipelines.cuts import Cuts
-from fastsiam.pipelines.engine import EncodedBatch, Engine
+from fastsiam.pipelines.engine import EncodedBatch, Engine, Lookahead
 from fastsiam.pipelines.job import JPEG
 from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.mapped import Mapped
@@ -405,3 +405,33 @@ def test_a_batch_keeps_the_memory_that_holds_its_records(odd: Path) -> None:
     del batch
     assert kept() is None
     made.close()
+
+
+class Asked:
+    """A store on another machine: what it is asked for ahead."""
+
+    is_remote = True
+
+    def __init__(self) -> None:
+        self.images: list[list[int]] = []
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.full(100, 2**25)
+
+    def ahead(self, indices: list[int]) -> None:
+        self.images.append(indices)
+
+
+def test_coming_batches_of_remote_data_are_fetched_ahead() -> None:
+    """128 MiB of them, each asked for once."""
+    store = Asked()
+    lookahead = Lookahead(store, lambda step: np.array([2 * step, 2 * step + 1]), range(3, 7))  # type: ignore[arg-type]
+    asked = []
+    for _ in range(5):
+        lookahead.advance()
+        asked.append(len(store.images))
+    assert asked == [2, 3, 4, 4, 4]
+    assert store.images == [[2 * step, 2 * step + 1] for step in range(3, 7)]
+    store.is_remote = False
+    Lookahead(store, lambda step: np.array([step]), range(9)).advance()  # type: ignore[arg-type]
+    assert len(store.images) == 4
