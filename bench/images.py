@@ -22,7 +22,6 @@ from fastsiam.pipelines.store.base import IMAGE_ENDINGS
 
 FORMS: dict[Stored, ConvertConfig] = {
     "original": ConvertConfig(),
-    "beton": ConvertConfig(),
     "short256": ConvertConfig(short_side=256),
     "pixels256": ConvertConfig(short_side=256, raw=True),
 }
@@ -64,8 +63,10 @@ class Images:
     def stored(self, form: Stored) -> Path:
         """Return a folder that holds them in some form, made when first asked for.
 
-        The original images of pipelines that read a .beton file are one, too.
+        "original" is a .beton, too, for pipelines that read nothing else.
         """
+        if form == "beton":
+            form = "original"
         out = self.folder.with_name(f"{self.folder.name}-{form}")
         if out.exists():
             return out

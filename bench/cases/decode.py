@@ -36,11 +36,10 @@ def enter_decoders(contest: Contest, session: Session, images: Images) -> None:
     for form in session.config.forms:
         if form in CONTAINERS or FORMS[form].raw:
             continue  # the bytes are the original images', or nothing is to be decoded
-        beton = images.stored(form)
         contest.enter(
             f"{_DECODE}, {form}",
             build_decoding,
-            path=str(images.folder if form == "original" else beton),
+            path=str(images.folder if form == "original" else images.stored(form)),
             workers=session.workers,
             batch=session.loaded_batch,
             device=session.device,

@@ -57,7 +57,7 @@ class ConvertConfig:
         "The parts in one folder are one data set; convert folder makes one file of them."
     )
     parts: int = 0
-    ("Convert into so many parts; --engine says where. 0 makes one file of each split, here.")
+    """Convert into so many parts; --engine says where. 0 makes one file of each split, here."""
     engine: EngineName = "local"
     """Where --parts are made: one after the other here, or by the workers of dask."""
     scheduler: str = ""

@@ -64,10 +64,11 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
         failed = _by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
     else:
         failed = _here(kind, config)
-    for number, error in sorted(failed.items()):
+    if failed:
+        number = min(failed)
         raise DataError(
-            f"part {number} of {config.parts}: {error}; {len(failed)} of {config.parts} parts are "
-            "missing, and the same command makes only these"
+            f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
+            "parts are missing, and the same command makes only these"
         )
     _, abouts = read_manifests(out)
     if lossy := lossy_line(list(abouts.values()), config):

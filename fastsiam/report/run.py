@@ -277,7 +277,7 @@ def _top1_text(line: Mapping[str, Any]) -> str:
 
 
 def _alarms(metrics: dict[str, list[dict[str, Any]]]) -> str:
-    """List the warnings of all runs about their machines; empty if there are none."""
+    """List the warnings of all runs about their machines; empty without warnings."""
     lines = [
         f"{f'{name}, ' if len(metrics) > 1 else ''}epoch {rounded(line['epoch'])}: {line['text']}"
         for name, found in metrics.items()

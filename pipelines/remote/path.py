@@ -79,7 +79,7 @@ class RemotePath(Url):
         return folder
 
     def facts(self) -> Facts | None:
-        """Return the facts of the object; None if there is none."""
+        """Return the facts of the object; None if it does not exist."""
         if (level := self.found.levels.get(self.parent.key)) is not None and self.key:
             return level.files.get(self.name)
         if self.key and self.parent._lies_nowhere():

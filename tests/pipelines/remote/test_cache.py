@@ -52,7 +52,7 @@ class Server:
 
 
 def serve() -> Server:
-    """Have this process read from a server that is none, in small chunks."""
+    """Have this process read from a fake server, in small chunks."""
     server = Server()
     storage.get, cache.CHUNK = server.get, CHUNK
     return server
