@@ -108,7 +108,7 @@ def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
         state = f"NOT whole ({_count(len(report.bad), 'fault')})" if report.bad else "whole"
         print(
             f"{report.path}: {state}; {_count(report.images, 'image')}, "
-            f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked or 'nothing'}"
+            f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
         )
     return not any(report.bad for report in reports)
 

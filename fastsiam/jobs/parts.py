@@ -70,8 +70,8 @@ def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> No
             f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
             "parts are missing, and the same command makes only these"
         )
-    _, abouts = read_manifests(out)
-    if lossy := lossy_line(list(abouts.values()), config):
+    abouts = (read_manifests(out) or {}).values()
+    if lossy := lossy_line([*abouts], config):
         print(lossy)
     here = quoted(out)
     print(

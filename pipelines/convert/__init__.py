@@ -97,67 +97,61 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with explained(DataError, f"cannot make the folder {out}"):
         out.mkdir(parents=True, exist_ok=True)
-    written = []
-    bad: list[tuple[str, str]] = []
-    failures = []
-    told = False
+    written: list[Written] = []
+    failures: list[BadImagesError] = []
+    told = config.raw is True
     for split, store in sources.items():
-        images = _chosen(store, config)
+        images = np.arange(len(store))
+        if 0 < config.limit < len(store):
+            images = sample(store.labels, size=config.limit, seed=config.seed)
         path = out / f"{split}{part}.beton"
-        if len(images) < count:  # too few to share: the first part has them all
-            path = out / f"{split}.beton"
-            if number > 1:
-                continue
-        else:
+        if len(images) >= count:
             images = np.array_split(images, count)[number - 1]
+        elif number == 1:  # too few to share: the first part has them all
+            path = out / f"{split}.beton"
+        else:
+            continue
         there = path.exists()
         if split == "train" and number == 1 and not there:
             for note in survey(store, ImageRules(config.exif, config.alpha)):
                 watcher.say(note)
-        if not (there or told or config.raw):
-            told = _said_lossy(store, images, config, watcher)
-        watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
-        try:
-            about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
-        except BadImagesError as error:  # those of the other split are listed too
-            bad += error.bad
-            failures.append(str(error))
-            continue
-        written.append(Written(path, about, there))
-    if failures:
-        raise BadImagesError("; ".join(failures), bad)
-    if written:
-        about_files = {file.path.name: file.about for file in written}
-        write_manifest(out / f"manifest{part}.json", sources["train"].classes, about_files)
-    return written
-
-
-def encoded_again(about: dict[str, Any]) -> int:
-    """Count the images of a file that were encoded as JPEGs unasked, and so lost detail.
-
-    Args:
-        about: the file's description in the manifest.
-    """
-    return sum(count for how, count in about["stored"].items() if is_lossy(how))
-
-
-def _said_lossy(
-    store: Store, images: NDArray[np.int64], config: ConvertConfig, watcher: Watcher
-) -> bool:
-    """Warn, if file names tell it, that images will lose detail; return whether they do."""
-    if isinstance(store, BetonStore | JoinedStore):  # it has the names of its own source
-        return False
-    for index in images.tolist():
-        name = store.name(index)
-        if name.lower().endswith(JPEG_ENDINGS) or store.raw_size(index) is not None:
-            continue
-        if is_image_name(name.rpartition("/")[2]):
+        if not there and not told and _some_lose_detail(store, images):
+            told = True
             watcher.say(
                 f"images that are not JPEGs are encoded as JPEGs of quality {config.quality}, "
                 "which loses detail; --raw stores pixels instead"
             )
-            return True
-    return False
+        watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
+        try:
+            about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
+            written.append(Written(path, about, there))
+        except BadImagesError as error:  # those of the other split are listed too
+            failures.append(error)
+    if failures:
+        bad = [image for failure in failures for image in failure.bad]
+        raise BadImagesError("; ".join(map(str, failures)), bad)
+    if written:
+        abouts = {file.path.name: file.about for file in written}
+        write_manifest(out / f"manifest{part}.json", sources["train"].classes, abouts)
+    return written
+
+
+def encoded_again(about: dict[str, Any]) -> int:
+    """Count the images of a file in a manifest that became JPEGs unasked, and so lost detail."""
+    return sum(count for how, count in about["stored"].items() if is_lossy(how))
+
+
+def _some_lose_detail(store: Store, images: NDArray[np.int64]) -> bool:
+    """Tell, if file names show it, whether images will be encoded as JPEGs unasked."""
+    if isinstance(store, BetonStore | JoinedStore):  # it has the names of its own source
+        return False
+    names = ((index, store.name(index).rpartition("/")[2]) for index in images.tolist())
+    return any(
+        is_image_name(name)
+        and not name.lower().endswith(JPEG_ENDINGS)
+        and store.raw_size(index) is None
+        for index, name in names
+    )
 
 
 def beside(source: Place) -> Path:
@@ -174,10 +168,3 @@ def beside(source: Place) -> Path:
         raise DataError(f"there is nothing beside {source}: name a folder with --out")
     name = source.name if source.is_dir() else source.name.partition(".")[0]
     return source.with_name(f"{name}-beton")
-
-
-def _chosen(store: Store, config: ConvertConfig) -> NDArray[np.int64]:
-    """Return which images are converted: all, or the limit's sample."""
-    if 0 < config.limit < len(store):
-        return sample(store.labels, size=config.limit, seed=config.seed)
-    return np.arange(len(store))

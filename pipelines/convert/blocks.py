@@ -41,29 +41,19 @@ class Job:
 
     Args:
         store: the source.
-        indices: (images,) the images to convert, in order.
-        edges: (blocks + 1,) the first image of every block, and the number of images.
         config: options of the conversion.
         partial: the file to write.
-        first: number of the first missing block.
+        number: the first missing block.
         start: its offset in the file.
     """
 
     def __init__(
-        self,
-        store: Store,
-        indices: NDArray[np.int64],
-        edges: NDArray[np.int64],
-        config: ConvertConfig,
-        partial: Path,
-        first: int,
-        start: int,
+        self, store: Store, config: ConvertConfig, partial: Path, number: int, start: int
     ) -> None:
-        self.store, self.indices, self.edges = store, indices, edges
-        self.config, self.partial, self.file = config, partial, -1
+        self.store, self.config, self.partial, self.file = store, config, partial, -1
         context = get_context("forkserver" if store.is_remote else "fork")
         self._advanced = context.Condition()
-        self._next: Synchronized[int] = context.Value("q", first, lock=False)
+        self._next: Synchronized[int] = context.Value("q", number, lock=False)
         self._offset: Synchronized[int] = context.Value("q", start, lock=False)
 
     def take_turn(self, number: int) -> int:
@@ -74,16 +64,11 @@ class Job:
                 raise AbandonedError
             return self._offset.value
 
-    def pass_turn(self, number: int, end: int) -> None:
-        """Let the next block start where this one ends."""
+    def pass_turn(self, number: int, offset: int) -> None:
+        """Let a block start at an offset; -1 makes the workers abandon the blocks that wait."""
         with self._advanced:
-            self._offset.value, self._next.value = end, number + 1
-            self._advanced.notify_all()
-
-    def fail(self) -> None:
-        """Make the workers that wait for an earlier block abandon theirs."""
-        with self._advanced:
-            self._next.value = -1
+            if self._next.value >= 0:
+                self._offset.value, self._next.value = offset, number
             self._advanced.notify_all()
 
 
@@ -98,8 +83,11 @@ def begin(job: Job) -> None:
     job.file = os.open(job.partial, os.O_WRONLY)
 
 
-def write_block(number: int) -> Block:
+def write_block(task: tuple[int, NDArray[np.int64]]) -> Block:
     """Write a block in a worker; on an error, the other workers abandon theirs.
+
+    Args:
+        task: number of the block, and its images in the source.
 
     Raises:
         DataError: the source cannot be read.
@@ -107,82 +95,70 @@ def write_block(number: int) -> Block:
         AbandonedError: another block failed.
     """
     try:
-        return _write_images(_job, number)
+        return _write_images(task[0], task[1].tolist())
     except BaseException:
-        _job.fail()
+        _job.pass_turn(-1, 0)
         raise
 
 
-def _write_images(job: Job, number: int) -> Block:
+def _write_images(number: int, images: list[int]) -> Block:
     """Prepare the images of a block and write them."""
-    first, last = job.edges[number : number + 2].tolist()
-    output = _BlockWriter(job, number)
+    output = _Output(number)
     how: Counter[str] = Counter()
     bad: list[tuple[int, str]] = []
     retry = False
-    images = job.indices[first:last].tolist()
     for at, index in enumerate(images):
         if at % _AHEAD == 0:
-            job.store.ahead(images[at : at + 2 * _AHEAD])
+            _job.store.ahead(images[at : at + 2 * _AHEAD])
         try:
-            record = _prepare_image(job, index)
+            record = _prepare_image(_job, index)
         except DataError as error:
-            retry |= _may_be_read_later(job, error)
+            retry |= _may_be_read_later(_job.store, error)
             bad.append((index, _short_reason(error)))
         except ValueError as error:
             bad.append((index, str(error)))
         else:
             how[record.how] += 1
             output.add(index, record)
-    output.close()
+    output.write()
     rows = np.array(output.rows, ROW)
     return Block(number, output.start, output.end, rows, dict(how), bad, retry)
 
 
-class _BlockWriter:
-    """Places the images of a block in the file and writes them."""
+class _Output:
+    """The images of a block on their way into the file."""
 
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, number: int) -> None:
         self.rows: list[tuple[int, ...]] = []
         """Of the images that have a place, as ROW names the fields."""
         self.start = self.end = -1
         """Offsets of the block, once it has its turn."""
-        self._job, self._number = job, number
-        self._held: list[tuple[int, Record]] = []
+        self._number = number
+        self._held: list[tuple[int, int, Record]] = []
         self._bytes = 0
 
     def add(self, index: int, record: Record) -> None:
         """Take the next image; write what is held if it is too much for memory."""
-        self._held.append((index, record))
+        self._held.append((index, zlib.crc32(record.data), record))
         self._bytes += len(record.data)
         if self._bytes > _HELD_BYTES:  # takes the turn early, and keeps it
-            self._write(self._place())
+            self.write(last=False)
 
-    def close(self) -> None:
-        """Give the turn to the next block, and write the images that are left."""
-        images = self._place()
-        self._job.pass_turn(self._number, self.end)
-        self._write(images)
-
-    def _place(self) -> list[tuple[int, Bytes]]:
-        """Wait for the block's turn; return offset and data of each image that is held."""
+    def write(self, *, last: bool = True) -> None:
+        """Write what is held once the block has its turn; the last piece passes the turn."""
         if self.start < 0:
-            self.start = self.end = self._job.take_turn(self._number)
-        images = []
-        for index, record in self._held:
-            data = record.data
-            offset = image_offset(self.end, len(data))
-            self.end = offset + len(data)
-            size = record.width, record.height
-            self.rows.append((index, offset, len(data), zlib.crc32(data), *size, record.mode))
-            images.append((offset, data))
-        self._held.clear()
-        self._bytes = 0
-        return images
-
-    def _write(self, images: list[tuple[int, Bytes]]) -> None:
-        for offset, data in images:
-            _write_all(self._job.file, data, offset)
+            self.start = self.end = _job.take_turn(self._number)
+        placed = []
+        for index, crc, image in self._held:
+            offset, size = image_offset(self.end, len(image.data)), len(image.data)
+            self.rows.append((index, offset, size, crc, image.width, image.height, image.mode))
+            self.end = offset + size
+            placed.append((offset, image.data))
+        if last:
+            _job.pass_turn(self._number + 1, self.end)
+        for offset, data in placed:
+            _write_all(_job.file, data, offset)
+        self._held, self._bytes = [], 0
 
 
 def _prepare_image(job: Job, index: int) -> Record:
@@ -204,22 +180,22 @@ def _prepare_image(job: Job, index: int) -> Record:
     return record
 
 
-def _may_be_read_later(job: Job, error: DataError) -> bool:
+def _may_be_read_later(store: Store, error: DataError) -> bool:
     """Tell whether a later start may read an image that could not be read now.
 
     Raises:
         DataError: not only this image fails: memory, a server, or the whole source.
     """
     cause = error.__cause__
-    fetched = job.store.is_remote and not isinstance(error, ImageError)
+    fetched = store.is_remote and not isinstance(error, ImageError)
     if fetched or isinstance(cause, MemoryError):
         raise error
     if not isinstance(cause, OSError) or cause.errno is None:
         return False
-    with explained(DataError, f"cannot read {job.store.root}"):
-        if not job.store.root.exists():
+    with explained(DataError, f"cannot read {store.root}"):
+        if not store.root.exists():
             raise DataError(
-                f"{job.store.root} is gone; restore it and run the same command again to resume"
+                f"{store.root} is gone; restore it and run the same command again to resume"
             ) from error
     if cause.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR):
         raise error

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import functools
-import itertools
 import json
 import os
 import zlib
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
@@ -74,6 +73,14 @@ class Block:
         images = np.frombuffer(base64.b64decode(rows), ROW)
         return Block(number, start, end, images, how, [tuple(item) for item in bad], retry)
 
+    def is_intact(self, file: int) -> bool:
+        """Tell whether an open file holds the images as they were written."""
+        for row in self.rows:
+            data = os.pread(file, int(row["size"]), int(row["start"]))
+            if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
+                return False
+        return True
+
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[IO[bytes]]:
@@ -83,40 +90,31 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
         DataError: another conversion has locked it.
         OSError: it cannot be opened.
     """
-    while True:
-        with path.open("a+b") as journal:
-            try:
-                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise DataError(
-                    f"another conversion is writing {path.stem}; wait until it ends"
-                ) from error
-            except OSError:
-                pass  # a file system without locks
-            if path.exists() and os.path.samestat(os.fstat(journal.fileno()), path.stat()):
-                yield journal
-                return
-            # Another process finished and removed the journal after it was opened here.
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(path, timeout=0, fallback_to_soft=False))
+        except Timeout as error:
+            raise DataError(
+                f"another conversion is writing {path.stem}; wait until it ends"
+            ) from error
+        except OSError:
+            pass  # a file system without locks, or a path that cannot be opened below either
+        yield stack.enter_context(path.open("a+b"))
 
 
 def resume(
-    journal: IO[bytes], plan: dict[str, Any], partial: Path, start: int, say: Callable[[str], None]
+    journal: IO[bytes], plan: dict[str, Any], partial: Path, say: Callable[[str], None]
 ) -> list[Block]:
     """Return the intact blocks of an earlier start, and cut journal and file behind them.
 
-    Args:
-        journal: opened by ``locked``.
-        plan: of this conversion. Blocks of another plan are dropped.
-        partial: the unfinished file.
-        start: offset of the first block.
-        say: for messages.
+    If the earlier start had another plan, both start over.
     """
     first_line = json.dumps(plan).encode() + b"\n"
     journal.seek(0)
-    old_line = journal.readline()
+    old_line, *lines = journal.readlines() or [b""]
     blocks: list[Block] = []
     if old_line == first_line and partial.exists():
-        blocks = _intact_blocks(journal, partial)
+        blocks = _intact_blocks(lines, partial)
         images = sum(len(block.rows) + len(block.bad) for block in blocks)
         say(f"resuming {partial.stem}: {images:,} images are done and verified")
     elif old_line.strip() and partial.exists():
@@ -124,39 +122,27 @@ def resume(
             f"starting {partial.stem} over: the source, the options or the version of fastsiam "
             "have changed"
         )
-    with partial.open("ab") as file:
-        if not blocks:
-            file.truncate(0)
-        file.truncate(blocks[-1].end if blocks else start)
-    kept = first_line + b"".join(block.line() for block in blocks)
-    journal.seek(0)
-    if journal.read(len(kept)) == kept:
-        journal.truncate(len(kept))
-    else:  # a new journal, or one of an earlier version, whose blocks are in any order
+    if blocks:
+        os.truncate(partial, blocks[-1].end)
+        journal.truncate(len(first_line) + sum(map(len, lines[: len(blocks)])))
+    else:
+        partial.unlink(missing_ok=True)  # a worker of a killed start may still write to the old one
+        partial.touch()
         journal.truncate(0)
-        journal.write(kept)
+        journal.write(first_line)
         journal.flush()
     return blocks
 
 
-def _intact_blocks(journal: IO[bytes], partial: Path) -> list[Block]:
-    """Read the journal's blocks up to the first that is missing, corrupt or to be retried."""
-    known: dict[int, Block] = {}
-    for line in journal:
-        with contextlib.suppress(ValueError):
+def _intact_blocks(lines: list[bytes], partial: Path) -> list[Block]:
+    """Return the journal's blocks up to the first that is missing, corrupt or to be retried."""
+    blocks: list[Block] = []
+    with contextlib.suppress(ValueError):
+        for line in lines:
             block = Block.parse(line)
-            known[block.number] = block
-    numbers = itertools.takewhile(lambda n: n in known and not known[n].retry, itertools.count())
-    blocks = [known[number] for number in numbers]
+            if block.number != len(blocks) or block.retry:
+                break
+            blocks.append(block)
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:
-        checks = list(threads.map(functools.partial(_is_intact, file.fileno()), blocks))
+        checks = list(threads.map(functools.partial(Block.is_intact, file=file.fileno()), blocks))
     return blocks[: [*checks, False].index(False)]
-
-
-def _is_intact(file: int, block: Block) -> bool:
-    """Tell whether the file holds a block's images as they were written."""
-    for row in block.rows:
-        data = os.pread(file, int(row["size"]), int(row["start"]))
-        if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
-            return False
-    return True

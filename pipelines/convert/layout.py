@@ -30,24 +30,21 @@ def first_image(images: int) -> int:
 
 
 def block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Divide the images into blocks.
+    """Return the first image of every block, and the number of images: (blocks + 1,).
 
     Args:
         sizes: (images,) bytes of each in the source.
         groups: (images,) the piece of the source that each image lies in, if the source reads
             whole pieces. No block crosses two.
-
-    Returns:
-        (blocks + 1,) the first image of every block, and the number of images.
     """
     if groups is None:
         groups = (np.cumsum(sizes) - sizes) // BLOCK_BYTES
-    edges = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1, [len(sizes)]])
-    cuts = []
-    for first, last in itertools.pairwise(edges.tolist()):
+    edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(sizes)]
+    cuts: list[int] = []
+    for first, last in itertools.pairwise(edges):
         # Each block of a group reads the group from its start, so a group has few blocks.
-        cuts.append(np.arange(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16))))
-    return np.concatenate([*cuts, [len(sizes)]]).astype(np.int64)
+        cuts += range(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16)))
+    return np.array([*cuts, len(sizes)], np.int64)
 
 
 def image_offset(offset: int, length: int) -> int:

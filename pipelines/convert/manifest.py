@@ -40,28 +40,18 @@ _SIDES = (32, 64, 128, 224, 256, 384, 512, 1024, 2048)
 
 
 def plan_of(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
-    """Return a plan, which is equal only for the same images and the same options.
-
-    Args:
-        store: the source.
-        indices: (images,) the images to convert.
-        config: options of the conversion.
-    """
+    """Return the plan, which is equal only for the same images and the same options."""
     images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
-    return {
-        "format": _FORMAT,
-        "options": _options(config),
-        "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
-        "images": zlib.crc32(indices.tobytes()),
-    }
-
-
-def _options(config: ConvertConfig) -> dict[str, Any]:
     options = asdict(config) | _FIXED
     return {
-        name: value
-        for name, value in options.items()
-        if name not in _LEFT_OUT and (name not in _LATER or value != _LATER[name])
+        "format": _FORMAT,
+        "options": {
+            name: value
+            for name, value in options.items()
+            if name not in _LEFT_OUT and (name not in _LATER or value != _LATER[name])
+        },
+        "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
+        "images": zlib.crc32(indices.tobytes()),
     }
 
 
@@ -95,18 +85,9 @@ def check_existing(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
 def describe(
     store: Store, blocks: list[Block], plan: dict[str, Any], tables_crc32: int
 ) -> dict[str, Any]:
-    """Return the description of a file, for its annex and the manifest.
-
-    Args:
-        store: the source.
-        blocks: all blocks of the file, in order.
-        plan: of the file.
-        tables_crc32: checksum of metadata and table.
-    """
+    """Return the description of a file, for its annex and the manifest."""
     rows = np.concatenate([block.rows for block in blocks])
-    how: Counter[str] = Counter()
-    for block in blocks:
-        how.update(block.how)
+    how = sum((Counter(block.how) for block in blocks), Counter[str]())
     bounds = [0, *_SIDES, 2**16]
     counts, _ = np.histogram(np.minimum(rows["width"], rows["height"]), bounds)
     first = np.cumsum([0, *(len(block.rows) for block in blocks)]).tolist()
@@ -148,12 +129,7 @@ def describe(
 
 
 def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[str, Any]]) -> None:
-    """Write the manifest of a conversion, or of one part of it.
-
-    Args:
-        path: manifest.json, or manifest-00001-of-00008.json for a part.
-        classes: names of the classes.
-        files: description of each file, by its name.
+    """Write the manifest of a conversion, or of one part of it; ``files`` describes each by name.
 
     Raises:
         DataError: it cannot be written.
@@ -163,11 +139,8 @@ def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[s
         temporary.write_text(json.dumps(manifest, indent=1) + "\n")
 
 
-def read_manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Read all manifests of a folder.
-
-    Returns:
-        The manifests, and the description of each file, by its name; both empty without manifests.
+def read_manifests(folder: Path) -> dict[str, Any] | None:
+    """Return the description of each file, by its name, of all manifests of a folder, if any.
 
     Raises:
         DataError: a manifest is corrupt or cannot be read.
@@ -181,4 +154,4 @@ def read_manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
             raise DataError(
                 f"{path} cannot be read ({error}); convert again to renew it"
             ) from error
-    return paths, known
+    return known if paths else None

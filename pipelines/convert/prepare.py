@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 
 from fastsiam.config import ConvertConfig
 
 from ..store.beton import JPEG, RAW
-from ..store.decode import ImageRules, decode
+from ..store.decode import MOST_PIXELS, ImageRules, decode
 from ..store.probe import Bytes, Flags, Probe, ends, probe
 
 UNCHANGED = "unchanged"
@@ -67,51 +67,42 @@ def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig
         how = "resized" if pixels else "re-encoded: pixels"
         return _encode(decode(data, raw_size), config, how, pixels=pixels)
     found = _checked(data)
-    how = _why_not(found, config)
+    rules = ImageRules(exif=config.exif, alpha=config.alpha)
+    how = _why_not(found, rules, config)
     if how != UNCHANGED:
-        image = decode(data, rules=_rules(config))
-        return _encode(image, config, how, pixels=bool(config.raw))
+        return _encode(decode(data, rules=rules), config, how, pixels=bool(config.raw))
     if found.rotation:
-        data, how = _without(data, found.rotation), "EXIF rotation left out"
+        edges = [0, *itertools.chain(*found.rotation), len(data)]
+        data = b"".join(data[slice(*own)] for own in zip(edges[::2], edges[1::2], strict=True))
+        how = "EXIF rotation left out"
     return Record(data, JPEG, found.height, found.width, how)
 
 
 def _checked(data: Bytes) -> Probe:
     """Read an image's header; ValueError if the image is too large or has no end."""
     found = probe(data)
-    limit = 2 * (Image.MAX_IMAGE_PIXELS or 2**40)
-    if found.height * found.width > limit or max(found.height, found.width) > _LARGEST_SIDE:
+    if found.height * found.width > MOST_PIXELS or max(found.height, found.width) > _LARGEST_SIDE:
         raise ValueError(
             f"it declares {found.width:,} x {found.height:,} pixels, more than "
-            f"{limit:,} or a side above {_LARGEST_SIDE:,}"
+            f"{MOST_PIXELS:,} or a side above {_LARGEST_SIDE:,}"
         )
     if found.scan and not ends(data, found.scan):
         raise ValueError("it is truncated: it has no end marker")
     return found
 
 
-def _why_not(found: Probe, config: ConvertConfig) -> str:
+def _why_not(found: Probe, rules: ImageRules, config: ConvertConfig) -> str:
     """Name the reason why the image cannot stay as it is, or UNCHANGED."""
     if config.raw:
         return "decoded to pixels"
     for flag, how in _REENCODED.items():
         if found.flags & flag:
             return how
-    if _rules(config).turns(found):
+    if rules.turns(found):
         return "re-encoded: EXIF rotation applied"
     if _target(found.width, found.height, config) is not None:
         return "re-encoded: resized"
     return UNCHANGED
-
-
-def _rules(config: ConvertConfig) -> ImageRules:
-    return ImageRules(exif=config.exif, alpha=config.alpha)
-
-
-def _without(data: Bytes, segments: tuple[tuple[int, int], ...]) -> bytes:
-    """Cut segments, which are in order, out of a file."""
-    edges = [0, *(edge for segment in segments for edge in segment), len(data)]
-    return b"".join(data[low:high] for low, high in zip(edges[::2], edges[1::2], strict=True))
 
 
 def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] | None:
@@ -132,7 +123,7 @@ def _encode(image: Image.Image, config: ConvertConfig, how: str, *, pixels: bool
     if target is not None:
         image = image.resize(target, Image.Resampling.LANCZOS)
     if pixels:
-        return Record(np.asarray(image).tobytes(), RAW, image.height, image.width, how)
+        return Record(image.tobytes(), RAW, image.height, image.width, how)
     buffer = io.BytesIO()
     try:
         image.save(buffer, "JPEG", quality=config.quality)

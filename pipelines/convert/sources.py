@@ -34,12 +34,9 @@ _CIFAR_HELP = """no CIFAR-10 found in {root}, nor in {places} below it. Looked f
   train/airplane/* and test/airplane/*: its images as files
 Name another place with --source or $FASTSIAM_DATA."""
 
-Say = Callable[[str], None]
-"""Shows the user a message."""
-
 
 def open_sources(
-    kind: Kind, where: Path | Url, columns: ColumnNames, say: Say
+    kind: Kind, where: Path | Url, columns: ColumnNames, say: Callable[[str], None]
 ) -> tuple[Place, dict[Split, Store]]:
     """Open a data set in any of its forms.
 
@@ -56,19 +53,25 @@ def open_sources(
         DataError: it is not there; says what was looked for, where, and how to get it.
     """
     with explained(DataError, f"cannot look for the data in {where}"):
-        return _found(kind, opened(where), columns, say)
+        place, open_split = _found(kind, opened(where), columns)
+        splits: dict[Split, Store] = {"train": open_split("train")}
+        try:
+            splits["val"] = open_split("val")
+        except NoLabelsError as error:
+            say(f"no val.beton: {error}")
+        except NoSplitError:
+            pass
+    return place, splits
 
 
-def _found(
-    kind: Kind, root: Place, columns: ColumnNames, say: Say
-) -> tuple[Place, dict[Split, Store]]:
-    """Look for the data set in each place where it may lie, and open it."""
+def _found(kind: Kind, root: Place, columns: ColumnNames) -> tuple[Place, Callable[[Split], Store]]:
+    """Look for the data set in each place where it may lie; return it and what opens its splits."""
     if not root.exists():
         raise DataError(f"no data at {root}: name them with --source or $FASTSIAM_DATA")
     if kind == "parquet":
-        return root, _splits(partial(open_parquet, root, names=columns, in_order=True), say)
+        return root, partial(open_parquet, root, names=columns, in_order=True)
     if kind == "folder" or root.is_file():
-        return root, _splits(partial(open_store, root, sources=True, columns=columns), say)
+        return root, partial(open_store, root, sources=True, columns=columns)
     find, places, text = (
         (_imagenet, _IMAGENET_PLACES, _IMAGENET_HELP)
         if kind == "imagenet"
@@ -76,21 +79,9 @@ def _found(
     )
     for place in places:
         if (open_split := find(root / place, columns)) is not None:
-            return root / place.partition("/")[0], _splits(open_split, say)
+            return root / place.partition("/")[0], open_split
     below = ", ".join(f"{place}/" for place in places if place)
     raise DataError(text.format(root=root, places=below))
-
-
-def _splits(open_split: Callable[[Split], Store], say: Say) -> dict[Split, Store]:
-    """Open the training split, and the other if there is one."""
-    found: dict[Split, Store] = {"train": open_split("train")}
-    try:
-        found["val"] = open_split("val")
-    except NoLabelsError as error:
-        say(f"no val.beton: {error}")
-    except NoSplitError:
-        pass
-    return found
 
 
 def _imagenet(folder: Place, columns: ColumnNames) -> Callable[[Split], Store] | None:

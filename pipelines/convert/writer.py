@@ -6,12 +6,11 @@ block. Metadata, annex and table follow, then the header, and at last the file g
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,9 +28,6 @@ from . import blocks, journal, layout
 from .journal import Block
 from .manifest import check_existing, describe, plan_of
 
-Progress = Callable[[int, int], None]
-"""Called with the number of images and source bytes that are done."""
-
 
 class BadImagesError(DataError):
     """Images of the source are bad; ``bad`` lists each with the reason."""
@@ -48,7 +44,7 @@ def write(
     config: ConvertConfig,
     *,
     say: Callable[[str], None],
-    progress: Progress,
+    progress: Callable[[int, int], None],
 ) -> dict[str, Any]:
     """Write images of a store to a .beton file, or resume an earlier start.
 
@@ -58,7 +54,8 @@ def write(
         path: the file; it gets this name when it is complete.
         config: options of the conversion.
         say: for messages, such as how many images an earlier start wrote.
-        progress: called at the start and for each block.
+        progress: called at the start and for each block with the number of images and source bytes
+            that are done.
 
     Returns:
         The description of the file, for the manifest.
@@ -67,71 +64,21 @@ def write(
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
         DataError: the source cannot be read, or the file not be written.
     """
-    sizes = store.sizes()[indices]
     plan = plan_of(store, indices, config)
     partial = path.with_name(f"{path.name}.partial")
     journal_path = path.with_name(f"{path.name}.journal")
-    edges = layout.block_edges(sizes, None if store.groups is None else store.groups[indices])
-    with _explained(path), journal.locked(journal_path) as log:
-        if path.exists():
-            about = check_existing(path, plan)
-            partial.unlink(missing_ok=True)
-        else:
-            start = layout.first_image(len(indices))
-            done = journal.resume(log, plan, partial, start, say)
-            start = done[-1].end if done else start
-            _warn_of_full_disk(path, int(sizes[edges[len(done)] :].sum()), say)
-            job = blocks.Job(store, indices, edges, config, partial, len(done), start)
-            _write_blocks(job, done, log, sizes, progress)
-            _check_bad(store, done, config)
-            about = _finish(store, done, partial, plan)
-            os.replace(partial, path)
-        journal_path.unlink(missing_ok=True)
-    return about
-
-
-def _write_blocks(
-    job: blocks.Job,
-    done: list[Block],
-    log: IO[bytes],
-    sizes: NDArray[np.int64],
-    progress: Progress,
-) -> None:
-    """Write the missing blocks, and append each to ``done`` and the journal, in order."""
-    images = int(job.edges[len(done)])
-    size = int(sizes[:images].sum())
-    progress(images, size)
-    pending: dict[int, Block] = {}
-    remote = job.store.is_remote
-    with forked(job.config.workers, blocks.begin, job, forks=not remote) as run:
-        for block in run(blocks.write_block, range(len(done), len(job.edges) - 1)):
-            pending[block.number] = block
-            while len(done) in pending:
-                done.append(pending.pop(len(done)))
-                log.write(done[-1].line())
-            log.flush()
-            first, last = job.edges[block.number : block.number + 2]
-            images += int(last - first)
-            size += int(sizes[first:last].sum())
-            progress(images, size)
-
-
-def _warn_of_full_disk(path: Path, needed: int, say: Callable[[str], None]) -> None:
-    """Warn if the disk has less free space than the source's bytes; encoding may need less."""
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        say(
-            f"{path.parent} has {free / 1e6:,.0f} MB free and {path.name} may take "
-            f"{needed / 1e6:,.0f} MB; if the disk fills up, free space and run the same command "
-            "again to resume"
-        )
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Raise a DataError that says why a file cannot be written."""
     try:
-        yield
+        with journal.locked(journal_path) as log:
+            if path.exists():
+                about = check_existing(path, plan)
+                partial.unlink(missing_ok=True)
+            else:
+                done = journal.resume(log, plan, partial, say)
+                _write_blocks(store, indices, partial, config, done, log, say, progress)
+                _check_bad(store, done, config)
+                about = _finish(store, done, partial, plan)
+                os.replace(partial, path)
+            journal_path.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataError(
@@ -139,6 +86,48 @@ def _explained(path: Path) -> Iterator[None]:
                 "again to resume"
             ) from error
         raise DataError(f"cannot write {path}: {reason(error)}") from error
+    return about
+
+
+def _write_blocks(
+    store: Store,
+    indices: NDArray[np.int64],
+    partial: Path,
+    config: ConvertConfig,
+    done: list[Block],
+    log: IO[bytes],
+    say: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Write the missing blocks, and append each to ``done`` and the journal, in order."""
+    sizes = store.sizes()[indices]
+    edges = layout.block_edges(sizes, None if store.groups is None else store.groups[indices])
+    images, size = edges.tolist(), np.append(0, np.cumsum(sizes))[edges].tolist()
+    _warn_of_full_disk(partial, size[-1] - size[len(done)], say)
+    progress(images[len(done)], size[len(done)])
+    start = done[-1].end if done else layout.first_image(len(indices))
+    job = blocks.Job(store, config, partial, len(done), start)
+    tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
+    pending: dict[int, Block] = {}
+    with forked(config.workers, blocks.begin, job, forks=not store.is_remote) as run:
+        for block in run(blocks.write_block, tasks):
+            pending[block.number] = block
+            while len(done) in pending:
+                done.append(pending.pop(len(done)))
+                log.write(done[-1].line())
+            log.flush()
+            progress(images[len(done)], size[len(done)])
+
+
+def _warn_of_full_disk(partial: Path, needed: int, say: Callable[[str], None]) -> None:
+    """Warn if the disk has less free space than the source's bytes; encoding may need less."""
+    free = shutil.disk_usage(partial.parent).free
+    if needed > free:
+        say(
+            f"{partial.parent} has {free / 1e6:,.0f} MB free and {partial.stem} may take "
+            f"{needed / 1e6:,.0f} MB; if the disk fills up, free space and run the same command "
+            "again to resume"
+        )
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, WorkerError
 from fastsiam.pipelines.convert import BadImagesError, blocks, layout
+from fastsiam.pipelines.processes import AbandonedError
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conftest import write_images
 from tests.conversions import checked, run
@@ -180,3 +182,13 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
     monkeypatch.setattr(blocks, "_write_all", fail)
     with pytest.raises(DataError, match=r"cannot write .*train\.beton: Input/output error"):
         run("folder", images, tmp_path / "out", workers=4)
+
+
+def test_what_waits_for_a_failed_block_is_abandoned(images: Path, tmp_path: Path) -> None:
+    """Also if the block before it takes its place after the failure."""
+    job = blocks.Job(open_store(images, "train"), ConvertConfig(), tmp_path, 0, 4096)
+    assert job.take_turn(0) == 4096
+    job.pass_turn(-1, 0)
+    job.pass_turn(1, 5000)
+    with pytest.raises(AbandonedError):
+        job.take_turn(2)
