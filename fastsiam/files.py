@@ -118,6 +118,13 @@ def _refusal(error: BaseException, path: Path) -> OSError | None:
     return None
 
 
+def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all bytes to an open file from an offset on, in as many calls as the system needs."""
+    written = os.pwrite(file, data, offset)
+    while written < len(data):
+        written += os.pwrite(file, memoryview(data)[written:], offset + written)
+
+
 def lack_of_room(error: Exception, path: Path, needed: int) -> str:
     """Say how much room a file lacks, if a full disk is why it could not be written, else "".
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
@@ -17,12 +16,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from fastsiam.caches import others_can_write
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
-from fastsiam.files import explained, why
+from fastsiam.files import explained, why, write_at
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ if its cache is smaller than the data, it fetches 1.6 times their bytes in an ep
 _FORMAT = "chunks-1"
 _FORMER = "fastsiam-1"
 """Folder of the cache of version 0.2."""
-_PART = ".part"
+_PART, _USAGE = ".part", "usage"
 _PATIENCE = 5.0
 """Seconds to wait for another process that keeps a chunk."""
 _LEFT = 0.95
@@ -50,24 +48,11 @@ class Chunk(NamedTuple):
     stop: int
 
 
-def version(url: str, tag: str, size: int) -> str:
-    """Return a name for one version of an object.
-
-    Args:
-        url: address of the object; a password or a signature in it is left out.
-        tag: changes with the object's content: its ETag and time of change.
-        size: bytes of the object.
-    """
-    parts = urlsplit(url)
-    text = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}\n{tag}\n{size}"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 def chunks(version: str, size: int, start: int, stop: int) -> list[Chunk]:
-    """Return the chunks that hold a range of an object.
+    """Return the chunks that hold the bytes from ``start`` to ``stop`` of a version of an object.
 
     Args:
-        version: of the object.
+        version: a name that no other object and no other version of it has.
         size: bytes of the object.
         start: first byte of the range.
         stop: the byte after its last one.
@@ -140,15 +125,11 @@ class Cache:
         Raises:
             OSError: the folder cannot be written.
         """
-        path = self.folder / f"{chunk.name}{_PART}"
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if _lock(file) and _is_at(file, path):
-            if not self.has(chunk):
-                return file
+        file = _locked(self._part(chunk))
+        if file is not None and self.has(chunk):
             self.release(chunk, file)
-        else:
-            os.close(file)
-        return None
+            return None
+        return file
 
     def keep(self, chunk: Chunk, file: int, data: memoryview) -> None:
         """Write a chunk and release it; chunks that were not used for longest make room.
@@ -158,62 +139,57 @@ class Cache:
             file: what ``claim`` returned.
             data: its bytes.
         """
+        usage = None
         try:
-            with self._usage() as usage:
-                used = _number(os.pread(usage, 32, 0))
-                if used is None or used + len(data) > self._most:
-                    used = self._make_room(len(data))
-                if used + len(data) > self._most:
-                    return
-                # The sum is written first: if this process is killed, it is too high, not too low.
-                os.pwrite(usage, f"{used + len(data):<32}".encode(), 0)
-                os.ftruncate(file, 0)
-                _write(file, data)
-                path = self.folder / chunk.name
-                os.rename(f"{path}{_PART}", path)
+            # This file tells how many bytes all chunks take.
+            usage = _locked(self.folder / _USAGE, _PATIENCE)
+            if usage is None:
+                return
+            text = os.pread(usage, 32, 0).strip()
+            used = int(text) if text.isdigit() else self._most
+            if used + len(data) > self._most:
+                used = self._make_room(len(data))
+            if used + len(data) > self._most:
+                return
+            # The sum is written first: if this process is killed, it is too high, not too low.
+            os.pwrite(usage, f"{used + len(data):<32}".encode(), 0)
+            os.ftruncate(file, 0)
+            write_at(file, data, 0)
+            os.rename(self._part(chunk), self.folder / chunk.name)
         except OSError as error:
             self.give_up(error)
         finally:
+            if usage is not None:
+                os.close(usage)
             self.release(chunk, file)
 
     def release(self, chunk: Chunk, file: int) -> None:
         """End a claim; another process may fetch the chunk if it was not kept."""
-        path = self.folder / f"{chunk.name}{_PART}"
-        with contextlib.suppress(OSError):
-            if _is_at(file, path):
-                path.unlink()
-        os.close(file)
+        _remove(self._part(chunk), file)
 
     def give_up(self, error: OSError) -> None:
         """Add no more chunks, and log why."""
-        if self.keeps and not isinstance(error, TimeoutError):
+        if self.keeps:
             self.keeps = False
             log.warning(
                 f"the cache {self.folder.parent} cannot be written ({why(error)}): nothing more is "
                 "kept in it"
             )
 
-    @contextlib.contextmanager
-    def _usage(self) -> Iterator[int]:
-        """Open the file that tells how many bytes all chunks take; one process at a time."""
-        file = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            if not _lock(file, _PATIENCE):
-                raise TimeoutError
-            yield file
-        finally:
-            os.close(file)
+    def _part(self, chunk: Chunk) -> Path:
+        """Return the file of a chunk that is being written."""
+        return self.folder / f"{chunk.name}{_PART}"
 
     def _make_room(self, needed: int) -> int:
         """Remove the chunks that were not used for longest; return the bytes of those left."""
         found = []
-        for entry in os.scandir(self.folder):
-            if entry.name.endswith(_PART):
-                self._remove_abandoned(Path(entry.path))
-            elif entry.name != "usage":
-                with contextlib.suppress(FileNotFoundError):  # a user may remove files
-                    facts = entry.stat()
-                    found.append((facts.st_mtime_ns, facts.st_size, Path(entry.path)))
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # a user may remove files
+                if path.suffix != _PART and path.name != _USAGE:
+                    facts = path.stat()
+                    found.append((facts.st_mtime_ns, facts.st_size, path))
+                elif path.suffix == _PART and (file := _locked(path)) is not None:
+                    _remove(path, file)  # a process that was killed has left it
         used = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if used + needed <= self._most * _LEFT:
@@ -222,35 +198,37 @@ class Cache:
             used -= size
         return used
 
-    def _remove_abandoned(self, part: Path) -> None:
-        """Remove what a process that was killed has left."""
-        with contextlib.suppress(OSError):
-            file = os.open(part, os.O_RDWR)
-            try:
-                if _lock(file) and _is_at(file, part):
-                    part.unlink()
-            finally:
-                os.close(file)
 
+def _locked(path: Path, seconds: float = 0) -> int | None:
+    """Open a file, which need not be there, and lock it for this process alone.
 
-def _lock(file: int, seconds: float = 0) -> bool:
-    """Lock an open file for this process alone; tell whether that was possible in time."""
+    Returns:
+        The open file; None if another process has locked it for so many seconds, or removed it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     end = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.002)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, file)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    return None
+                time.sleep(0.002)
+        if _is_at(file, path):
+            stack.pop_all()
+            return file
+    return None
 
 
-def _number(text: bytes) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
+def _remove(path: Path, file: int) -> None:
+    """Remove a file that is locked, if it is still there, and unlock it."""
+    with contextlib.suppress(OSError):
+        if _is_at(file, path):
+            path.unlink()
+    os.close(file)
 
 
 def _is_at(file: int, path: Path) -> bool:
@@ -259,12 +237,6 @@ def _is_at(file: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _write(file: int, data: memoryview) -> None:
-    at = 0
-    while at < len(data):
-        at += os.pwrite(file, data[at:], at)
 
 
 @contextlib.contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 import itertools
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -19,7 +19,7 @@ import numpy as np
 from fastsiam.errors import DataError
 
 from . import storage
-from .cache import Cache, Chunk, chunks, current_cache, version
+from .cache import Cache, Chunk, chunks, current_cache
 from .path import RemotePath
 from .storage import Facts, Range
 
@@ -59,7 +59,8 @@ class RemoteFile:
         if not found.size:
             raise DataError(f"{path} is empty")
         self.facts, self._cache = found, cache or current_cache()
-        self._version = version(str(path), f"{found.etag} {found.modified}", found.size)
+        version = f"{path}\n{found.etag} {found.modified}\n{found.size}".encode()
+        self._version = hashlib.blake2b(version, digest_size=16).hexdigest()
 
     def fetch(self, ranges: Sequence[Range]) -> list[memoryview]:
         """Fetch ranges from the server, all at once."""
@@ -100,11 +101,7 @@ class RemoteFile:
             if self._cache.keeps:
                 return
             ranges = [own for own in ranges if not all(map(self._cache.has, wanted[own]))]
-        blocks = []
-        for start, stop, own in joined(_ahead.missing(self.path, ranges)):
-            request = partial(storage.get, self.path, self.facts, start, stop)
-            blocks.append((_Block(start, storage.submit(request)), own))
-        _ahead.add(self.path, blocks)
+        _ahead.begin(self.path, self.facts, ranges)
 
     def check(self) -> None:
         """Do nothing: every request checks that the object is the same version."""
@@ -177,36 +174,28 @@ class _Ahead:
     """Ranges that are fetched ahead, until they are read."""
 
     def __init__(self) -> None:
-        self._blocks: OrderedDict[tuple[RemotePath, Range], _Block] = OrderedDict()
+        self._blocks: dict[tuple[RemotePath, Range], _Block] = {}
         self._lock, self.bytes = threading.Lock(), 0
 
-    def add(self, path: RemotePath, blocks: Sequence[tuple[_Block, Sequence[Range]]]) -> None:
-        """Add blocks with the ranges that each holds; the oldest make room."""
+    def begin(self, path: RemotePath, facts: Facts, ranges: Sequence[Range]) -> None:
+        """Request those ranges that are not here yet; the oldest make room."""
         with self._lock:
-            for block, ranges in blocks:
-                for own in ranges:
-                    self._drop((path, own))
-                    self._blocks[path, own] = block
-                    self.bytes += own[1] - own[0]
+            missing = [own for own in ranges if (path, own) not in self._blocks]
+            for start, stop, joint in joined(missing):
+                request = storage.submit(partial(storage.get, path, facts, start, stop))
+                self._blocks |= {(path, own): _Block(start, request) for own in joint}
+                self.bytes += sum(own[1] - own[0] for own in joint)
             while self.bytes > MOST_AHEAD and len(self._blocks) > 1:
-                if (oldest := self._drop(next(iter(self._blocks)))) is not None:
-                    oldest.future.cancel()
-
-    def missing(self, path: RemotePath, ranges: Sequence[Range]) -> list[Range]:
-        """Return those ranges of an object that are not here."""
-        with self._lock:
-            return [own for own in ranges if (path, own) not in self._blocks]
+                self._drop(next(iter(self._blocks))).future.cancel()
 
     def take(self, path: RemotePath, own: Range) -> _Block | None:
         """Remove and return the block that holds a range."""
         with self._lock:
-            return self._drop((path, own))
+            return self._drop((path, own)) if (path, own) in self._blocks else None
 
-    def _drop(self, key: tuple[RemotePath, Range]) -> _Block | None:
-        block = self._blocks.pop(key, None)
-        if block is not None:
-            self.bytes -= key[1][1] - key[1][0]
-        return block
+    def _drop(self, key: tuple[RemotePath, Range]) -> _Block:
+        self.bytes -= key[1][1] - key[1][0]
+        return self._blocks.pop(key)
 
 
 _ahead = _Ahead()
@@ -278,19 +267,22 @@ class Onward:
         """Return the bytes of a range."""
         stop = min(stop, len(self._file))
         if start < self._start or stop > self._start + len(self._data):
-            self._start, self._data = self._fetched(start, stop)
+            if self._hop:
+                self._start, end = start, min(max(stop, start + self._hop), len(self._file))
+                (self._data,) = self._file.fetch([(start, end)])
+            else:
+                self._start = start - start % _BLOCK
+                self._data = self._blocks(max(stop, start + 1))
         return self._data[start - self._start : max(start, stop) - self._start]
 
-    def _fetched(self, start: int, stop: int) -> tuple[int, memoryview]:
+    def _blocks(self, stop: int) -> memoryview:
+        """Return whole blocks up to a byte, and start to fetch those behind."""
         size = len(self._file)
-        if self._hop:
-            return start, self._file.fetch([(start, min(max(stop, start + self._hop), size))])[0]
-        first = start - start % _BLOCK
-        begins = range(first, max(stop, start + 1), _BLOCK)
-        whole = range(max(first, self._asked), begins[-1] + (_BLOCKS_AHEAD + 1) * _BLOCK, _BLOCK)
-        self._file.ahead([(at, min(at + _BLOCK, size)) for at in whole if at < size])
-        self._asked = max(self._asked, whole.stop)
-        return first, _joined([self._file.read(at, min(at + _BLOCK, size)) for at in begins])
+        begins = range(self._start, min(stop + _BLOCKS_AHEAD * _BLOCK, size), _BLOCK)
+        blocks = [(at, min(at + _BLOCK, size)) for at in begins]
+        self._file.ahead([own for own in blocks if own[0] >= self._asked])
+        self._asked = max(self._asked, begins.stop)
+        return _joined([self._file.read(*own) for own in blocks if own[0] < stop])
 
 
 def joined(ranges: Sequence[Range]) -> list[tuple[int, int, list[Range]]]:

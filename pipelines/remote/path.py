@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Self
@@ -71,8 +71,7 @@ class RemotePath(Url):
         folder, names = path.parent, expanded(path.name)
         if _BRACES.search(folder.key):
             raise DataError(f"{url} has braces before its last part: leave them to the last")
-        facts = storage.heads([folder / name for name in names])
-        files = {name: own for name, own in zip(names, facts, strict=True) if own is not None}
+        files = folder._files(names)
         if missing := [name for name in names if name not in files]:
             raise DataError(f"{folder / missing[0]} does not exist: check the address")
         folder.found.levels[folder.key] = _Level(files, frozenset())
@@ -80,12 +79,12 @@ class RemotePath(Url):
 
     def facts(self) -> Facts | None:
         """Return the facts of the object; None if it does not exist."""
-        if (level := self.found.levels.get(self.parent.key)) is not None and self.key:
-            return level.files.get(self.name)
-        if self.key and self.parent._lies_nowhere():
+        if not self.key or self.parent._lies_nowhere():
             return None
+        if (level := self.found.levels.get(self.parent.key)) is not None:
+            return level.files.get(self.name)
         if self.key not in self.found.facts:
-            self.found.facts[self.key] = storage.heads([self])[0] if self.key else None
+            (self.found.facts[self.key],) = storage.heads([self])
         return self.found.facts[self.key]
 
     def stat(self) -> Stat:
@@ -156,14 +155,17 @@ class RemotePath(Url):
         if self._lies_nowhere():
             return _Level({}, frozenset())
         if self.scheme in ("http", "https"):
-            facts = storage.heads([self / name for name in _PROBED])
-            files = {name: own for name, own in zip(_PROBED, facts, strict=True) if own is not None}
-            level = _Level(files, frozenset())
+            level = _Level(self._files(_PROBED), frozenset())
         else:
-            found, folders = storage.level(self)
-            level = _Level(found, frozenset(folders))
+            files, folders = storage.level(self)
+            level = _Level(files, frozenset(folders))
         self.found.levels[self.key] = level
         return level
+
+    def _files(self, names: Sequence[str]) -> dict[str, Facts]:
+        """Ask for the facts of objects directly below it; those that exist are returned."""
+        facts = storage.heads([self / name for name in names])
+        return {name: own for name, own in zip(names, facts, strict=True) if own is not None}
 
     def _lies_nowhere(self) -> bool:
         """Tell whether earlier lists show that nothing lies below it."""

@@ -171,7 +171,7 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
 ) -> None:
     """The blocks that waited for it say nothing."""
     monkeypatch.setattr(layout, "BLOCK_BYTES", 1000)
-    original = blocks._write_all
+    original = blocks.write_at
 
     def fail(file: int, data: bytes, at: int) -> None:
         if at > 8000:
@@ -179,7 +179,7 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
             raise OSError(errno.EIO, "Input/output error")
         original(file, data, at)
 
-    monkeypatch.setattr(blocks, "_write_all", fail)
+    monkeypatch.setattr(blocks, "write_at", fail)
     with pytest.raises(DataError, match=r"cannot write .*train\.beton: Input/output error"):
         run("folder", images, tmp_path / "out", workers=4)
 
