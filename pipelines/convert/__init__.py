@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from .manifest import read_manifests, write_manifest
 from .prepare import is_lossy
 from .sources import Kind, open_sources
 from .verify import Report, verify
-from .writer import BadImagesError, write
+from .writer import BadImagesError, Watcher, write
 
 __all__ = [
     "BadImagesError",
@@ -43,19 +43,6 @@ __all__ = [
     "read_manifests",
     "verify",
 ]
-
-
-class Watcher(Protocol):
-    """Shows the user the progress of a conversion."""
-
-    def say(self, text: str) -> None:
-        """Show a message."""
-
-    def begin(self, name: str, images: int, size: int) -> None:
-        """Show that a file is started, with its images and bytes in the source."""
-
-    def progress(self, images: int, size: int) -> None:
-        """Show how many images and source bytes of that file are done."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +110,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
             )
         watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
-            about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
-            written.append(Written(path, about, there))
+            written.append(Written(path, write(store, images, path, config, watcher), there))
         except BadImagesError as error:  # those of the other split are listed too
             failures.append(error)
     if failures:

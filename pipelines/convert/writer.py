@@ -10,9 +10,8 @@ import errno
 import os
 import shutil
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +28,19 @@ from .journal import Block
 from .manifest import check_existing, describe, plan_of
 
 
+class Watcher(Protocol):
+    """Shows the user the progress of a conversion."""
+
+    def say(self, text: str) -> None:
+        """Show a message."""
+
+    def begin(self, name: str, images: int, size: int) -> None:
+        """Show that a file is started, with its images and bytes in the source."""
+
+    def progress(self, images: int, size: int) -> None:
+        """Show how many images and source bytes of that file are done."""
+
+
 class BadImagesError(DataError):
     """Images of the source are bad; ``bad`` lists each with the reason."""
 
@@ -38,13 +50,7 @@ class BadImagesError(DataError):
 
 
 def write(
-    store: Store,
-    indices: NDArray[np.int64],
-    path: Path,
-    config: ConvertConfig,
-    *,
-    say: Callable[[str], None],
-    progress: Callable[[int, int], None],
+    store: Store, indices: NDArray[np.int64], path: Path, config: ConvertConfig, watcher: Watcher
 ) -> dict[str, Any]:
     """Write images of a store to a .beton file, or resume an earlier start.
 
@@ -53,9 +59,7 @@ def write(
         indices: (images,) the images to convert, in order.
         path: the file; it gets this name when it is complete.
         config: options of the conversion.
-        say: for messages, such as how many images an earlier start wrote.
-        progress: called at the start and for each block with the number of images and source bytes
-            that are done.
+        watcher: shows how many images an earlier start wrote, and the progress of each block.
 
     Returns:
         The description of the file, for the manifest.
@@ -73,8 +77,8 @@ def write(
                 about = check_existing(path, plan)
                 partial.unlink(missing_ok=True)
             else:
-                done = journal.resume(log, plan, partial, say)
-                _write_blocks(store, indices, partial, config, done, log, say, progress)
+                done = journal.resume(log, plan, partial, watcher.say)
+                _write_blocks(store, indices, partial, config, done, log, watcher)
                 _check_bad(store, done, config)
                 about = _finish(store, done, partial, plan)
                 os.replace(partial, path)
@@ -96,15 +100,20 @@ def _write_blocks(
     config: ConvertConfig,
     done: list[Block],
     log: IO[bytes],
-    say: Callable[[str], None],
-    progress: Callable[[int, int], None],
+    watcher: Watcher,
 ) -> None:
     """Write the missing blocks, and append each to ``done`` and the journal, in order."""
     sizes = store.sizes()[indices]
     edges = layout.block_edges(sizes, None if store.groups is None else store.groups[indices])
     images, size = edges.tolist(), np.append(0, np.cumsum(sizes))[edges].tolist()
-    _warn_of_full_disk(partial, size[-1] - size[len(done)], say)
-    progress(images[len(done)], size[len(done)])
+    needed, free = size[-1] - size[len(done)], shutil.disk_usage(partial.parent).free
+    if needed > free:  # or less, if images are encoded
+        watcher.say(
+            f"{partial.parent} has {free / 1e6:,.0f} MB free and {partial.stem} may take "
+            f"{needed / 1e6:,.0f} MB; if the disk fills up, free space and run the same command "
+            "again to resume"
+        )
+    watcher.progress(images[len(done)], size[len(done)])
     start = done[-1].end if done else layout.first_image(len(indices))
     job = blocks.Job(store, config, partial, len(done), start)
     tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
@@ -116,18 +125,7 @@ def _write_blocks(
                 done.append(pending.pop(len(done)))
                 log.write(done[-1].line())
             log.flush()
-            progress(images[len(done)], size[len(done)])
-
-
-def _warn_of_full_disk(partial: Path, needed: int, say: Callable[[str], None]) -> None:
-    """Warn if the disk has less free space than the source's bytes; encoding may need less."""
-    free = shutil.disk_usage(partial.parent).free
-    if needed > free:
-        say(
-            f"{partial.parent} has {free / 1e6:,.0f} MB free and {partial.stem} may take "
-            f"{needed / 1e6:,.0f} MB; if the disk fills up, free space and run the same command "
-            "again to resume"
-        )
+            watcher.progress(images[len(done)], size[len(done)])
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:
