@@ -19,11 +19,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+from fastsiam.pipelines.remote import storage
 from tests.processes import Forked
 
 BUCKET = "bucket"
 KEY, SECRET = "KEYTHATNOBODYSEES", "SECRETTHATNOBODYSEES"
 """Credentials, of which nothing may ever be written."""
+
+
+def reconnect() -> None:
+    """Close this process's connections: the next ones follow the environment of that time."""
+    if storage._own is not None:
+        storage._own.close()
+    storage._own = None
 
 
 def free_port() -> int:

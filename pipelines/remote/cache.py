@@ -7,13 +7,14 @@ complete. Errors of the cache's disk are logged once and never end a run.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +34,9 @@ _FORMER = "fastsiam-1"
 """Folder of the cache of version 0.2."""
 _PART, _USAGE = ".part", "usage"
 _PATIENCE = 5.0
-"""Seconds to wait for another process that keeps a chunk."""
+"""Seconds to wait for another process that writes a chunk."""
+_FIRST_LOOK, _LONGEST_LOOK, _LONGEST_WAIT = 0.02, 0.25, 30.0
+"""Seconds: how often, and for how long, to look for a chunk that another process fetches."""
 _LEFT = 0.95
 """Share of the limit that is left when the cache was full."""
 
@@ -106,39 +109,40 @@ class Cache:
     def read(self, chunk: Chunk, start: int, into: memoryview) -> bool:
         """Read bytes of a chunk from a place in the object on; tell whether they were there."""
         try:
-            file = os.open(self.folder / chunk.name, os.O_RDONLY)
+            with (self.folder / chunk.name).open("rb", buffering=0) as file:
+                file.seek(start - chunk.start)
+                return file.readinto(into) == len(into)
         except OSError:
             return False
-        try:
-            return os.preadv(file, [into], start - chunk.start) == len(into)
-        except OSError:
-            return False
-        finally:
-            os.close(file)
 
-    def claim(self, chunk: Chunk) -> int | None:
-        """Claim a chunk, so that no other process fetches it, until ``keep`` or ``release``.
-
-        Returns:
-            The file to write it to; None if another process has claimed it, or has just kept it.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        file = _locked(self._part(chunk))
-        if file is not None and self.has(chunk):
-            self.release(chunk, file)
-            return None
-        return file
-
-    def keep(self, chunk: Chunk, file: int, data: memoryview) -> None:
-        """Write a chunk and release it; chunks that were not used for longest make room.
+    async def fetch(self, chunk: Chunk, get: Callable[[], Awaitable[memoryview]]) -> None:
+        """Keep a chunk, or wait until another process has done so.
 
         Args:
-            chunk: that was claimed.
-            file: what ``claim`` returned.
-            data: its bytes.
+            chunk: that is not there.
+            get: fetches its bytes.
         """
+        part, pause, waited = self.folder / f"{chunk.name}{_PART}", _FIRST_LOOK, 0.0
+        while self.keeps and not self.has(chunk) and waited < _LONGEST_WAIT:
+            try:
+                file = _locked(part)
+            except OSError as error:
+                return self._give_up(error)
+            if file is None:  # another process fetches it
+                await asyncio.sleep(pause)
+                pause, waited = min(1.5 * pause, _LONGEST_LOOK), waited + pause
+                continue
+            if self.has(chunk):  # another process kept it just now
+                return _remove(part, file)
+            try:
+                data = await get()
+            except BaseException:
+                _remove(part, file)
+                raise
+            return await asyncio.to_thread(self._keep, chunk, part, file, data)
+
+    def _keep(self, chunk: Chunk, part: Path, file: int, data: memoryview) -> None:
+        """Write a chunk to its locked file, and unlock it; other chunks make room."""
         usage = None
         try:
             # This file tells how many bytes all chunks take.
@@ -155,19 +159,15 @@ class Cache:
             os.pwrite(usage, f"{used + len(data):<32}".encode(), 0)
             os.ftruncate(file, 0)
             write_at(file, data, 0)
-            os.rename(self._part(chunk), self.folder / chunk.name)
+            os.rename(part, self.folder / chunk.name)
         except OSError as error:
-            self.give_up(error)
+            self._give_up(error)
         finally:
             if usage is not None:
                 os.close(usage)
-            self.release(chunk, file)
+            _remove(part, file)
 
-    def release(self, chunk: Chunk, file: int) -> None:
-        """End a claim; another process may fetch the chunk if it was not kept."""
-        _remove(self._part(chunk), file)
-
-    def give_up(self, error: OSError) -> None:
+    def _give_up(self, error: OSError) -> None:
         """Add no more chunks, and log why."""
         if self.keeps:
             self.keeps = False
@@ -175,10 +175,6 @@ class Cache:
                 f"the cache {self.folder.parent} cannot be written ({why(error)}): nothing more is "
                 "kept in it"
             )
-
-    def _part(self, chunk: Chunk) -> Path:
-        """Return the file of a chunk that is being written."""
-        return self.folder / f"{chunk.name}{_PART}"
 
     def _make_room(self, needed: int) -> int:
         """Remove the chunks that were not used for longest; return the bytes of those left."""

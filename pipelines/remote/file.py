@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import io
@@ -31,8 +30,6 @@ _BLOCK = 2**23
 """Most bytes of ranges that are fetched by one request."""
 _BLOCKS_AHEAD = 4
 """Blocks that ``Onward`` fetches ahead."""
-_FIRST_LOOK, _LONGEST_LOOK, _PATIENCE = 0.02, 0.25, 30.0
-"""Seconds: how often, and for how long, to look for a chunk that another process fetches."""
 
 
 def _allocated(size: int) -> memoryview:
@@ -129,7 +126,8 @@ class RemoteFile:
             if cache.keeps and not cache.has(chunk):
                 with _fetching_lock:
                     if chunk.name not in _fetching:
-                        future = storage.submit(partial(self._fetch_chunk, cache, chunk))
+                        get = partial(storage.get, self.path, self.facts, chunk.start, chunk.stop)
+                        future = storage.submit(partial(cache.fetch, chunk, get))
                         _fetching[chunk.name] = future
                         future.add_done_callback(partial(_end, chunk.name))
 
@@ -142,25 +140,6 @@ class RemoteFile:
             future.result()
         if not cache.read(chunk, start, into):
             into[:] = self._of_server(start, start + len(into))
-
-    async def _fetch_chunk(self, cache: Cache, chunk: Chunk) -> None:
-        """Fetch a chunk into the cache, or wait until another process has done so."""
-        pause, waited = _FIRST_LOOK, 0.0
-        while cache.keeps and not cache.has(chunk) and waited < _PATIENCE:
-            try:
-                file = cache.claim(chunk)
-            except OSError as error:
-                return cache.give_up(error)
-            if file is None:
-                await asyncio.sleep(pause)
-                pause, waited = min(1.5 * pause, _LONGEST_LOOK), waited + pause
-                continue
-            try:
-                data = await storage.get(self.path, self.facts, chunk.start, chunk.stop)
-            except BaseException:
-                cache.release(chunk, file)
-                raise
-            return await asyncio.to_thread(cache.keep, chunk, file, data)
 
 
 class _Block(NamedTuple):

@@ -223,15 +223,6 @@ def _client() -> _Client:
         return _own
 
 
-def restart() -> None:
-    """Close all connections: the next ones follow the environment variables of that time."""
-    global _own
-    with _starting:
-        if _own is not None:
-            _own.close()
-        _own = None
-
-
 def _after_fork() -> None:
     global _own, _starting, _was_used_by_parent
     _own, _starting = None, threading.Lock()

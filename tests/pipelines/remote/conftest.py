@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.pipelines.remote import storage
-from tests.clouds import environment, s3_server, upload
+from tests.clouds import environment, reconnect, s3_server, upload
 from tests.conftest import write_images
 from tests.sources import folder_members, tar
 
@@ -51,9 +50,9 @@ def cloud(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The address of S3, which this process finds by its environment."""
     for name, value in environment(s3, tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
-    storage.restart()
+    reconnect()
     yield s3
-    storage.restart()
+    reconnect()
 
 
 @pytest.fixture

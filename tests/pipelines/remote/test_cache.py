@@ -15,7 +15,7 @@ import pytest
 
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, FileLostError
-from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, file, storage
+from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
 from fastsiam.pipelines.remote.cache import Cache, cached, chunks, current_cache
 from fastsiam.pipelines.remote.storage import Facts
 from fastsiam.urls import Url
@@ -320,14 +320,14 @@ def test_a_process_that_is_stopped_is_not_waited_for(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has claimed a chunk, and one that adds it."""
-    monkeypatch.setattr(file, "_PATIENCE", 0.1)
+    monkeypatch.setattr(cache, "_LONGEST_WAIT", 0.1)
     monkeypatch.setattr(cache, "_PATIENCE", 0.1)
     kept = cache_of(tmp_path, 10)
     (chunk,) = chunks(remote(kept)._version, SIZE, CHUNK, CHUNK + 1)
-    claimed = kept.claim(chunk)
+    claimed = cache._locked(kept.folder / f"{chunk.name}.part")
     assert claimed is not None
     assert read(kept, server, 1) == []  # the range itself was fetched
-    kept.release(chunk, claimed)
+    os.close(claimed)
     usage = cache._locked(kept.folder / "usage")
     assert usage is not None
     assert read(kept, server, 1) == [1] == read(kept, server, 1)

@@ -11,7 +11,7 @@ import pytest
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines import Store, build_loader, open_split
 from fastsiam.pipelines.remote import storage
-from tests.clouds import web_server
+from tests.clouds import reconnect, web_server
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
@@ -28,10 +28,10 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    storage.restart()
+    reconnect()
     tar(tmp_path / "web" / "train.tar", folder_members(write_images(tmp_path / "images")))
     yield tmp_path / "web"
-    storage.restart()
+    reconnect()
 
 
 @pytest.mark.parametrize(("name", "workers"), BY)

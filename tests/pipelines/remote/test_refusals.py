@@ -13,7 +13,7 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import path, storage
 from fastsiam.pipelines.remote.file import joined
 from fastsiam.urls import place
-from tests.clouds import KEY, SECRET, broken_proxy, free_port, upload, web_server
+from tests.clouds import KEY, SECRET, broken_proxy, free_port, reconnect, upload, web_server
 from tests.conftest import write_images
 from tests.processes import fastsiam
 from tests.sources import folder_members, parquet, tar
@@ -98,7 +98,7 @@ def test_a_server_without_ranges(cloud: str, web: Path) -> None:
 
 def test_a_server_that_is_not_there(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
-    storage.restart()
+    reconnect()
     said = refusal(f"http://127.0.0.1:{free_port()}/photos.tar")
     assert "refuses connections, for 0.5 s ($FASTSIAM_CLOUD_PATIENCE)" in said
 
@@ -116,7 +116,7 @@ def test_patience_ends(
         store = open_store(place(f"{address}/photos.tar"), "train")
         shares = {"errors": 0.0, "cuts": 0.0, "stalls": 0.0} | {what: 1.0}
         with broken_proxy(address, tmp_path / "log", **shares) as broken:  # type: ignore[arg-type]
-            storage.restart()
+            reconnect()
             there = store.mapped()[0]
             url = place(f"{broken}/photos.tar")
             with pytest.raises(DataError, match=r"for 0\.5 s \(\$FASTSIAM_CLOUD") as caught:
@@ -148,7 +148,7 @@ def test_what_is_read_from_disks_alone(cloud: str, images: Path, tmp_path: Path)
 
 
 def test_without_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage.restart()
+    reconnect()
     monkeypatch.setattr(storage, "find_spec", lambda name: None)
     assert "pip install 'fastsiam[cloud]'" in refusal("s3://bucket/photos")
 

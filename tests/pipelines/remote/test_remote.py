@@ -15,10 +15,10 @@ from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import WorkerError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
-from fastsiam.pipelines.remote import file, storage
+from fastsiam.pipelines.remote import file
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
 from fastsiam.urls import place
-from tests.clouds import BUCKET, broken_proxy, upload, web_server
+from tests.clouds import BUCKET, broken_proxy, reconnect, upload, web_server
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
 from tests.processes import Forked
 from tests.sources import folder_members, imagenet_train_tar, jpeg, parquet, tar
@@ -184,7 +184,7 @@ def test_images_that_are_neighbours_are_one_request(
     opened(data)
     with broken_proxy(s3, tmp_path / "log") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        storage.restart()
+        reconnect()
         store = opened(data)
         before = requests(tmp_path / "log")
         store.ahead(range(12))
@@ -216,7 +216,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
     data = upload(cloud, folder, "many")
     with broken_proxy(cloud, tmp_path / "log") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        storage.restart()
+        reconnect()
         scan, asked = archive_build._scan, []
 
         def scans_some(files: Any, part: Any, *how: Any) -> Any:
@@ -243,7 +243,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
         there = opened(data)
         assert set(asked) == set(range(20)) - kept
         assert not list((tmp_path / "cache").rglob("*.parts"))
-    storage.restart()
+    reconnect()
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud)
     assert_same(there, opened(str(folder)))
 
@@ -266,6 +266,6 @@ def test_objects_of_other_clouds(
     with web_server(tmp_path) as at:
         for name, value in OTHERS[scheme].items():
             monkeypatch.setenv(name, value.format(at=at))
-        storage.restart()
+        reconnect()
         there = opened(f"{scheme}://{BUCKET}/train-{{0000..0002}}.tar")
         assert_same(there, opened(str(shards)))

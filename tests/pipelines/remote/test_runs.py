@@ -15,9 +15,8 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.train import train_here
-from fastsiam.pipelines.remote import storage
 from fastsiam.views.batch import Batch
-from tests.clouds import KEY, SECRET, broken_proxy, environment, upload
+from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, upload
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.processes import Forked, command, fastsiam
@@ -47,9 +46,9 @@ def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         variables = environment(address, tmp_path / "cache")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        storage.restart()
+        reconnect()
         yield variables
-        storage.restart()
+        reconnect()
 
 
 def met(log: Path) -> set[str]:

@@ -16,7 +16,7 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
 from fastsiam.urls import Url, place
-from tests.clouds import broken_proxy, web_server
+from tests.clouds import broken_proxy, reconnect, web_server
 from tests.processes import ROOT, Forked
 from tests.training.test_interrupted import until
 
@@ -70,7 +70,7 @@ def test_lists_that_are_cut_off(
     expected = storage.level(place(data))  # type: ignore[arg-type]
     with broken_proxy(cloud, tmp_path / "log", cuts=0.5) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        storage.restart()
+        reconnect()
         for _ in range(8):
             assert storage.level(place(data)) == expected  # type: ignore[arg-type]
     assert len(expected[0]) == 4 and "cut" in (tmp_path / "log").read_text()
