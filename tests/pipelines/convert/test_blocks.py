@@ -15,6 +15,7 @@ import pytest
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError, WorkerError
+from fastsiam.files import write_at
 from fastsiam.pipelines.convert import BadImagesError, blocks, layout
 from fastsiam.pipelines.processes import AbandonedError
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
@@ -171,7 +172,7 @@ def test_an_error_in_one_block_is_the_one_that_is_told(
 ) -> None:
     """The blocks that waited for it say nothing."""
     monkeypatch.setattr(layout, "BLOCK_BYTES", 1000)
-    original = blocks.write_at
+    original = write_at
 
     def fail(file: int, data: bytes, at: int) -> None:
         if at > 8000:
