@@ -1,4 +1,4 @@
-"""Starting several ranks on this machine, and starting again when one of them is lost."""
+"""Starts the ranks of this machine with torch's elastic agent, alone or with other machines."""
 
 from __future__ import annotations
 
@@ -7,165 +7,211 @@ import logging
 import os
 import signal
 import sys
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NoReturn
 
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+
+from fastsiam.config.nodes import NodesConfig
 from fastsiam.environment import be_found_by_children
 from fastsiam.errors import RANK_LOST, SIGNALLED
 from fastsiam.launched import LAUNCHER
-from fastsiam.signals import signal_name
+from fastsiam.signals import handled, signal_name
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from .machines import WrongCommandError, open_rendezvous
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+"""Signals by which somebody asks a rank to end: such a rank is not lost."""
+_WRONG_USAGE = 2
+_EXIT_CODE = "fastsiam/exit_code"
+"""Key of the exit code after an error on any machine, which all machines exit with."""
+_INFORMED = "fastsiam/informed"
+"""Key of the number of machines that know it."""
+_ERROR_SPREADS = timedelta(seconds=5)
+"""How long a machine whose ranks lost others waits to learn that one of those had an error."""
+_STOPPING = 35.0
+"""Seconds that a machine takes to stop its ranks: torch's agent kills them after 30."""
 _WHY: dict[int, str] = {
     signal.SIGKILL: ": was its memory too small?",
     signal.SIGABRT: ": by NCCL, perhaps, after --rank-timeout; see what is written above",
 }
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""Signals by which somebody wants a rank to end: it is not lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an attempt ended."""
-
-    code: int
-    """Exit code: 0, the first failed rank's, or 128 + the signal that ended it or the launcher."""
-    lost: bool = False
-    """Whether a rank was lost, so that starting again may help."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One start of ranks, as torch's launcher is told of it; of this machine alone by default."""
-
-    processes: int
-    """Of this machine."""
-    arguments: Sequence[str]
-    """Of the command line."""
-    nodes: int = 1
-    """Machines."""
-    backend: str = "c10d"
-    """How torch's launchers of several machines meet."""
-    endpoint: str = "localhost:0"
-    """Where they do."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of that backend."""
-    name: str = ""
-    """The same for all of them, and for no other start; empty makes one up."""
 
 
 def launch(
-    processes: int,
-    arguments: Sequence[str],
-    *,
-    restarts: int = 0,
-    again: Callable[[int], tuple[int, Sequence[str]]] | None = None,
+    arguments: Sequence[str], config: NodesConfig, *, gpus: int, max_restarts: int = 0
 ) -> int:
-    """Run ``fastsiam ARGUMENTS`` in several processes of this machine, by torch's elastic launcher.
+    """Run ``fastsiam ARGUMENTS`` in one process for each rank of this machine until they end.
+
+    With several machines, each of them calls this with the same arguments.
 
     Args:
-        processes: how many.
-        arguments: of the command line.
-        restarts: how often to start again after a rank was lost: ended by a signal that nobody
-            sent to end it, or gone without a word. An error ends it all, it would come again.
-        again: is asked before each of these, with the number of processes so far; returns how many
-            to start now and what to add to the arguments. May wait; none to start ends it all.
+        arguments: command line of the ranks.
+        config: how many machines there are, and where they meet.
+        gpus: ranks of each machine.
+        max_restarts: how often this machine restarts its ranks after a rank or machine was lost.
+            An error and a signal to stop end the run at once.
 
     Returns:
-        Exit code: 0, the first failed process's, or 128 + the signal that ended this one.
+        Exit code: 0, the first failed rank's, 128 + the signal that ended it or this process, or 75
+        if a machine was lost or never came.
     """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    try:
-        with launching():
-            ending = attempt(Attempt(processes=processes, arguments=arguments))
-            for restart in range(1, restarts + 1):
-                if not ending.lost:
-                    break
-                more: Sequence[str]
-                processes, more = again(processes) if again else (processes, ())
-                if not processes:
-                    return ending.code
-                said = f"restart {restart} of {restarts}, from the last checkpoint, on {processes}"
-                print(f"{said} rank{'' if processes == 1 else 's'}", file=sys.stderr)
-                ending = attempt(Attempt(processes=processes, arguments=[*arguments, *more]))
-    except SignalException as error:
-        return SIGNALLED + int(error.sigval)
-    return ending.code
-
-
-@contextlib.contextmanager
-def launching() -> Iterator[None]:
-    """Have this process be a launcher, whose ranks find the package and know whom they end with."""
-
-    import torch.distributed.launcher.api  # noqa: F401  # sets the levels of its loggers itself
-
-    for name in ("agent.server.api", "multiprocessing.api"):  # the ranks speak for themselves
+    for name in ("agent.server.api", "multiprocessing.api", "rendezvous.dynamic_rendezvous"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     be_found_by_children()
     os.environ[LAUNCHER] = str(os.getpid())
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _obeyed())
+    if config.max_nodes > 1:
+        # Each start of the ranks gets a store of its own. With the one that torch's agents share, a
+        # machine that joins them later waits for an address that is published only once.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        yield
-    finally:
-        del os.environ[LAUNCHER]
+        with handled(STOPS, _raise_signal):
+            return _run(arguments, config, gpus, max_restarts)
+    except SignalException as stop:
+        return SIGNALLED + int(stop.sigval)
+    except WrongCommandError as error:
+        return _fail(str(error), _WRONG_USAGE)
+    except RendezvousTimeoutError:
+        return _fail(
+            f"fewer than {config.min_nodes} machines met at --rendezvous {config.rendezvous} "
+            f"within {config.rendezvous_timeout:g} s; start the same command on each machine, or "
+            "wait longer (--rendezvous-timeout)"
+        )
+    except (RendezvousError, dist.DistError) as error:
+        return _fail(
+            f"no connection to --rendezvous {config.rendezvous} ({error.__cause__ or error}); "
+            "check that the same command runs on that machine and that its port is open, then "
+            "start the command again"
+        )
 
 
-def attempt(how: Attempt) -> Ending:
-    """Start the ranks once, and wait for the end."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    config = LaunchConfig(
-        min_nodes=how.nodes,
-        max_nodes=how.nodes,
-        nproc_per_node=how.processes,
-        run_id=how.name or uuid.uuid4().hex,
-        rdzv_backend=how.backend,
-        rdzv_endpoint=how.endpoint,
-        rdzv_configs=dict(how.settings),
-        max_restarts=0,
-        signals_to_handle=",".join(number.name for number in _heard()),
+def _run(arguments: Sequence[str], config: NodesConfig, gpus: int, max_restarts: int) -> int:
+    store, rendezvous, address = open_rendezvous(config)
+    spec = WorkerSpec(
+        role="fastsiam",
+        local_world_size=gpus,
+        entrypoint=sys.executable,
+        args=("-m", "fastsiam", *arguments),
+        rdzv_handler=rendezvous,
+        max_restarts=max_restarts,
+        local_addr=address,
     )
-    try:
-        elastic_launch(config, sys.executable)("-m", "fastsiam", *how.arguments)
-    except ChildFailedError as error:
-        return _ending(*_first_failure(error.failures))
-    return Ending(0)
+    agent = _Agent(spec, store)
+    code = agent.run_to_end()
+    if config.max_nodes > 1:
+        code = _agreed(store, code, agent.machines)
+    rendezvous.shutdown()
+    return code
 
 
-def _heard() -> list[signal.Signals]:
-    """Return what the launcher obeys: not what it is deaf to (nohup), which torch would undo."""
-    return [
-        number
-        for number in STOPS
-        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
-    ]
-
-
-def _ending(rank: int, code: int) -> Ending:
-    """Return what the first failure of an attempt means, and say it where the rank could not.
+class _Agent(LocalElasticAgent):
+    """torch's elastic agent, except that errors are not restarted and end the run everywhere.
 
     Args:
-        rank: which.
-        code: its exit code; below 0, minus the number of the signal that ended it.
+        spec: what to run.
+        store: shared with the agents of all machines.
     """
-    if code >= 0:
-        return Ending(code, lost=code == RANK_LOST)
-    number = -code
-    why = _WHY.get(number, "")
-    print(f"error: rank {rank} was ended by {signal_name(number)}{why}", file=sys.stderr)
-    return Ending(SIGNALLED + number, lost=number not in STOPS)
+
+    def __init__(self, spec: WorkerSpec, store: Store) -> None:
+        # Without a folder for logs: ranks write to the launcher's own output.
+        super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
+        self._shared = store
+        self._exit_code = RANK_LOST
+
+    @property
+    def machines(self) -> int:
+        """How many machines run ranks."""
+        return int(self._worker_group.group_world_size or 1)
+
+    def run_to_end(self) -> int:
+        """Run the ranks, again after a loss, and return the exit code of this machine."""
+        try:
+            result: RunResult | None = self.run()
+        except RendezvousClosedError:  # another machine ended the run
+            return self._exit_code
+        return 0 if result is None else self._exit_code  # None: a spare that was never needed
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        rendezvous = worker_group.spec.rdzv_handler
+        if result.state is WorkerState.SUCCEEDED:
+            self._exit_code = 0
+            return result
+        rank, code = _first_failure(result.failures) if result.is_failed() else (0, 0)
+        # If another machine's agent stops its ranks first, those here leave on their own.
+        if code in (0, RANK_LOST, SIGNALLED + signal.SIGTERM) and rendezvous.num_nodes_waiting():
+            print("restarting from the checkpoint, with machines that wait", file=sys.stderr)
+            return RunResult(state=WorkerState.HEALTHY)  # the agent restarts, at no cost
+        if code:
+            self._note_failure(rank, code)
+        elif rendezvous.is_closed():
+            raise RendezvousClosedError
+        return result
+
+    def _note_failure(self, rank: int, code: int) -> None:
+        """Decide whether the ranks may restart, and print what a killed rank could not."""
+        self._exit_code = code if code >= 0 else SIGNALLED - code
+        if code < 0:
+            why = _WHY.get(-code, "")
+            print(f"error: rank {rank} was ended by {signal_name(-code)}{why}", file=sys.stderr)
+        if code != RANK_LOST and (code >= 0 or -code in STOPS):
+            self._remaining_restarts = 0
+            self._shared.compare_set(_EXIT_CODE, "", str(self._exit_code))
+            self._worker_group.spec.rdzv_handler.set_closed()
+        elif self._error_elsewhere():
+            raise RendezvousClosedError
+        elif left := self._remaining_restarts:
+            of = self._worker_group.spec.max_restarts
+            print(f"restart {of - left + 1} of {of}, from the last checkpoint", file=sys.stderr)
+
+    def _error_elsewhere(self) -> bool:
+        """Tell whether ranks are lost because one of another machine had an error."""
+        with contextlib.suppress(dist.DistError):  # not within that time
+            if self.machines > 1:
+                self._shared.wait([_EXIT_CODE], _ERROR_SPREADS)
+                return True
+        return False
+
+
+def _agreed(store: Store, code: int, machines: int) -> int:
+    """Return the exit code of all machines: that of the first error on any of them, or its own.
+
+    A scheduler that starts jobs again by their exit code must not mistake an error for a loss. So
+    the launcher that serves the store does not leave before the others have read the error.
+    """
+    with contextlib.suppress(dist.DistError):  # the store is gone
+        if code == 0 or not store.check([_EXIT_CODE]):
+            return code
+        code = int(store.get(_EXIT_CODE))
+        store.add(_INFORMED, 1)
+        until = time.monotonic() + _STOPPING
+        while store.add(_INFORMED, 0) < machines and time.monotonic() < until:
+            time.sleep(0.1)
+    return code
 
 
 def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
-    """Return which rank failed first, and its exit code; it is below 0 if a signal ended it.
+    """Return which rank failed first, and its exit code; below 0 it is minus a signal's number.
 
-    Of several in the same moment it is the one that a signal ended, else one that has an error of
-    its own: the others left because it was gone. SIGTERM is what the launcher ends the rest with.
+    Of ranks that failed in the same moment it is the one that a signal ended, else one that has an
+    error of its own: the others left because it was gone. The agent ends the rest by SIGTERM.
     """
     since = min(failure.timestamp for failure in failures.values())
     consequences = (RANK_LOST, -signal.SIGTERM)
@@ -179,3 +225,22 @@ def _first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, int]:
     )
     rest = sorted(failures, key=lambda rank: failures[rank].exitcode != RANK_LOST)
     return own[0] if own else (rest[0], failures[rest[0]].exitcode)
+
+
+def _obeyed() -> list[signal.Signals]:
+    """Return the signals that the agent handles: under nohup it must not handle SIGHUP."""
+    return [
+        number
+        for number in STOPS
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
+def _raise_signal(number: int, _: object) -> NoReturn:
+    """Raise what torch's agent raises for signals as long as its ranks run."""
+    raise SignalException(signal.Signals(number).name, signal.Signals(number))
+
+
+def _fail(message: str, code: int = RANK_LOST) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
     goes_on,
     initial_weights,
+    refuse_existing_run,
     start_of,
     take_weights,
 )
@@ -128,6 +129,38 @@ def run_folder(config: TrainConfig, recipe: str) -> Iterator[Path]:
     folder = Path(config.run.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{recipe}")
     with created(folder):
         yield folder
+
+
+def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> int:
+    """Start the ranks of a run on this machine; return the exit code.
+
+    Args:
+        config: the settings.
+        recipe: their name.
+        arguments: the command line, which the ranks get too.
+
+    Raises:
+        FastSiamError: the run's folder is in use, or cannot be made.
+        CheckpointError: ``--resume never``, and the folder holds a run.
+    """
+    from fastsiam.distributed.launch import launch
+
+    with contextlib.ExitStack() as stack:
+        folder, more = Path(config.run.out), list[str]()
+        if config.run.max_nodes == 1:
+            folder = stack.enter_context(run_folder(config, recipe))
+            with RunFolder(folder).taken():
+                pass  # refused here, before ranks start
+            more = ["--out", str(folder)]
+        if config.run.resume == "never":  # at the first start; a restart has to find a checkpoint
+            refuse_existing_run(folder)
+            more += ["--resume", "auto"]
+        return launch(
+            [*arguments, *more],
+            config.run,
+            gpus=config.run.gpus,
+            max_restarts=config.run.max_restarts,
+        )
 
 
 def train_here(config: TrainConfig, recipe: str) -> Path:
