@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -44,8 +43,8 @@ _EXIT_CODE = "fastsiam/exit_code"
 """Key of the exit code after an error on any machine, which all machines exit with."""
 _INFORMED = "fastsiam/informed"
 """Key of the number of machines that know it."""
-_ERROR_SPREADS = timedelta(seconds=5)
-"""How long a machine whose ranks lost others waits to learn that one of those had an error."""
+_ERROR_SPREADS = 3.0
+"""Seconds that a machine whose ranks lost others waits to learn that one of those had an error."""
 _STOPPING = 35.0
 """Seconds that a machine takes to stop its ranks: torch's agent kills them after 30."""
 _WHY: dict[int, str] = {
@@ -183,10 +182,11 @@ class _Agent(LocalElasticAgent):
 
     def _error_elsewhere(self) -> bool:
         """Tell whether ranks are lost because one of another machine had an error."""
-        with contextlib.suppress(dist.DistError):  # not within that time
-            if self.machines > 1:
-                self._shared.wait([_EXIT_CODE], _ERROR_SPREADS)
+        until = time.monotonic() + (_ERROR_SPREADS if self.machines > 1 else 0)
+        while time.monotonic() < until:
+            if self._shared.check([_EXIT_CODE]):
                 return True
+            time.sleep(0.1)
         return False
 
 

@@ -96,9 +96,10 @@ def meet(place: Place) -> None:
     on_gpu = place.device.type == "cuda"
     store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=place.timeout))
     store.set_timeout(place.timeout)
-    # torchrun's store outlives a restart, and holds addresses of ranks that are gone.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"fastsiam/start-{start}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The agent's store outlives a restart: it holds addresses of ranks that are gone.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"fastsiam/restart-{restart}", store)
     rank_location.begin(store, place.rank, place.world)
     dist.init_process_group(
         "cuda:nccl,cpu:gloo" if on_gpu else "gloo",

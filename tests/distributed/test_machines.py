@@ -191,7 +191,7 @@ def test_a_cable_is_pulled_out(
     config = with_settings(
         config,
         nodes="1:2",
-        rank_timeout=5.0,
+        rank_timeout=30.0,
         rendezvous=f"{here.address}:29500",
         max_restarts=1,
         rendezvous_timeout=100.0,

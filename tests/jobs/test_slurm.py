@@ -62,6 +62,8 @@ def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainC
     assert asked["signal"] == f"USR1@{job.warning}" and "requeue" in asked
     on_cpu = slurm_script("imagenet", with_settings(small, **run), job)
     assert "gpus-per-node" not in options(on_cpu)
+    elastic = slurm_script("imagenet", with_settings(small, **SEVERAL | {"nodes": "2:4"}), job)
+    assert options(elastic)["nodes"] == "2-4" and " --nodes 2:4 --rendezvous " in elastic
 
 
 @pytest.mark.parametrize("run", [{}, SEVERAL])
