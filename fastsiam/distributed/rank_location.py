@@ -67,10 +67,12 @@ def missing(function: str) -> str:
         return ""
     _reporter.gave_up_in = function
     time.sleep(2 * _INTERVAL)  # until the others that gave up have reported it
-    try:
-        return "; ".join(filter(None, map(_reporter.describe, _reporter.others)))
-    except (RuntimeError, ValueError):  # the store is gone
-        return ""
+    found: list[str] = []
+    # In a thread: reading the store blocks for minutes if this machine lost its network.
+    reading = threading.Thread(target=_reporter.describe_others, args=(found,), daemon=True)
+    reading.start()
+    reading.join(_SILENT)
+    return "; ".join(found)
 
 
 class _Reporter(threading.Thread):
@@ -107,7 +109,14 @@ class _Reporter(threading.Thread):
         text = f"{step}, in {place[1]} ({line}) for {for_}"
         return {"place": place, "text": text, "time": time.time(), "waits": bool(self.gave_up_in)}
 
-    def describe(self, rank: int) -> str:
+    def describe_others(self, texts: list[str]) -> None:
+        """Append where each rank is that is elsewhere, until the store is gone."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            for rank in self.others:
+                if text := self._describe(rank):
+                    texts.append(text)
+
+    def _describe(self, rank: int) -> str:
         """Return where another rank is; empty if it waits too, or is where this one is."""
         key = f"{_KEY}{rank}"
         if not self._read.check([key]):

@@ -219,7 +219,7 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
     host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
     assert groups[0].pop("store") is store
-    assert store.timeout == host  # type: ignore[attr-defined]
+    assert store.timeout == host
     first: dict[str, Any] = {"rank": 1, "world_size": 4, "timeout": chip}
     if device == "cpu":
         first |= {"given": "gloo", "device_id": None}

@@ -186,7 +186,10 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 def test_a_cable_is_pulled_out(
     machines: tuple[Machine, Machine], config: TrainConfig, tmp_path: Path
 ) -> None:
-    """Ranks notice after the rank timeout; the machine of the rendezvous continues alone."""
+    """Ranks notice after the rank timeout; the machine of the rendezvous continues alone.
+
+    The other launcher is told by the next packet that gets through.
+    """
     here, there = machines
     config = with_settings(
         config,
@@ -210,7 +213,9 @@ def test_a_cable_is_pulled_out(
     try:
         wait_for((tmp_path / "once").exists, launchers[0].poll)  # there rank 0 waits
         there.plug("down")
-        codes = [one.wait(300) for one in launchers]
+        codes = [launchers[0].wait(300)]
+        there.plug("up")
+        codes.append(launchers[1].wait(100))
     finally:
         for one in launchers:
             one.kill()

@@ -149,7 +149,7 @@ def test_only_lost_ranks_are_restarted(
 
     def monitor(self: _Agent, _: WorkerGroup) -> RunResult:
         if not (code := next(endings)):
-            return RunResult(WorkerState.SUCCEEDED)
+            return RunResult(WorkerState.SUCCEEDED, return_values={-1: None})
         failure: Any = SimpleNamespace(exitcode=code, timestamp=0)
         return RunResult(WorkerState.FAILED, failures={0: failure})
 
