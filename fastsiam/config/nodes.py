@@ -38,6 +38,8 @@ class NodesConfig:
             bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes))) and self.min_nodes >= 1,
             f"nodes must be a number of machines from 1 on, or MIN:MAX, not {self.nodes!r}",
         )
+        if str(self.nodes).isdecimal():  # the command line has text alone
+            object.__setattr__(self, "nodes", int(self.nodes))
         require(self.min_nodes <= self.max_nodes, f"nodes {self.nodes}: MIN is above MAX")
         require_positive(self, "rendezvous_timeout")
         require(

@@ -155,7 +155,10 @@ class _Agent(LocalElasticAgent):
             return result
         rank, code = _first_failure(result.failures) if result.is_failed() else (0, 0)
         # If another machine's agent stops its ranks first, those here leave on their own.
-        if code in (0, RANK_LOST, SIGNALLED + signal.SIGTERM) and rendezvous.num_nodes_waiting():
+        left_on_request = code in (RANK_LOST, SIGNALLED + signal.SIGTERM)
+        if (code == 0 and rendezvous.num_nodes_waiting()) or (
+            left_on_request and self._is_resized()
+        ):
             print("restarting from the checkpoint, with machines that wait", file=sys.stderr)
             return RunResult(state=WorkerState.HEALTHY)  # the agent restarts, at no cost
         if code:
@@ -172,8 +175,9 @@ class _Agent(LocalElasticAgent):
             print(f"error: rank {rank} was ended by {signal_name(-code)}{why}", file=sys.stderr)
         if code != RANK_LOST and (code >= 0 or -code in STOPS):
             self._remaining_restarts = 0
-            self._shared.compare_set(_EXIT_CODE, "", str(self._exit_code))
-            self._worker_group.spec.rdzv_handler.set_closed()
+            with contextlib.suppress(dist.DistError, RendezvousError):  # its launcher has left
+                self._shared.compare_set(_EXIT_CODE, "", str(self._exit_code))
+                self._worker_group.spec.rdzv_handler.set_closed()
         elif self._error_elsewhere():
             raise RendezvousClosedError
         elif left := self._remaining_restarts:
@@ -183,10 +187,17 @@ class _Agent(LocalElasticAgent):
     def _error_elsewhere(self) -> bool:
         """Tell whether ranks are lost because one of another machine had an error."""
         until = time.monotonic() + (_ERROR_SPREADS if self.machines > 1 else 0)
-        while time.monotonic() < until:
-            if self._shared.check([_EXIT_CODE]):
-                return True
-            time.sleep(0.1)
+        with contextlib.suppress(dist.DistError):
+            while time.monotonic() < until:
+                if self._shared.check([_EXIT_CODE]):
+                    return True
+                time.sleep(0.1)
+        return False
+
+    def _is_resized(self) -> bool:
+        """Tell whether machines wait to join, as far as the rendezvous still answers."""
+        with contextlib.suppress(RendezvousError):
+            return bool(self._worker_group.spec.rdzv_handler.num_nodes_waiting())
         return False
 
 
