@@ -22,8 +22,12 @@ from fastsiam.config import (
 from fastsiam.config.recipes import RECIPES
 from fastsiam.urls import Url
 
-Stored = Literal["original", "short256", "pixels256"]
-"""How the images are stored: as they are; with a shorter side of 256; as pixels of that size."""
+Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
+"""How the images are stored: as files of a folder; the same in one .beton, tar or uncompressed
+parquet file; with a shorter side of 256; as pixels of that size."""
+ORIGINAL: Stored = "original"
+CONTAINERS: tuple[Stored, ...] = ("beton", "tar", "parquet")
+"""Forms with the original images' bytes."""
 
 Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine", "ranks"]
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
@@ -67,8 +71,9 @@ class BenchConfig:
     """Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."""
     stored: str = "original"
     (
-        "How the images are stored for ffcv, dali and memory, as a,b: original, short256 "
-        "(shorter side 256 pixels), pixels256 (that, not as JPEGs). torchvision reads originals."
+        "How the images are stored, as a,b: original (files of a folder), beton, tar, parquet "
+        "(uncompressed), short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
+        "torchvision reads originals, and ffcv reads them from a .beton."
     )
     variants: str = ""
     (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +28,8 @@ FORMS: dict[Stored, ConvertConfig] = {
 
 _MADE, _TAKEN = 512, 8192
 """Different images, at most: made ones, and the user's. More are the same under other names."""
+_ROW_GROUP = 100
+"""Images in a row group of parquet, as in Hugging Face's data sets."""
 _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
     (640, 480), (600, 450), (500, 500), (400, 300), (250, 200), (800, 600), (160, 120)
 )  # fmt: skip
@@ -57,9 +61,20 @@ class Images:
     """What they are, for people."""
 
     def stored(self, form: Stored) -> Path:
-        """Return a folder that holds them as .beton in some form, made when first asked for."""
+        """Return a folder that holds them in some form, made when first asked for.
+
+        "original" is a .beton, too, for pipelines that read nothing else.
+        """
+        if form == "beton":
+            form = "original"
         out = self.folder.with_name(f"{self.folder.name}-{form}")
-        if not out.exists():
+        if out.exists():
+            return out
+        if form == "tar":
+            _write_tar(open_store(self.folder, "train"), out)
+        elif form == "parquet":
+            _write_parquet(open_store(self.folder, "train"), out)
+        else:
             convert("folder", replace(FORMS[form], source=str(self.folder), out=str(out)), Silent())
         return out
 
@@ -192,3 +207,30 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> None:
             own = own.with_suffix(".jpg")
             image.save(own, quality=95)
         written.append(own)
+
+
+def _write_tar(store: Store, folder: Path) -> None:
+    folder.mkdir()
+    with tarfile.open(folder / "train.tar", "w") as tar:
+        for index in range(len(store)):
+            data = store.read(index)
+            entry = tarfile.TarInfo(store.name(index))
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+
+def _write_parquet(store: Store, folder: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    folder.mkdir()
+    table = pa.table(
+        {
+            "image": [bytes(store.read(index)) for index in range(len(store))],
+            "label": store.labels,
+        }
+    )
+    path = folder / "train.parquet"
+    parquet.write_table(
+        table, path, compression="none", use_dictionary=False, row_group_size=_ROW_GROUP
+    )

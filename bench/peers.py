@@ -54,6 +54,14 @@ PEERS = {
         differs="Works on uint8 tensors, decoded once; blurs by a Gaussian kernel of 13 x 13 "
         "pixels, not by PIL's boxes.",
     ),
+    "spdl": Peer(
+        title="SPDL and transforms.v2",
+        module="spdl",
+        packages=("spdl.pipeline", "spdl.io"),
+        install="spdl, beside FFmpeg's libraries",
+        packaged=False,
+        differs="Threads; decoded once, by FFmpeg; the rest as in torchvision transforms.v2.",
+    ),
     "albumentations": Peer(
         title="albumentations",
         module="albumentations",

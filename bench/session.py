@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.config import BenchConfig, Stored
+from fastsiam.bench.config import CONTAINERS, ORIGINAL, BenchConfig, Stored
 from fastsiam.bench.contest import Contest
 from fastsiam.bench.images import Images, take_images
 from fastsiam.config import DataConfig, NumericsConfig, Pipeline, RunConfig, TrainConfig
 from fastsiam.console import Console
 from fastsiam.distributed import check_devices
-from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.backends import BACKENDS, BASELINE
 from fastsiam.pipelines.workers import count as count_workers
 
 _PATIENCE = 300.0
@@ -101,6 +101,18 @@ class Session:
         converted = form != "original" or BACKENDS[pipeline].needs_beton
         path = images.stored(form) if converted else images.folder
         return DataConfig(data=str(path), pipeline=pipeline, workers=self.workers)
+
+    def forms(self, pipeline: Pipeline) -> list[Stored]:
+        """Return in which forms a pipeline reads images; the baseline reads originals, as users do.
+
+        What needs a .beton file reads the original images from one anyway, and what keeps them all
+        in memory reads them once.
+        """
+        if pipeline == BASELINE:
+            return [ORIGINAL]
+        backend = BACKENDS[pipeline]
+        skipped = CONTAINERS if backend.needs_beton or backend.resident else ()
+        return [form for form in self.config.forms if form not in skipped]
 
     def train_config(self, batch: int, *, ranks: int = 1, **settings: Any) -> TrainConfig:
         """Return the recipe with a batch for each rank.

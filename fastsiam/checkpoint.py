@@ -47,8 +47,8 @@ class Checkpoint:
     scaler: dict[str, Any]
     """State of the gradient scaler; empty but for fp16."""
     seen: dict[str, Any] = field(default_factory=dict)
-    """Digest of what was trained on since the last log line (``fastsiam.training.seen``); empty in
-    files of versions that kept none."""
+    """Digest of what was trained on since the last log line
+    (``fastsiam.training.data_digest``); empty in files of versions that kept none."""
     weights: str = ""
     """Digest of ``model`` as it was saved (``digest_of``); empty in files of such versions."""
     branch: dict[str, Any] = field(default_factory=dict)

@@ -1,6 +1,7 @@
-"""What a person sees while a program is at work: bars in a terminal, plain lines in a log.
+"""Messages and progress: bars in a terminal, plain lines in a log file.
 
-Nothing here starts a thread: loaders fork, and a lock that it holds then stays locked in the child.
+Bars are drawn without a thread: loader processes are forked while a bar is on the screen, and a
+lock that a thread held at that moment would stay locked in them. Only ``Console.status`` has one.
 """
 
 from __future__ import annotations
@@ -8,43 +9,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from rich.console import Console as RichConsole
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 _LINE_SECONDS = 10.0
-"""Without a terminal, at most one progress line in so many seconds."""
+"""Without a terminal, seconds between two progress lines."""
 
 _SETTLED_SECONDS = 2.0
-"""Speeds over less time say little."""
+"""Shortest time over which a speed is shown."""
 
 _LONG_SECONDS = 5.0
-"""Work that may be quick is told of when it has taken so long."""
+"""A tally appears after this time: shorter work needs none."""
 
 _DRAW_SECONDS = 0.1
-"""Between two states of a bar whose work is counted one by one."""
-
-_SPINNER = """
-import select, signal, sys, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-began, turn = time.monotonic(), 0
-while not select.select([sys.stdin], [], [], 0.1)[0]:
-    turn += 1
-    sys.stderr.write(f"\\r{'|/-'[turn % 3]} {sys.argv[1]} ({time.monotonic() - began:.0f} s) ")
-    sys.stderr.flush()
-"""
-"""Draws until its input ends."""
+"""Seconds between two updates of a tally's bar."""
 
 
 class _Stderr:
-    """Standard error, where a line that cannot be written is lost and ends no run.
+    """Standard error; a line that cannot be written is lost instead of ending the run.
 
-    Its file may be on a full disk, or what reads it be gone: Ctrl-C ends a ``tee`` as well.
+    The file may be on a full disk, or its reader gone: Ctrl-C also ends a ``tee``.
     """
 
     def write(self, text: str) -> None:
@@ -63,47 +54,53 @@ class _Stderr:
         return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar of Rich takes its place
 
 
-_bars: list[Progress] = []
-"""Those on the screen: the screen holds one."""
+@cache
+def _shared(can_draw: bool) -> RichConsole:
+    """Return the console of this process, which all bars share: Rich draws one below the other."""
+    out: Any = _Stderr()
+    force = None if can_draw else False
+    return RichConsole(file=out, force_terminal=force, highlight=False, soft_wrap=True)
 
 
 class Console:
-    """Progress and messages of one run, on stderr; quiet on all ranks but the first."""
+    """Messages and progress on stderr; quiet on all ranks but rank 0."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        out: Any = _Stderr()
-        # FORCE_COLOR makes no terminal of a log; and in a dumb one Rich draws no bar.
-        can_draw = out.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-        self._out = RichConsole(
-            file=out,
-            force_terminal=None if can_draw else False,
-            quiet=quiet,
-            highlight=False,
-            soft_wrap=True,
-        )
+        # FORCE_COLOR does not make a log file a terminal, and Rich draws no bar in a dumb one.
+        dumb = os.environ.get("TERM", "") in ("dumb", "unknown")
+        self._out = _shared(_Stderr().isatty() and not dumb)
+        self._quiet = quiet
         self._progress: Progress | None = None
         self._last_line = -_LINE_SECONDS
         self._total, self._unit = 0, ""
 
     def say(self, text: str) -> None:
         """Print one line."""
-        self._out.print(text, markup=False)
+        self._print(text)
 
     def warn(self, text: str) -> None:
-        """Print one line that should not be missed."""
-        self._out.print(f"warning: {text}", style="yellow", markup=False)
+        """Print a warning."""
+        self._print(f"warning: {text}", style="yellow")
+
+    def _print(self, text: str, *, style: str | None = None) -> None:
+        if not self._quiet:
+            self._out.print(text, style=style, markup=False)
+
+    @property
+    def _draws(self) -> bool:
+        return self._out.is_terminal and not self._quiet
 
     @contextlib.contextmanager
     def progress(self, total: int, done: int, unit: str = "step") -> Iterator[None]:
         """Show a bar over ``total`` units while inside."""
         self._total, self._unit = total, unit
-        if not self._out.is_terminal or self._out.quiet:
+        if not self._draws:
             yield
             return
         bar = (BarColumn(20),) if self._out.width >= 110 else ()
         count = TextColumn(unit + " {task.completed:,.0f}/{task.total:,.0f}", markup=False)
         columns = (count, *bar, TextColumn("{task.description}", markup=False))
-        with self._bar(*columns) as self._progress:
+        with Progress(*columns, console=self._out, auto_refresh=False) as self._progress:
             self._progress.add_task("", total=total, completed=done)
             try:
                 yield
@@ -112,43 +109,27 @@ class Console:
 
     @contextlib.contextmanager
     def tally(self, what: str, total: int | None = None) -> Iterator[Tally]:
-        """Count work that may take long; it is shown as soon as it does.
+        """Count work that may take long; shown once it has taken some seconds.
 
         Args:
             what: the work and its unit, such as "decoding images".
-            total: how many of these there are, if that is known.
+            total: how many units there are, if known.
         """
         with contextlib.ExitStack() as ends:
             yield Tally(self, what, total, ends)
 
     @contextlib.contextmanager
-    def waiting(self, text: str) -> Iterator[None]:
-        """Say what is waited for; in a terminal a spinner turns beside it while inside.
+    def status(self, text: str) -> Iterator[None]:
+        """Print what takes a while; in a terminal a spinner turns beside it while inside.
 
-        A process draws it: what is waited for keeps this one busy.
+        A thread draws it, so start no process by forking inside.
         """
-        if not self._out.is_terminal or self._out.quiet:
+        if not self._draws:
             self.say(text)
             yield
             return
-        command = [sys.executable, "-S", "-E", "-c", _SPINNER, text[: self._out.width - 12]]
-        spinner = subprocess.Popen(command, stdin=subprocess.PIPE)
-        try:
+        with self._out.status(escape(text)):
             yield
-        finally:
-            spinner.kill()
-            spinner.communicate()
-            self._out.file.write("\r\x1b[K")
-            self._out.file.flush()
-
-    @contextlib.contextmanager
-    def _bar(self, *columns: TextColumn | BarColumn) -> Iterator[Progress]:
-        with Progress(*columns, console=self._out, auto_refresh=False) as bar:
-            _bars.append(bar)
-            try:
-                yield bar
-            finally:
-                _bars.remove(bar)
 
     def advance(self, completed: int, text: str, *, place: str = "") -> None:
         """Move the bar; without a terminal print a line, if the last is some seconds old."""
@@ -160,7 +141,7 @@ class Console:
             self.say(f"{self._unit} {completed:,}{place}: {text}")
 
     def show(self, values: dict[str, Any], *, remaining: int, batch: int) -> None:
-        """Show a log point's metrics and the time ``remaining`` steps will take at this speed."""
+        """Show a log point's metrics and the time that the ``remaining`` steps will take."""
         left = remaining * batch / max(values["images_per_second"], 1e-9)
         text = (
             f"loss {values['loss']:.3f}, std {values['z_std']:.2f}, rank {values['rank']:.0f}, "
@@ -171,16 +152,15 @@ class Console:
 
 
 class Tally:
-    """Shows how work goes on that takes long: nothing in its first five seconds.
+    """Shows the progress of long work: a bar in a terminal, a line every ten seconds in a log.
 
-    Then a bar in a terminal, or a line every ten seconds in a log. Where another bar is on the
-    screen, that one tells of it.
+    Nothing is shown for the first five seconds.
 
     Args:
         console: where it is shown.
         what: the work and its unit.
-        total: how many there are, if that is known.
-        ends: takes the bar away.
+        total: how many units there are, if known.
+        ends: removes the bar at the end.
     """
 
     def __init__(
@@ -190,14 +170,13 @@ class Tally:
         self._began = time.monotonic()
         self._next = self._began + _LONG_SECONDS
         self._bar: Progress | None = None
-        self._is_own = False
         self.done = 0
-        """So many are done."""
+        """Units that are done."""
 
     def add(self, count: int = 1) -> None:
-        """Tell that so many more are done."""
+        """Count units that were done."""
         self.done += count
-        if (now := time.monotonic()) >= self._next and not self._console._out.quiet:
+        if (now := time.monotonic()) >= self._next and not self._console._quiet:
             self._show(now)
 
     def _show(self, now: float) -> None:
@@ -208,38 +187,28 @@ class Tally:
         else:
             left = max(0, self._total - self.done) / max(speed, 1e-9)
             text += f" of {self._total:,}, {speed:,.0f}/s, {duration(left)} left"
-        if not self._console._out.is_terminal:
+        if not self._console._draws:
             self._next = now + _LINE_SECONDS
             self._console.say(text)
             return
         self._next = now + _DRAW_SECONDS
         if self._bar is None:
-            self._bar = self._opened()
-        if self._is_own:
-            self._bar.update(self._bar.task_ids[0], completed=self.done)
-        self._bar.update(self._bar.task_ids[0], description=text, refresh=True)
-
-    def _opened(self) -> Progress:
-        """Take the words of the bar on the screen, until the end, or open one."""
-        if _bars:
-            own, words = _bars[-1].task_ids[0], _bars[-1].tasks[0].description
-            self._ends.callback(_bars[-1].update, own, description=words, refresh=True)
-            return _bars[-1]
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(20))
-        bar = self._ends.enter_context(self._console._bar(*columns))
-        bar.add_task("", total=self._total)
-        self._is_own = True
-        return bar
+            columns = TextColumn("{task.description}", markup=False), BarColumn(20)
+            out = self._console._out
+            self._bar = Progress(*columns, console=out, auto_refresh=False, transient=True)
+            self._bar.add_task("", total=self._total)
+            self._ends.enter_context(self._bar)
+        self._bar.update(self._bar.task_ids[0], completed=self.done, description=text, refresh=True)
 
 
 def tally(what: str, total: int | None = None) -> contextlib.AbstractContextManager[Tally]:
-    """Count work as ``Console.tally`` does, shown where the program's log messages are."""
+    """Count work as ``Console.tally`` does; quiet if the program's log messages are."""
     logs = logging.getLogger("fastsiam").isEnabledFor(logging.INFO)
     return Console(quiet=not logs).tally(what, total)
 
 
 class FileProgress:
-    """Shows how the work on one file after the other goes on: images/s, MB/s, time left."""
+    """Shows the progress of work on one file after the other: images/s, MB/s, time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -256,7 +225,7 @@ class FileProgress:
         self._bar.enter_context(self._console.progress(images, 0, f"{name}: image"))
 
     def progress(self, images: int, size: int) -> None:
-        """Tell how many images and bytes of it are done; the first call says where work began."""
+        """Show how many images and bytes are done; the first call says where the work started."""
         if self._start[0] < 0:
             self._start = (images, size, time.monotonic())
             return
@@ -274,12 +243,12 @@ class FileProgress:
         )
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()
 
 
 def duration(seconds: float) -> str:
-    """Write a time for people: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
+    """Format a time: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -291,18 +260,18 @@ def duration(seconds: float) -> str:
 
 
 def rounded(value: float) -> str:
-    """Write a number for people, with two decimals at most: 24, 7.17."""
+    """Format a number with at most two decimals: 24, 7.17."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def counted(number: float, what: str) -> str:
-    """Write how many of something there are, for people: 1 epoch, 24 epochs, 7.17 epochs."""
-    said = rounded(number)
-    return f"{said} {what}{'' if said == '1' else 's'}"
+    """Format a count: 1 epoch, 24 epochs, 7.17 epochs."""
+    text = rounded(number)
+    return f"{text} {what}{'' if text == '1' else 's'}"
 
 
 def size(count: float) -> str:
-    """Write an amount of memory for people: 154 MB, 6.2 GB."""
+    """Format an amount of memory: 154 MB, 6.2 GB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             number = count / size

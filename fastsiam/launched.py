@@ -35,23 +35,24 @@ def begin() -> None:
         sys.stderr = _Named(sys.stderr, f"[rank {rank}] ")
 
 
-def ending_with(parent: int) -> Callable[[], None]:
-    """Return what a new process does to get SIGTERM when the thread that started it ends.
+def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Return what a new process does to get a signal when the thread that started it ends.
 
     It may be called between fork and exec, where little is safe: all it needs is loaded before.
 
     Args:
         parent: the number of the process that starts it. If that is gone already by the time of
             the call, the signal comes at once.
+        number: the signal.
     """
     if sys.platform != "linux":  # no other system has it
         return lambda: None
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
     return ask
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -33,15 +33,48 @@ from .cuts import Cuts, cut_views
 from .headers import Headers
 from .job import PILLOW, Images, Job, stages_of
 from .store import Store
-from .store.base import Allocate
 from .workers import count
 
 _READERS = 8
 """Threads that read: so many requests wait at a disk or a server at once."""
 _PART = 32
 """Images that one thread reads in one go."""
+_AHEAD = 2**27
+"""Bytes of coming batches that are fetched ahead from another machine."""
 _CHUNK = 2**21
 """Bytes of memory that several images share. A larger image has memory of its own."""
+
+
+class Lookahead:
+    """Has the images of coming batches fetched while those of earlier ones are decoded.
+
+    A disk of this machine does that itself; it is for stores on another machine.
+
+    Args:
+        store: the images.
+        images_of: returns the positions of a step's images.
+        steps: of the pass.
+    """
+
+    def __init__(
+        self, store: Store, images_of: Callable[[int], NDArray[np.int64]], steps: range
+    ) -> None:
+        self._store, self._images_of = store, images_of
+        self._rest = iter(steps if store.is_remote else ())
+        self._sizes = store.sizes() if store.is_remote else np.zeros(0, np.int64)
+        self._waiting: deque[int] = deque()
+        """Bytes of the batches that were asked for, the next one first."""
+
+    def advance(self) -> None:
+        """Ask for coming batches, as the next one is about to be read."""
+        if self._waiting:
+            self._waiting.popleft()
+        while not self._waiting or sum(self._waiting) < _AHEAD:
+            if (step := next(self._rest, None)) is None:
+                return
+            index = self._images_of(step)
+            self._store.ahead(index.tolist())
+            self._waiting.append(int(self._sizes[index].sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +130,10 @@ class Engine:
 
         def read(first: int) -> None:
             with span("read"):
-                allocate = self._chunks.allocator()
-                for row in range(first, min(first + _PART, len(index))):
-                    data = self._headers.read_image(int(index[row]), allocate)
-                    if data is not None:
-                        array = np.frombuffer(data, np.uint8)
-                        owners[row] = array
-                        address[row], size[row] = array.ctypes.data, len(array)
+                part = index[first : first + _PART]
+                for row, data in self._headers.read_images(part, self._chunks.new).items():
+                    owners[first + row] = data
+                    address[first + row], size[first + row] = data.ctypes.data, len(data)
 
         parts = range(0, len(index), _PART)
         run_all([self._readers.submit(read, first) for first in parts])
@@ -269,22 +299,7 @@ class _Chunks:
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
-    def allocator(self) -> Allocate:
-        """Return a function that allocates memory for one image after the other, in one thread."""
-        rest = memoryview(b"")
-
-        def allocate(size: int) -> memoryview:
-            nonlocal rest
-            if size > _CHUNK:
-                return np.empty(size, np.uint8).data
-            if size > len(rest):
-                rest = self._take().data  # slices of it, unlike numpy's, keep the array
-            memory, rest = rest[:size], rest[size:]
-            return memory
-
-        return allocate
-
-    def _take(self) -> NDArray[np.uint8]:
+    def new(self) -> memoryview:
         """Return a chunk, whose memory is free again when the last reference to it is gone."""
         try:
             block = self._free.pop()
@@ -292,4 +307,4 @@ class _Chunks:
             block = np.empty(_CHUNK, np.uint8)
         chunk = block[:]
         weakref.finalize(chunk, self._free.append, block).atexit = False
-        return chunk
+        return chunk.data  # slices of it, unlike numpy's, keep the array

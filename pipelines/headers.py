@@ -13,7 +13,7 @@ from fastsiam.kernels import library
 
 from .job import JPEG, PILLOW, PIXELS, Images
 from .store import BetonStore, Store
-from .store.base import Allocate
+from .store.base import NewChunk
 from .store.probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -60,22 +60,28 @@ class Headers:
         for image in index[self._form[index] == _UNKNOWN].tolist():
             self._read(image, self._store.read(image))
 
-    def read_image(self, index: int, allocate: Allocate) -> Bytes | None:
-        """Read an image's bytes, and its header if it is unknown; None if Pillow is to read it.
+    def read_images(
+        self, index: NDArray[np.int64], new_chunk: NewChunk
+    ) -> dict[int, NDArray[np.uint8]]:
+        """Read images, and the headers that are unknown, but not what Pillow is to read.
 
         Args:
-            index: position in the store.
-            allocate: see ``Store.read_into``.
+            index: (N,) positions in the store.
+            new_chunk: see ``Store.read_into``.
+
+        Returns:
+            The bytes of images, by their place among the N.
 
         Raises:
-            DataError: it cannot be read, or is not an image; names it.
+            DataError: one cannot be read, or is not an image; names it.
         """
-        if self._form[index] == PILLOW:
-            return None
-        data = self._store.read_into(index, allocate)
-        if self._form[index] == _UNKNOWN:
-            self._read(index, data)
-        return data
+        places = np.flatnonzero(self._form[index] != PILLOW)
+        images = index[places]
+        data = self._store.read_into(images, new_chunk)
+        for number in np.flatnonzero(self._form[images] == _UNKNOWN).tolist():
+            self._read(int(images[number]), data[number])
+        arrays = (np.frombuffer(own, np.uint8) for own in data)
+        return dict(zip(places.tolist(), arrays, strict=True))
 
     def _read(self, index: int, data: Bytes) -> None:
         store = self._store

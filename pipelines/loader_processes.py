@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,13 @@ from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import local_ranks
 from fastsiam.views.batch import Shape, crop_shapes
 
-from .processes import killed, leave_signals_to_the_parent, signals_held
+from .processes import (
+    end_with_the_parent,
+    killed,
+    leave_signals_to_the_parent,
+    server_context,
+    signals_held,
+)
 from .workers import count
 
 _ITEMS_AHEAD = 2
@@ -100,11 +107,21 @@ class LoaderProcesses:
         tasks: of a pass.
         workers: processes; with 0 the items are made in this one.
         device: where the items go next; for a GPU they lie in pinned memory.
+        forks: whether this process may be forked; if not, see ``server_context``.
     """
 
     def __init__(
-        self, dataset: Dataset[Any], tasks: Iterable[Any], *, workers: int, device: torch.device
+        self,
+        dataset: Dataset[Any],
+        tasks: Iterable[Any],
+        *,
+        workers: int,
+        device: torch.device,
+        forks: bool = True,
     ) -> None:
+        context = None
+        if workers > 0 and not forks:
+            context = server_context(type(dataset).__module__)
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=None,
@@ -114,7 +131,8 @@ class LoaderProcesses:
             pin_memory=device.type == "cuda",
             prefetch_factor=_ITEMS_AHEAD if workers > 0 else None,
             persistent_workers=workers > 0,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=partial(_begin_worker, None if forks else dict(os.environ)),
+            multiprocessing_context=context,
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -182,6 +200,10 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _begin_worker(_: int) -> None:
+def _begin_worker(environment: dict[str, str] | None, _: int) -> None:
+    """Set up a process; one that a server forked has the environment that the server had."""
     leave_signals_to_the_parent()
+    if environment is not None:
+        end_with_the_parent()
+        os.environ.update(environment)
     mappings.watch_again()

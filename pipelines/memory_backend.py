@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig
 from fastsiam.console import size, tally
 from fastsiam.errors import DataError, ImageError
+from fastsiam.free_memory import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams, draw_views
 
 from .cuts import crop_views
 from .engine import EncodedBatch, Engine
 from .finish import Finisher
-from .free_memory import LOADING_PEAK, USABLE, free_bytes
 from .job import Images
 from .order import Order
 from .store import Store

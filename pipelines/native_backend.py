@@ -27,7 +27,7 @@ from fastsiam.views.photometric.operations import in_views_order
 
 from .copies import copy_stream, take_over
 from .cuts import cut_centres, cut_views
-from .engine import EncodedBatch, Engine, PendingBatch
+from .engine import EncodedBatch, Engine, Lookahead, PendingBatch
 from .finish import Finisher
 from .job import stages_of
 from .order import Order
@@ -62,7 +62,7 @@ class NativeLoader:
         self.source, self.images, self.steps = str(store), order.images, order.steps
         self._order, self._augment, self._prefetch = order, augment, prefetch
         self._device, self._dtype = device, dtype
-        self._engine = Engine(store, workers=workers)
+        self._store, self._engine = store, Engine(store, workers=workers)
         self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
         self._slots: list[_Slot] = []
         self._epoch: _Epoch | None = None
@@ -107,7 +107,9 @@ class NativeLoader:
         if not (finished or self._slots):
             self._slots = self._make_slots()
         self._open_epoch(number, skip)
-        submit, steps = partial(self._submit, number, finished), range(skip, self.steps)
+        steps = range(skip, self.steps)
+        lookahead = Lookahead(self._store, partial(self._order.indices, number), steps)
+        submit = partial(self._submit, number, finished, lookahead)
         epoch = self._epoch = closes_at_exit(_Epoch(submit, steps, prefetch=self._prefetch))
         with contextlib.closing(epoch):
             for made in epoch.batches:
@@ -134,9 +136,10 @@ class NativeLoader:
     def _close_epoch(self) -> None:
         """Stop reading; a batch that is waited for is an error."""
 
-    def _submit(self, epoch: int, finished: bool, step: int) -> _CropBatch:
+    def _submit(self, epoch: int, finished: bool, lookahead: Lookahead, step: int) -> _CropBatch:
         """Read a batch, draw its boxes and let the threads start with it."""
         order, augment = self._order, self._augment
+        lookahead.advance()
         index, drawn_for = order.indices(epoch, step), order.drawn_for(epoch, step)
         encoded = self._read(index)
         params = draw_views(
@@ -284,8 +287,10 @@ def central_crops(
         device: where they will go; the crops lie in memory from which a GPU can copy them.
     """
     engine = Engine(store, workers=workers)
+    lookahead = Lookahead(store, batches.__getitem__, range(len(batches)))
 
     def submit(number: int) -> _CropBatch:
+        lookahead.advance()
         index = batches[number]
         encoded = engine.read(index)
         slot = _Slot([(1, len(index), side, side, 3)], device)

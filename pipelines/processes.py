@@ -1,10 +1,11 @@
-"""Forked processes that share work, and that always end with the process that started them."""
+"""Processes that share work, and that always end with the process that started them."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,7 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
+from multiprocessing.context import BaseContext
 from types import FrameType
 from typing import Any
 
@@ -29,16 +31,41 @@ class AbandonedError(Exception):
     """A task was given up because another failed, whose error is raised instead."""
 
 
+def server_context(preload: str) -> BaseContext:
+    """Return the way to start processes that read remote data: forked from a server process.
+
+    obstore's threads, which this process may have, do not survive a fork. What the processes are
+    given is pickled.
+
+    Args:
+        preload: module that the server imports once for all processes.
+    """
+    context = get_context("forkserver")
+    server: Any = forkserver._forkserver
+    if set(server._preload_modules) <= {"__main__"}:  # the program asked for none
+        context.set_forkserver_preload([preload])
+    # Blocked signals stay blocked in the server and in what it forks, until they are set up there:
+    # it has to live until its processes end, and they leave signals to this process.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
 @contextlib.contextmanager
 def forked(
-    workers: int, begin: Callable[..., None], *arguments: Any
+    workers: int, begin: Callable[..., None], *arguments: Any, forks: bool = True
 ) -> Iterator[Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]]:
     """Yield run(function, tasks), which yields results as they are ready, in any order.
 
     Args:
         workers: processes; -1 is one for each core. They take the tasks in order.
         begin: called first in each process.
-        arguments: of ``begin``; the processes are forked, so nothing is copied.
+        arguments: of ``begin``.
+        forks: whether this process may be forked, so that nothing is copied; if not, see
+            ``server_context``.
 
     Raises:
         WorkerError: a process was killed.
@@ -46,12 +73,12 @@ def forked(
     workers = workers if workers > 0 else cores()
     pool = ProcessPoolExecutor(
         workers,
-        get_context("fork"),  # light: what is shared stays where it is
+        get_context("fork") if forks else server_context(begin.__module__),
         initializer=_enter,
-        initargs=(os.getpid(), begin, arguments),
+        initargs=(os.getpid() if forks else 0, dict(os.environ), begin, arguments),
     )
 
-    processes: list[Any] = []
+    processes: dict[int, Any] = {}
 
     def run(function: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[Any]:
         waiting: set[Future[Any]] = set()
@@ -60,7 +87,7 @@ def forked(
             for task in rest:
                 with signals_held():  # a pool of which half was started cannot be ended
                     waiting.add(pool.submit(_checked, function, task))
-                processes[:] = processes or pool._processes.values()  # all begin with the first
+                processes.update(pool._processes)
                 if len(waiting) >= 2 * workers + 2:
                     break
             if not waiting:
@@ -76,7 +103,7 @@ def forked(
         # The pool's thread waits for the dead process too, and the system tells only one of the two
         # how it ended: so let that thread end first.
         pool.shutdown(wait=True, cancel_futures=True)
-        raise WorkerError(_dead(processes)) from error
+        raise WorkerError(_dead([*processes.values()])) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -150,6 +177,21 @@ def leave_signals_to_the_parent() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_soon)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # see ``server_context``
+
+
+def end_with_the_parent() -> None:
+    """End this process, which a server forked, when the one that asked for it is gone.
+
+    The server is no help: it lives as long as what it forked.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+
+        def watch() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=watch, name="fastsiam-parent", daemon=True).start()
 
 
 def _end_soon(*_: object) -> None:
@@ -166,12 +208,28 @@ _known_lost: frozenset[int] = frozenset()
 """Mappings that were lost before this process was forked: the parent reports them."""
 
 
-def _enter(parent: int, begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _enter(
+    parent: int,
+    environment: dict[str, str],
+    begin: Callable[..., None],
+    arguments: tuple[Any, ...],
+) -> None:
+    """Set up a process.
+
+    Args:
+        parent: number of the process that forked it; 0: a server did.
+        environment: the parent's; a server has the one that it was started with.
+        begin: the task's own setup.
+        arguments: of ``begin``.
+    """
     leave_signals_to_the_parent()
-    if sys.platform == "linux":
+    if not parent:
+        end_with_the_parent()
+    elif sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the parent
         if os.getppid() != parent:
             os._exit(1)
+    os.environ.update(environment)
     global _known_lost
     _known_lost = mappings.lost_places()
     gc.disable()  # nothing here makes cycles

@@ -9,6 +9,8 @@ positions in the data set, which ``build_loader`` and ``build_eval_loader`` take
 from __future__ import annotations
 
 import hashlib
+import logging
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,8 @@ from fastsiam.views import rng
 from .remote.cache import cached
 from .store import Split, Store, open_store, picked
 from .store.decode import ImageRules
+
+log = logging.getLogger(__name__)
 
 _SHOWN = 3
 """Most lines of a list that a message names."""
@@ -77,10 +81,24 @@ def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.i
 
 
 def _opened(data: DataConfig, split: Split) -> Store:
-    with cached(data):
+    with cached(data) as kept:
         store = open_store(data.root, split, columns=data.columns)
+    if kept is not None and store.is_remote and not data.window:
+        size = sum(map(len, store.mapped())) / 1e9
+        if size > data.cache_gb:  # chunks would be dropped before their next image is shown
+            kept.keeps = False
+            _warn_once(
+                f"--cache keeps nothing: {data.data} has {size:,.1f} GB, more than --cache-gb "
+                f"{data.cache_gb:g}, and --shuffle full reads it at random; pass --shuffle "
+                "window:16384 or a larger --cache-gb"
+            )
     store.set_rules(ImageRules(exif=data.exif, alpha=data.alpha))
     return store
+
+
+@cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def has_validation(root: Path | Url, columns: ColumnNames = AUTOMATIC) -> bool:

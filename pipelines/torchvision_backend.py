@@ -251,7 +251,9 @@ class TorchvisionLoader:
         self._shapes = crop_shapes(augment, order.batch // order.world)
         self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=workers), workers)
         views = _Views(store, augment, order.seed)
-        self._processes = LoaderProcesses(views, self._tasks, workers=workers, device=device)
+        self._processes = LoaderProcesses(
+            views, self._tasks, workers=workers, device=device, forks=not store.is_remote
+        )
         closes_at_exit(self)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:

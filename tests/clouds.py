@@ -62,10 +62,10 @@ def s3_server() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def web_server(folder: Path, *, ranges: bool = True) -> Iterator[str]:
+def web_server(folder: Path, *, ranges: bool = True, etags: bool = True) -> Iterator[str]:
     """Run a web server of a folder; yield its address. Without ``ranges`` it sends whole files."""
     port = free_port()
-    process = Forked(_serve, str(folder), port, ranges)
+    process = Forked(_serve, str(folder), port, ranges, etags)
     try:
         wait_for(port)
         yield f"http://127.0.0.1:{port}"
@@ -74,14 +74,14 @@ def web_server(folder: Path, *, ranges: bool = True) -> Iterator[str]:
         process.wait(60)
 
 
-def _serve(folder: str, port: int, ranges: bool) -> None:
+def _serve(folder: str, port: int, ranges: bool, etags: bool) -> None:
     class Handler(_Files):
         pass
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 256  # as many as come at once: else some are refused
 
-    Handler.folder, Handler.ranges = Path(folder), ranges
+    Handler.folder, Handler.ranges, Handler.etags = Path(folder), ranges, etags
     Server(("127.0.0.1", port), Handler).serve_forever()
 
 
@@ -91,6 +91,7 @@ class _Files(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     folder: Path
     ranges: bool
+    etags: bool
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -114,7 +115,8 @@ class _Files(BaseHTTPRequestHandler):
         else:
             self.send_response(200)
         self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{whole:x}"')
+        if self.etags:
+            self.send_header("ETag", f'"{facts.st_mtime_ns:x}-{whole:x}"')
         self.send_header("Last-Modified", self.date_time_string(int(facts.st_mtime)))
         self.end_headers()
         if body:

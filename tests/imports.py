@@ -7,12 +7,6 @@ import importlib
 import pkgutil
 import threading
 
-import torch._dynamo
-import torch._inductor.compile_fx
-import torch.distributed.launcher.api  # noqa: F401
-from tensorboard.compat.proto import event_pb2  # noqa: F401
-from tensorboard.summary.writer import record_writer  # noqa: F401
-
 import fastsiam
 
 _BACK_ENDS = ("dali", "ffcv", "fastsiam.bench", "__main__")

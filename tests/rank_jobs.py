@@ -46,7 +46,7 @@ from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
-from fastsiam.training.seen import Seen
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
@@ -468,15 +468,15 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
 
 def seen_by_ranks(rank: int, world: int) -> dict[str, Any]:
     """Add up digests that do not fit into 64 bits together; return two lines and a state."""
-    seen = Seen(None, world=world)
-    seen.add(2**64 - 1 - rank)
-    seen.share()
-    seen.add(2**63 + 5)
-    seen.share()
-    first = seen.line(7)
-    seen.add(rank)
-    seen.share()
-    return {"first": first, "state": seen.state(), "second": seen.line(9)}
+    digest = DataDigest(None, world=world)
+    digest.add(2**64 - 1 - rank)
+    digest.share()
+    digest.add(2**63 + 5)
+    digest.share()
+    first = digest.line(7)
+    digest.add(rank)
+    digest.share()
+    return {"first": first, "state": digest.state(), "second": digest.line(9)}
 
 
 def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:

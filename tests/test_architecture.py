@@ -17,7 +17,7 @@ FLOORS = (
     "__main__", "cli", "bench", "study", "jobs", "detection", "pipelines", "report", "interchange",
     "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint",
     "bad_images", "config", "environment", "kernels", "console", "leaving", "launched", "caches",
-    "files", "signals", "textures", "trace", "urls", "errors", "__init__",
+    "files", "free_memory", "signals", "textures", "trace", "urls", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 
@@ -25,7 +25,7 @@ WITH_PIPELINES = {"cli", "bench", "jobs", "detection", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
 OF_PIPELINES = {
     "pipelines", "views", "config", "kernels", "console", "bad_images", "caches", "errors", "files",
-    "signals", "trace", "urls", "__init__",
+    "free_memory", "signals", "trace", "urls", "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fastsiam.bench.config import CONTAINERS
 from fastsiam.bench.contest import Contest
 from fastsiam.bench.contestants.decode import (
     ON_GPU,
@@ -33,13 +34,12 @@ def measure(session: Session) -> list[Record]:
 def enter_decoders(contest: Contest, session: Session, images: Images) -> None:
     """Have decoders take part, a contender for each form of the images that is encoded."""
     for form in session.config.forms:
-        if FORMS[form].raw:
-            continue  # nothing is to be decoded
-        beton = images.stored(form)
+        if form in CONTAINERS or FORMS[form].raw:
+            continue  # the bytes are the original images', or nothing is to be decoded
         contest.enter(
             f"{_DECODE}, {form}",
             build_decoding,
-            path=str(images.folder if form == "original" else beton),
+            path=str(images.folder if form == "original" else images.stored(form)),
             workers=session.workers,
             batch=session.loaded_batch,
             device=session.device,

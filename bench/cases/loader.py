@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastsiam.bench.cases.decode import decode_records, enter_decoders, fastest
-from fastsiam.bench.config import Stored
+from fastsiam.bench.config import CONTAINERS, Stored
 from fastsiam.bench.contest import Contest
 from fastsiam.bench.contestants.loader import build_loading, build_plain_crops
 from fastsiam.bench.images import Images
@@ -58,7 +58,7 @@ def _enter(contest: Contest, session: Session, images: Images) -> Entered:
     """Have each pipeline take part; the baseline reads the original images, as its users do."""
     entered: Entered = {}
     for pipeline in session.config.pipeline_names:
-        for form in ("original",) if pipeline == BASELINE else session.config.forms:
+        for form in session.forms(pipeline):
             settings: dict[str, Any] = {
                 "data": session.data(images, pipeline, form),
                 "augment": session.config.augment,
@@ -83,5 +83,6 @@ def _ceiling(
     backend = BACKENDS[pipeline]
     if backend.decoder is None:
         return None
-    found = fastest(timings, form, on_gpu=session.gpu and backend.decodes_on_gpu)
+    bytes_of: Stored = "original" if form in CONTAINERS else form
+    found = fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
     return ("bare decoding", found) if found else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fastsiam.bench.config import ORIGINAL
 from fastsiam.bench.contestants.train import build_fed
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
@@ -20,8 +21,8 @@ def measure(session: Session) -> list[Record]:
         ready = DataConfig(pipeline=CEILING)
         contest.enter(CEILING, build_fed, config=replace(config, data=ready))
         for pipeline in session.config.pipeline_names:
-            several = BACKENDS[pipeline].needs_beton
-            for form in session.config.forms if several else ("original",):
+            forms = session.forms(pipeline) if BACKENDS[pipeline].needs_beton else []
+            for form in forms or [ORIGINAL]:
                 name = pipeline if form == "original" else f"{pipeline}, {form}"
                 data = session.data(images, pipeline, form)
                 contest.enter(name, build_fed, config=replace(config, data=data))

@@ -40,17 +40,14 @@ def build_reading(
     """
     os.environ.update(environment)
     opened: list[Loader] = []
-    turns = count()
 
     def open_anew() -> None:
         for loader in opened:
             loader.close()
         opened.clear()
-        own = data
-        if cold and data.cache:  # another folder: the one before is open in this process
+        if cold and data.cache:
             shutil.rmtree(data.cache, ignore_errors=True)
-            own = replace(data, cache=f"{data.cache}/{next(turns)}")
-        opened.append(build_loader(own, augment, batch=batch))
+        opened.append(build_loader(data, augment, batch=batch))
         if opened[0].steps != images // batch:
             raise RuntimeError(f"{opened[0].source} holds {opened[0].images:,} images")
 

@@ -55,7 +55,7 @@ def _convert(kind: Kind, config: ConvertConfig) -> None:
     if config.parts:
         from fastsiam.jobs.parts import convert_parts
 
-        convert_parts(config, sys.argv[1:])
+        convert_parts(kind, config, sys.argv[1:])
         return
     from fastsiam.jobs.convert import convert_data
 

@@ -11,7 +11,7 @@ from fastsiam.urls import Url
 from .checks import require
 from .data import Alpha, ColumnNames, DataConfig, Exif, check_image_rules
 
-EngineName = Literal["local", "slurm", "ray", "dask"]
+EngineName = Literal["local", "dask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +57,14 @@ class ConvertConfig:
         "The parts in one folder are one data set; convert folder makes one file of them."
     )
     parts: int = 0
-    (
-        "Convert into so many parts, each a task of the --engine, made again if it is lost. "
-        "0 makes one file of each split, here."
-    )
+    """Convert into so many parts; --engine says where. 0 makes one file of each split, here."""
     engine: EngineName = "local"
-    """Where the parts of --parts are made: one after the other here, or by a cluster's workers."""
-    engine_address: str = ""
+    """Where --parts are made: one after the other here, or by the workers of dask."""
+    scheduler: str = ""
     (
-        "Address of a running cluster of ray or dask. Default: $RAY_ADDRESS or "
-        "$DASK_SCHEDULER_ADDRESS; if that is not set, one of this machine, for as long as it takes."
+        "Address of dask's scheduler, such as tcp://host:8786. Default: $DASK_SCHEDULER_ADDRESS; "
+        "without it, workers on this machine for as long as the conversion takes."
     )
-    engine_options: str = ""
-    """Options of sbatch for --engine slurm, such as '--partition=cpu --cpus-per-task=16'."""
-    retries: int = 2
-    """How often a part is begun again after its process or its machine was lost."""
     skip_bad: bool = False
     """Leave out images that cannot be read, and list them in the manifest."""
     workers: int = -1
@@ -86,16 +79,19 @@ class ConvertConfig:
             self.workers == -1 or self.workers >= 1,
             f"workers must be -1 or at least 1, not {self.workers}",
         )
-        for name in ("parts", "retries"):
-            value = getattr(self, name)
-            require(0 <= value <= 99999, f"{name} must be 0 to 99999, not {value}")
+        require(0 <= self.parts <= 99999, f"parts must be 0 to 99999, not {self.parts}")
         require(
             self.engine in get_args(EngineName),
-            f"engine must be {', '.join(get_args(EngineName))}, not {self.engine!r}",
+            f"engine must be {' or '.join(get_args(EngineName))}, not {self.engine!r}; other "
+            "schedulers run --part, such as 2/8",
         )
         require(
-            not (self.engine != "local" and not self.parts),
-            f"--engine {self.engine} makes parts: say how many by --parts, a few for each machine",
+            self.parts > 0 or self.engine != "dask",
+            "--engine dask converts parts: say how many by --parts, a few for each machine",
+        )
+        require(
+            not self.scheduler or self.engine == "dask",
+            f"--scheduler {self.scheduler} is dask's: add --engine dask",
         )
         require(not (self.parts and self.part), "--part is one of --parts: leave one of them out")
         check_image_rules(self.exif, self.alpha)

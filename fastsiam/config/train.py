@@ -266,7 +266,7 @@ class RunConfig(NodesConfig):
     max_restarts: int = 0
     (
         "Several ranks: how often each machine restarts its ranks, from the last checkpoint, after "
-        "a rank was killed or hung or a machine was lost. An error ends the run at once."
+        "one of them failed, was killed or hung, or a machine was lost."
     )
     numa_binding: bool = True
     """Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."""

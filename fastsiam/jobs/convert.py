@@ -38,7 +38,7 @@ def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
     watcher = FileProgress(Console())
     began = time.monotonic()
     try:
-        with stoppable("the same command goes on from here"):
+        with stoppable("run the same command again to resume"):
             written = convert(kind, config, watcher)
     except BadImagesError as error:
         watcher.end()

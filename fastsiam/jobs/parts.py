@@ -1,49 +1,74 @@
-"""A conversion in parts, each a task of an engine: begun again if it is lost, and told of."""
+"""A conversion in parts: one after the other here, or as tasks of dask."""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
+import platform
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import duration
-from fastsiam.errors import DataError
+from fastsiam.environment import be_found_by_children
+from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
-from fastsiam.jobs.convert import lossy_line, stoppable
-from fastsiam.jobs.engines import Engine, Outcome, Task, engine_of, tasks_of
-from fastsiam.pipelines.convert import beside, read_manifests
+from fastsiam.jobs.convert import convert_data, lossy_line, stoppable
+from fastsiam.launched import ending_with
+from fastsiam.pipelines.convert import Kind, beside, read_manifests
 from fastsiam.pipelines.remote.path import opened
 
+_RETRIES = 2
+"""Times that dask restarts a part whose process was killed. Of workers that die dask allows
+``distributed.scheduler.allowed-failures`` for each part, 3 by default."""
 
-def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
-    """Make the parts of a conversion by the engine that is asked for.
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """How the conversion of a part ended."""
+
+    error: str
+    """What it wrote to its standard error if it failed, else ""."""
+    seconds: float
+    host: str
+
+
+class PartKilledError(Exception):
+    """The process that made a part was killed."""
+
+
+def convert_parts(kind: Kind, config: ConvertConfig, words: Sequence[str]) -> None:
+    """Convert a data set in parts, and say how to use them.
 
     Args:
+        kind: of the source.
         config: of the whole conversion.
-        words: the arguments that it came by, after ``fastsiam``.
+        words: its arguments on the command line, after ``fastsiam``.
 
     Raises:
-        FastSiamError: the engine is not there.
-        DataError: a part cannot be made; the others are, and the same command goes on.
+        FastSiamError: dask is not installed, or its scheduler does not answer.
+        DataError: a part cannot be made; the others are, and the same command resumes.
         Interrupted: Ctrl-C or SIGTERM.
     """
     out = Path(config.out) if config.out else beside(opened(config.root))
-    engine = engine_of(config, out)
-    # A worker that somebody else started has an environment of its own.
-    whole = [*words, "--source", str(config.root), "--out", str(out)]
-    tasks = tasks_of(whole, range(1, config.parts + 1), config.parts)
-    with stoppable("the same command goes on with the parts that are missing"):
-        failed = _made(engine, tasks, config)
-    for task, outcome in failed:
-        sys.stderr.write("".join(f"part {task.number}: {x}\n" for x in outcome.said.splitlines()))
+    if config.engine == "dask":
+        # Workers may have been started with another FASTSIAM_DATA and in another folder.
+        failed = _by_dask(config, [*words, "--source", str(config.root), "--out", str(out)])
+    else:
+        failed = _here(kind, config)
     if failed:
-        task, outcome = failed[0]
-        number = f"part {task.number} of {config.parts}"
+        number = min(failed)
         raise DataError(
-            f"{number}: {outcome.error}; {len(failed)} of {config.parts} parts are missing, and "
-            "the same command makes these alone"
+            f"part {number} of {config.parts}: {failed[number]}; {len(failed)} of {config.parts} "
+            "parts are missing, and the same command makes only these"
         )
     _, abouts = read_manifests(out)
     if lossy := lossy_line(list(abouts.values()), config):
@@ -55,49 +80,105 @@ def convert_parts(config: ConvertConfig, words: Sequence[str]) -> None:
     )
 
 
-def _made(
-    engine: Engine, tasks: Sequence[Task], config: ConvertConfig
-) -> list[tuple[Task, Outcome]]:
-    """Have all tasks done, lost ones again; return those that failed for good."""
-    failed, left, done = [], list(tasks), 0
-    for attempt in range(config.retries + 1):
-        lost = []
-        with closing(engine.run(left)) as outcomes:  # type: ignore[type-var]
-            for task, outcome in outcomes:
-                if not outcome.code:
-                    done += 1
-                    _say(f"{_part(task, config)} is made{_facts(outcome)}; {done} of {len(tasks)}")
-                elif outcome.is_lost and attempt < config.retries:
-                    lost.append(task)
-                    _say(
-                        f"{_part(task, config)} is lost ({_why(outcome)}): it is begun again, "
-                        f"{attempt + 1} of {config.retries} times"
-                    )
-                else:
-                    failed.append((task, outcome))
-                    _say(f"{_part(task, config)} cannot be made: {_why(outcome)}")
-        left = lost
-        if not left:
-            break
-    return sorted(failed, key=lambda one: one[0].number)
+def _here(kind: Kind, config: ConvertConfig) -> dict[int, str]:
+    """Convert one part after the other, each with all workers; return the errors by part."""
+    failed = {}
+    for number in range(1, config.parts + 1):
+        _say(f"part {number} of {config.parts}")
+        try:
+            convert_data(kind, replace(config, parts=0, part=f"{number}/{config.parts}"))
+        except DataError as error:
+            failed[number] = str(error)
+    return failed
 
 
-def _part(task: Task, config: ConvertConfig) -> str:
-    return f"part {task.number} of {config.parts}"
+def _by_dask(config: ConvertConfig, words: Sequence[str]) -> dict[int, str]:
+    """Have dask's workers convert the parts; return the errors by part."""
+    try:
+        distributed = importlib.import_module("distributed")
+    except ImportError as error:
+        raise FastSiamError("--engine dask needs dask: pip install 'fastsiam[dask]'") from error
+    be_found_by_children()
+    failed: dict[int, str] = {}
+    address = config.scheduler or os.environ.get("DASK_SCHEDULER_ADDRESS", "")
+    with ExitStack() as stack:
+        stack.enter_context(stoppable("the same command makes the parts that are missing"))
+        cluster = None
+        if not address:
+            cluster = stack.enter_context(
+                distributed.LocalCluster(
+                    threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+                )
+            )
+        try:
+            client = distributed.Client(cluster or address, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise FastSiamError(f"no dask scheduler answers at {address} ({error})") from error
+        stack.enter_context(client)
+        numbers = {}
+        for number in range(1, config.parts + 1):
+            command = _command(words, number, config.parts)
+            future = client.submit(run_part, command, os.getcwd(), retries=_RETRIES, pure=False)
+            numbers[future] = number
+        stack.callback(client.cancel, list(numbers), force=True)
+        for future in distributed.as_completed(numbers, loop=client.loop):
+            _note(future, numbers[future], config.parts, failed)
+    return failed
 
 
-def _facts(outcome: Outcome) -> str:
-    """Say where a part was made, and what that took, as far as it is known."""
-    where = f" on {outcome.host}" if outcome.host else ""
-    if not outcome.seconds:
-        return where
-    return f"{where} in {duration(outcome.seconds)}, {outcome.megabytes:,.0f} MB"
+def _command(words: Sequence[str], number: int, count: int) -> tuple[str, ...]:
+    """Return the command line that converts one part."""
+    own = ("--engine", "local", "--scheduler", "", "--parts", "0", "--part", f"{number}/{count}")
+    return (sys.executable, "-m", "fastsiam", *words, *own)
 
 
-def _why(outcome: Outcome) -> str:
-    if outcome.said:
-        return outcome.error
-    return f"ended by signal {abs(outcome.code) % 128}" if outcome.is_lost else outcome.error
+def run_part(command: Sequence[str], folder: str) -> PartResult:
+    """Convert a part in a process that ends with this worker.
+
+    Args:
+        command: its command line.
+        folder: where to run it.
+
+    Raises:
+        PartKilledError: a signal ended the process: dask tries again.
+    """
+    host, started = platform.node(), time.monotonic()
+    if not Path(folder).is_dir():
+        return PartResult(f"{host} does not see {folder}: workers need the same files", 0.0, host)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        # At once, because another worker starts this part again.
+        preexec_fn=ending_with(os.getpid(), signal.SIGKILL),
+    )
+    if done.returncode < 0 or done.returncode > 128:
+        raise PartKilledError(f"its process on {host} was killed (exit code {done.returncode})")
+    failed = f"exit code {done.returncode}" if done.returncode else ""
+    return PartResult(failed and (done.stderr.strip() or failed), time.monotonic() - started, host)
+
+
+def _note(future: Any, number: int, count: int, failed: dict[int, str]) -> None:
+    """Say how a part ended; keep the last line of its error."""
+    part = f"part {number} of {count}"
+    try:
+        result: PartResult = future.result()
+    except PartKilledError as error:
+        failed[number] = str(error)
+    except Exception as error:  # dask's own, where workers died again and again
+        failed[number] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    else:
+        if not result.error:
+            _say(f"{part} is made on {result.host} in {duration(result.seconds)}")
+            return
+        lines = result.error.splitlines()
+        sys.stderr.write("".join(f"part {number}: {line}\n" for line in lines))
+        failed[number] = lines[-1].removeprefix("error: ")
+    _say(f"{part} cannot be made: {failed[number]}")
 
 
 def _say(line: str) -> None:

@@ -9,11 +9,11 @@ import torch
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
+from fastsiam.free_memory import free_bytes
 from fastsiam.kernels.cores import local_ranks
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled, works_on
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.pipelines.free_memory import free_bytes
 from fastsiam.training.memory import training_bytes
 
 

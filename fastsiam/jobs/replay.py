@@ -18,8 +18,8 @@ from fastsiam.errors import DeviceError, FastSiamError
 from fastsiam.jobs.verify import Line, Recorded, require_same, with_pipeline
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.numerics import autocast_type
-from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 
@@ -175,7 +175,7 @@ def _train(
     Raises:
         FastSiamError: the digest of a line differs.
     """
-    seen, done, end = Seen(start, world=1), start.step, lines[-1].last
+    digest, done, end = DataDigest(start, world=1), start.step, lines[-1].last
     wanted, compared = {line.last: line for line in lines}, []
     with tally("replaying steps", end - done) as progress:
         while done < end:
@@ -183,12 +183,12 @@ def _train(
             for batch in islice(loader.epoch(epoch, skip=skip), end - done):
                 loss, _ = step(batch, at=done)
                 done += 1
-                seen.add(batch.seen)
+                digest.add(batch.seen)
                 progress.add()
                 if (line := wanted.get(done)) is None:
                     continue
-                seen.share()
-                told = seen.line(done)
+                digest.share()
+                told = digest.line(done)
                 if told["since"] == line.first - 1:  # else from before there were digests
                     require_same(line, int(told["seen"], 16), recorded)
                 compared.append(_Compared(line, loss.double().item()))

@@ -48,6 +48,8 @@ exit $code
 """
 _HEAD = """\
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# srun exits with the highest code of all machines: an error, 255, outweighs a lost rank, 75.
+launch='trap : TERM USR1 CONT; "$@"; code=$?; exit $((code == 1 ? 255 : code))'
 """
 
 
@@ -66,6 +68,7 @@ def slurm_script(recipe: str, config: TrainConfig, job: SlurmConfig) -> str:
         command += ' --seed "$SLURM_ARRAY_TASK_ID"'
     if several:
         command += f' --nodes {config.run.nodes} --rendezvous "$head:{_PORT}"'
+        command = f'bash -c "$launch" fastsiam {command}'
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {line}" for line in _options(config, job)),
         version=fastsiam.__version__,

@@ -21,6 +21,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
+from fastsiam.config.flags import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place, minimum_across_ranks
 from fastsiam.environment import environment
@@ -183,6 +184,7 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
+    _refuse_other_settings(config)
     config, beginning = start_of(config, folder.path, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
@@ -286,7 +288,7 @@ def _prepared_step(
     step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
     said = "compiling, about a minute; --compile off goes without"
     compiles = config.step.compile == "on"
-    with console.waiting(said) if compiles else contextlib.nullcontext():
+    with console.status(said) if compiles else contextlib.nullcontext():
         line = step.prepare()
     if compiles and step.config.step.compile == "off":
         console.warn(line)
@@ -335,6 +337,22 @@ def _monitor(
         return found[0]
 
     return evaluate
+
+
+def _refuse_other_settings(config: TrainConfig) -> None:
+    """Refuse to train on ranks that were started with different commands.
+
+    Raises:
+        DeviceError: names the settings that differ from those of rank 0.
+    """
+    leader = TrainConfig.from_dict(
+        json.loads(distributed.from_leader(json.dumps(config.to_dict())))
+    )
+    if changed := differences(leader, config):
+        raise DeviceError(
+            f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
+            "the same command on each machine"
+        )
 
 
 def _on_all_ranks(true_here: bool, place: Place) -> bool:

@@ -36,7 +36,7 @@ def warm() -> Iterator[str]:
         params = draw_views(augment, seed=0, epoch=0, index=np.arange(2), size=size)
         pixels = torch.zeros(2 * 3 * _SIDE**2, dtype=torch.uint8, device="cuda")
         start = np.array([0, 3 * _SIDE**2])
-        with Console().waiting(f"compiling the GPU's kernels of {name}"):
+        with Console().status(f"compiling the GPU's kernels of {name}"):
             crops = crop_views(pixels, start, size, params, augment)
             for dtype in (torch.float16, torch.bfloat16, torch.float32):
                 photometric(crops, params, augment, dtype=dtype)

@@ -6,18 +6,15 @@ as in a clone that was never installed or has just been updated, they are compil
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import logging
 import os
 import platform
 import tempfile
-from collections.abc import Iterator
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +22,9 @@ from numpy.typing import NDArray
 from fastsiam.caches import require_own
 from fastsiam.errors import BackendError
 from fastsiam.kernels import build
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +171,9 @@ def _load(kind: str) -> Any:
     library.fastsiam_normalize.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
     library.fastsiam_normalize.argtypes += [c_void_p, c_void_p]
     library.fastsiam_normalize.restype = None
+    library.fastsiam_read_files.argtypes = [c_char_p, c_void_p, c_int64, c_void_p, c_int64]
+    library.fastsiam_read_files.argtypes += [c_void_p, c_int64, c_void_p]
+    library.fastsiam_read_files.restype = c_int64
     return library
 
 
@@ -238,7 +241,7 @@ def _folder() -> Path:
         folder = own if os.access(own, os.W_OK) else build.cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         _require_own(folder)
-        with _building():
+        with _build_lock():
             if not _is_ready(folder):  # another process may have compiled them meanwhile
                 log.warning("compiling fastsiam's kernels, once (half a minute)")
                 build.build(folder)
@@ -254,20 +257,16 @@ def _require_own(folder: Path) -> None:
         require_own(folder, what="fastsiam's kernels", instead=instead)
 
 
-@contextlib.contextmanager
-def _building() -> Iterator[None]:
-    """Have this user's other processes wait while inside.
+def _build_lock() -> FileLock:
+    """Return the lock that this user's processes hold while they compile.
 
-    The lock is in a folder of the system's, because not every file system has locks; it is no link,
-    which another user could lead to a file of this one.
+    It is in a folder of the system's, because not every file system has locks. filelock follows no
+    link, by which another user could have this process open a file of its own.
     """
+    from filelock import FileLock  # its import is slow, and few processes compile
+
     path = Path(tempfile.gettempdir()) / f"fastsiam-build-{os.getuid()}"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+    return FileLock(path, mode=0o600)
 
 
 def _is_ready(folder: Path) -> bool:

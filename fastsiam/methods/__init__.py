@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -25,6 +26,7 @@ from .fastsiam import FastSiam
 from .mocov2 import MoCoV2
 from .simclr import SimCLR
 from .simsiam import SimSiam
+from .simsiam_variants import build_simsiam
 from .swav import SwAV
 
 __all__ = [
@@ -45,15 +47,15 @@ __all__ = [
     "method_skeleton",
 ]
 
-METHODS: dict[type[MethodConfig], type[Method]] = {
-    SimSiamConfig: SimSiam,
+METHODS: dict[type[MethodConfig], Callable[..., Method]] = {
+    SimSiamConfig: build_simsiam,
     FastSiamConfig: FastSiam,
     SimCLRConfig: SimCLR,
     MoCoV2Config: MoCoV2,
     BYOLConfig: BYOL,
     SwAVConfig: SwAV,
 }
-"""The class that each kind of settings builds: called with settings, backbone and ``images``."""
+"""What builds the method of each kind of settings: called with these, backbone and ``images``."""
 
 
 def build_method(config: ModelConfig, *, images: int = 0) -> Method:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .simsiam import Comparison, SimSiam
+from .simsiam_variants import Comparison, SimSiamVariant
 
 
-class FastSiam(SimSiam):
+class FastSiam(SimSiamVariant):
     """Each view's prediction against the mean of the other views' projections.
 
     With two views it is SimSiam.

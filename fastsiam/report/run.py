@@ -277,14 +277,14 @@ def _top1_text(line: Mapping[str, Any]) -> str:
 
 
 def _alarms(metrics: dict[str, list[dict[str, Any]]]) -> str:
-    """List the alarms of all runs; nothing if there are none."""
+    """List the warnings of all runs about their machines; empty without warnings."""
     lines = [
         f"{f'{name}, ' if len(metrics) > 1 else ''}epoch {rounded(line['epoch'])}: {line['text']}"
         for name, found in metrics.items()
         for line in found
         if line["kind"] == "alarm"
     ]
-    return page.heading("Alarms", "What went wrong slowly.") + page.listing(lines) if lines else ""
+    return page.heading("Alarms", "About the machine.") + page.listing(lines) if lines else ""
 
 
 def _bad_images(runs: Mapping[str, Path]) -> str:

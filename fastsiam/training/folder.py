@@ -1,39 +1,36 @@
-"""The folder of a run: of one process at a time, made again if deleted, removed if unused."""
+"""The folder of a run: locked by one process, recreated if it is deleted, removed if unused."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from fastsiam.console import Console
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, why, written_whole
 
-_LOOK = 0.1
-"""Seconds between two looks at a lock."""
-_TAKEN = (errno.EACCES, errno.EAGAIN)
-"""How the system says that another process holds a lock."""
-
+_POLL = 0.1
+"""Seconds between two attempts to take a lock."""
+_FILE = "lock"
 
 PATIENCE = 15.0
-"""Seconds that a run which starts again waits for those it was to leave the folder: they save."""
+"""Seconds that a restarted run waits for the folder: processes of the previous start still save."""
 
 
 @contextlib.contextmanager
 def created(path: Path) -> Iterator[None]:
-    """Create a run's folder and its parents; at the end remove those of them that are empty.
+    """Create a run's folder and its parents; at the end remove those that are new and empty.
 
-    So a run that is refused before it writes anything leaves no folder. One that was there before
-    stays.
+    A run that is refused before it writes anything leaves no folder behind.
 
     Raises:
-        FastSiamError: it cannot be created.
+        FastSiamError: the folder cannot be created.
     """
     with explained(FastSiamError, f"cannot make the run folder {path}"):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -42,77 +39,82 @@ def created(path: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if missing and os.listdir(path) == ["lock"] and not user_of(path):
-                (path / "lock").unlink()  # of a rank that was killed
+            if missing and os.listdir(path) == [_FILE] and not user_of(path):
+                (path / _FILE).unlink()  # of a rank that was killed
             for folder in missing:
                 folder.rmdir()
 
 
 def wait_until_free(run: Path, *, patience: float = PATIENCE) -> str:
-    """Wait until no process has a run's folder; say which one has it still after so many seconds.
+    """Wait until no process has a run's folder; return who still has it after so many seconds.
 
     Returns:
-        Empty if nobody has it.
+        Empty if the folder is free.
     """
     until = time.monotonic() + patience
     while (who := user_of(run)) and time.monotonic() < until:
-        time.sleep(_LOOK)
+        time.sleep(_POLL)
     return who
 
 
 def user_of(run: Path) -> str:
-    """Say which process has a run's folder now; empty if none has, or nobody can tell."""
-    try:
-        file = os.open(run / "lock", os.O_RDWR)
-    except OSError:
+    """Return which process has a run's folder; empty if the folder is free or this is unknown."""
+    if not (run / _FILE).exists():
         return ""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return _written(file) if error.errno in _TAKEN else ""
-    finally:
-        os.close(file)
-    return ""
+        with _lock(run).acquire(timeout=0):
+            return ""
+    except Timeout:
+        return _holder(run)
+    except OSError:
+        return ""
 
 
-def _written(file: int) -> str:
-    """Return what the process that has a lock wrote of itself."""
-    return os.pread(file, 1000, 0).decode(errors="replace").strip() or "another process"
+def _lock(run: Path) -> FileLock:
+    # A soft lock, which filelock would fall back to, outlives a process that is killed.
+    return FileLock(run / _FILE, thread_local=False, fallback_to_soft=False)
+
+
+def _holder(run: Path) -> str:
+    """Return what the process that holds the lock wrote about itself."""
+    with contextlib.suppress(OSError):
+        if text := (run / _FILE).read_text(errors="replace").strip():
+            return text
+    return "another process"
 
 
 class RunFolder:
     """A run's folder.
 
-    While a process has it, ``RUN/lock`` says who that is. What keeps others out is the system's
-    lock of that file (POSIX's, as NFS has it too), which ends with the process, however it ends;
-    processes that it forks do not share it. The file's text is for people.
+    While a process has the folder, it holds the operating system's lock of ``RUN/lock``, which ends
+    with the process, even if the process is killed and its forked children live on. The file's
+    text says for people which process that is.
 
     Args:
-        path: the folder, which is there.
+        path: the folder, which exists.
         console: for warnings.
     """
 
     def __init__(self, path: Path, *, console: Console | None = None) -> None:
         self.path = path
         self.console = console or Console()
-        self._file: int | None = None
-        """The lock's file, while this process has the folder."""
+        self._lock: FileLock | None = None
+        self._lock_file: os.stat_result | None = None
+        """The file that was locked; another may have its name by now."""
         self._is_taken = False
         self._kept: dict[str, bytes] = {}
 
     @contextlib.contextmanager
     def taken(self, *, patience: float = 0.0) -> Iterator[None]:
-        """Have the folder alone while inside.
+        """Have the folder exclusively while inside.
 
         Args:
             patience: seconds to wait for another process to leave it.
 
         Raises:
-            FastSiamError: another process has it, or it cannot be written.
+            FastSiamError: another process has the folder, or it cannot be written.
         """
-        if patience:
-            wait_until_free(self.path, patience=patience)
-        self._take()
+        self._take(patience)
         self._is_taken = True
         try:
             yield
@@ -121,14 +123,14 @@ class RunFolder:
             self._leave()
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a small file that is written again should somebody delete the folder.
+        """Write a small file, and again should somebody delete the folder.
 
         Args:
-            name: of the file, within the folder.
+            name: path of the file within the folder.
             content: what it holds.
 
         Raises:
-            FastSiamError: it cannot be written.
+            FastSiamError: the file cannot be written.
         """
         self._kept[name] = content
         path = self.path / name
@@ -139,13 +141,12 @@ class RunFolder:
             temporary.write_bytes(content)
 
     def restore(self) -> None:
-        """Make the folder again if it is gone, take it, and write what was to be kept in it.
+        """Recreate the folder if it was deleted, lock it, and write the kept files again.
 
         Raises:
-            FastSiamError: it cannot be made, or another process has made it and has it.
+            FastSiamError: the folder cannot be created, or another process recreated and has it.
         """
-        has_it = self._file is not None and self._is_ours(self._file)
-        if self.path.is_dir() and (has_it or not self._is_taken):
+        if self.path.is_dir() and (self._has_lock() or not self._is_taken):
             return
         if not self.path.is_dir():
             self.console.warn(
@@ -160,46 +161,44 @@ class RunFolder:
             if not (self.path / name).exists():
                 self.keep(name, content)
 
-    def _take(self) -> None:
-        lock = self.path / "lock"
-        while True:
-            with explained(FastSiamError, f"cannot write {lock}"):
-                file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno in _TAKEN:
-                    who = _written(file)
-                    os.close(file)
-                    raise FastSiamError(
-                        f"{self.path} is in use by {who}; wait for it, or choose another --out"
-                    ) from error
-                self.console.warn(
-                    f"{self.path} cannot be locked ({why(error)}): take care that no other run "
-                    "has it as its --out"
-                )
-            if self._is_ours(file):
-                break
-            os.close(file)  # its owner went, and took the file away, between the two
-        self._file = file
+    def _take(self, patience: float = 0.0) -> None:
+        path = self.path / _FILE
+        with explained(FastSiamError, f"cannot write {path}"):
+            path.touch()  # errors of the folder, as opposed to those of the lock below
+        lock = _lock(self.path)
+        try:
+            # Twice at least: a process that only looks has the lock for an instant.
+            lock.acquire(timeout=max(patience, 2 * _POLL), poll_interval=_POLL)
+        except Timeout as error:
+            raise FastSiamError(
+                f"{self.path} is in use by {_holder(self.path)}; wait for it, or choose another "
+                "--out"
+            ) from error
+        except OSError as error:
+            self.console.warn(
+                f"{self.path} cannot be locked ({why(error)}): take care that no other run "
+                "has it as its --out"
+            )
+        self._lock = lock
         since = time.strftime("%Y-%m-%d %H:%M")
-        text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without
-            os.ftruncate(file, 0)
-            os.pwrite(file, text.encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without its text
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        with contextlib.suppress(OSError):
+            self._lock_file = path.stat()
 
     def _leave(self) -> None:
-        if self._file is None:
+        if self._lock is None:
             return
-        if self._is_ours(self._file):
+        if self._has_lock():
             with contextlib.suppress(OSError):
-                (self.path / "lock").unlink()
-        os.close(self._file)
-        self._file = None
+                (self.path / _FILE).unlink()  # while locked: a process that waits notices it
+        self._lock.release()
+        self._lock = self._lock_file = None
 
-    def _is_ours(self, file: int) -> bool:
-        """Tell whether an open file is the one that has the lock's name."""
+    def _has_lock(self) -> bool:
+        """Tell whether the file that this process locked still has the lock's name."""
         try:
-            return os.path.samestat(os.fstat(file), os.stat(self.path / "lock"))
+            now = (self.path / _FILE).stat()
         except OSError:
             return False
+        return self._lock_file is not None and os.path.samestat(self._lock_file, now)

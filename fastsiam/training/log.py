@@ -12,7 +12,7 @@ from typing import Any
 from fastsiam.errors import FastSiamError
 from fastsiam.files import explained, parsed_json, reason, written_whole
 from fastsiam.training.folder import RunFolder
-from fastsiam.training.trackers import Tracked, Trackers
+from fastsiam.training.trackers import TrackedRun, Trackers
 
 
 class MetricsLog:
@@ -56,11 +56,9 @@ class MetricsLog:
         ]
         with explained(FastSiamError, f"cannot write the metrics in {folder.path}"):
             self._begin("".join(json.dumps(line) + "\n" for line in kept).encode())
-        self.alarms = [line for line in kept if line["kind"] == "alarm"]
-        """Those that the run has said before."""
         self._unwritten: list[str] = []
         self._trackers = Trackers(
-            trackers, Tracked(folder=folder, settings=settings or {}, step=step)
+            trackers, TrackedRun(folder=folder, settings=settings or {}, step=step)
         )
 
     def write(self, kind: str, values: dict[str, Any]) -> None:
@@ -82,7 +80,8 @@ class MetricsLog:
             for name, value in values.items()
             if isinstance(value, (int, float)) and name not in ("step", "epoch", "since")
         }
-        self._trackers.write(figures, self._step_of(line))
+        if figures:
+            self._trackers.write(figures, self._step_of(line))
 
     def close(self) -> None:
         """Write what is still to be written, close the file, and end the trackers."""

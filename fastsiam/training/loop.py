@@ -26,11 +26,11 @@ from fastsiam.errors import (
 )
 from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
-from fastsiam.training.exhausted import no_memory
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
+from fastsiam.training.oom import oom_error
 from fastsiam.training.saving import Saver
-from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
 
@@ -103,12 +103,12 @@ class _Training:
         """Steps that are taken, and that were when this process began."""
         self._end = last_step(config, self._per_epoch)
         self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._seen = Seen(start, world=place.world)
+        self._digest = DataDigest(start, world=place.world)
         self._saver = Saver(
             folder,
             take_step,
             clock=self._clock,
-            seen=self._seen,
+            digest=self._digest,
             images=loader.images,
             start=start,
             before=before_saving,
@@ -123,7 +123,7 @@ class _Training:
             log=self._log,
             console=console,
             clock=self._clock,
-            seen=self._seen,
+            digest=self._digest,
             end=self._end,
         )
         self._unlogged: tuple[Tensor, Tensor] | None = None
@@ -164,7 +164,7 @@ class _Training:
                     raise
                 except (RuntimeError, MemoryError) as error:
                     config, at = self._take_step.config, self._done + 1
-                    if lacking := no_memory(error, config, self._place, at=at, saved=saver):
+                    if lacking := oom_error(error, config, self._place, at=at, saved=saver):
                         raise lacking from error
                     raise
             self._console.say(
@@ -208,7 +208,7 @@ class _Training:
             self._points.check_images(batch)
         self._unlogged = self._take_step(batch, at=self._done)
         self._done += 1
-        self._seen.add(batch.seen)
+        self._digest.add(batch.seen)
         self._points.note(self._done, self._unlogged[0])
         if (each := self._forecast.note(self._done)) and self._done < self._end:
             config, left = self._take_step.config, self._end - self._done

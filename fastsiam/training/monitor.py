@@ -17,13 +17,13 @@ from fastsiam.distributed import gather, mean_across_ranks
 from fastsiam.errors import NOT_FINITE, TrainingError
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import flat_share, gram, rank_of_gram, z_std
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.gauges import Gauges
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog
 from fastsiam.training.numerics import FiniteCheck
-from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
-from fastsiam.training.watch import Watch
 from fastsiam.views.batch import Batch
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class LogPoints:
         log: where rank 0 writes; None on the others.
         console: where rank 0 shows the progress.
         clock: the run's.
-        seen: what was trained on.
+        digest: of what was trained on.
         end: the last step of this run.
     """
 
@@ -101,14 +101,14 @@ class LogPoints:
         log: MetricsLog | None,
         console: Console,
         clock: Clock,
-        seen: Seen,
+        digest: DataDigest,
         end: int,
     ) -> None:
         config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
             step, log, console, clock, end,
         )  # fmt: skip
-        self._seen, self._batch = seen, config.optim.batch
+        self._digest, self._batch = digest, config.optim.batch
         self._finite = FiniteCheck(place.device)
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
@@ -120,7 +120,7 @@ class LogPoints:
         )
         # Ranks stop together: at a step that all of them know, not when a thread is done.
         self._settles_early = self._thread is None or place.world == 1 or not stops
-        self._watch = Watch(log, console=console, device=place.device) if log else None
+        self._gauges = Gauges(log, console=console, device=place.device) if log else None
         self._line: tuple[dict[str, Any], Future[Tensor]] | None = None
         """The line that is still to be written, and its effective rank."""
 
@@ -159,7 +159,7 @@ class LogPoints:
             TrainingError: as ``settle``.
         """
         self.settle()
-        self._seen.share()
+        self._digest.share()
         z = gather(embedding)
         # The host waits once: when it has the two numbers, what was sent before is there as well.
         products = gram(z).to("cpu", non_blocking=True)
@@ -174,7 +174,7 @@ class LogPoints:
             "rank": math.nan,  # until the line is written
             "lr": self._step.lr,
             **self._clock.read(self._batch),
-            **self._seen.line(done),
+            **self._digest.line(done),
         }
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
@@ -213,8 +213,8 @@ class LogPoints:
         if self._log:
             self._log.write("train", values)
         self._console.show(values, remaining=self._end - values["step"], batch=self._batch)
-        if self._watch:
-            self._watch.look(values)
+        if self._gauges:
+            self._gauges.check(values)
         return values
 
     def _beside(self, function: Callable[[Tensor], Tensor], argument: Tensor) -> Future[Tensor]:

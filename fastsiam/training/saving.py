@@ -12,8 +12,8 @@ from fastsiam.checkpoint import Checkpoint
 from fastsiam.distributed import sum_across_ranks
 from fastsiam.errors import FastSiamError, OtherRankError
 from fastsiam.training.clock import Clock
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.folder import RunFolder
-from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 
 
@@ -24,7 +24,7 @@ class Saver:
         folder: the run's.
         step: whose state is saved; rank 0 writes.
         clock: the run's.
-        seen: what was trained on.
+        digest: of what was trained on.
         images: in the data set.
         start: what the run goes on from, which is saved already; None if there is nothing.
         before: done by every rank before each checkpoint, such as telling the others something.
@@ -36,7 +36,7 @@ class Saver:
         step: TrainingStep,
         *,
         clock: Clock,
-        seen: Seen,
+        digest: DataDigest,
         images: int,
         start: Checkpoint | None,
         before: Callable[[], None] = lambda: None,
@@ -44,7 +44,7 @@ class Saver:
         self.path = checkpoints.last(folder.path)
         """The checkpoint."""
         self._folder, self._step, self._clock, self._images = folder, step, clock, images
-        self._seen = seen
+        self._digest = digest
         self._saved = None if start is None else start.step
         self._branch = {} if start is None else start.branch
         self._before = before
@@ -60,7 +60,7 @@ class Saver:
         """
         # On every rank or on none, whatever this one knows of what is saved.
         self._before()
-        self._seen.share()
+        self._digest.share()
         if self._saved == done:
             return self.path
         failure: Exception | None = None
@@ -82,7 +82,7 @@ class Saver:
             seconds=self._clock.seconds,
             images=self._images,
             steps_per_epoch=self._step.steps_per_epoch,
-            seen=self._seen.state(),
+            seen=self._digest.state(),
             weights="",  # as they are saved
             branch=self._branch,
             **self._step.state(),

@@ -1,4 +1,9 @@
-"""From any source to one verified data set file that every pipeline reads."""
+"""Conversion of any source to one verified data set file that every pipeline reads.
+
+sources.py opens the source, prepare.py decides how an image is stored, blocks.py writes images in
+parallel, journal.py lets a conversion resume, writer.py completes the file, manifest.py describes
+it, and verify.py checks it.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +46,13 @@ __all__ = [
 
 
 class Watcher(Protocol):
-    """What shows the user how a conversion goes on."""
+    """Shows the user the progress of a conversion."""
 
     def say(self, text: str) -> None:
         """Show a message."""
 
     def begin(self, name: str, images: int, size: int) -> None:
-        """Show that a file is begun, of so many images and bytes of the source."""
+        """Show that a file is started, with its images and bytes in the source."""
 
     def progress(self, images: int, size: int) -> None:
         """Show how many images and source bytes of that file are done."""
@@ -59,9 +64,9 @@ class Written:
 
     path: Path
     about: dict[str, Any]
-    """Its part of the manifest."""
+    """Its description in the manifest."""
     there: bool = False
-    """It was there already, so that nothing was done."""
+    """Whether it existed before, so that nothing was done."""
 
 
 def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written]:
@@ -69,16 +74,16 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
 
     Args:
         kind: which data set, or in which form.
-        config: where it is, where to, and what becomes of the images.
-        watcher: shows how it goes on.
+        config: source, target and options.
+        watcher: shows the progress.
 
     Returns:
         The files, in the order train, val.
 
     Raises:
         BadImagesError: some images are bad and ``config.skip_bad`` is off.
-        DataError: the source is not there or cannot be read, or the file cannot be written, or is
-            there already and was made of other images or with other options.
+        DataError: the source does not exist or cannot be read, or the file cannot be written, or
+            exists and was made of other images or with other options.
     """
     found, sources = open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
@@ -87,7 +92,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         and isinstance(found, Path)
         and (old := next(found.glob("*.beton.partial"), None))
     ):
-        watcher.say(f"{old} is left of a conversion into {found}, which is not gone on with here")
+        watcher.say(f"{old} is left of a conversion into {found}, which is not resumed here")
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with explained(DataError, f"cannot make the folder {out}"):
@@ -114,7 +119,7 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
         watcher.begin(path.name, len(images), int(store.sizes()[images].sum()))
         try:
             about = write(store, images, path, config, say=watcher.say, progress=watcher.progress)
-        except BadImagesError as error:  # the other split's are wanted too
+        except BadImagesError as error:  # those of the other split are listed too
             bad += error.bad
             failures.append(str(error))
             continue
@@ -128,10 +133,10 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
 
 
 def encoded_again(about: dict[str, Any]) -> int:
-    """Count the images of a file that became JPEGs unasked, and so lost detail.
+    """Count the images of a file that were encoded as JPEGs unasked, and so lost detail.
 
     Args:
-        about: the file's part of the manifest.
+        about: the file's description in the manifest.
     """
     return sum(count for how, count in about["stored"].items() if is_lossy(how))
 
@@ -139,8 +144,8 @@ def encoded_again(about: dict[str, Any]) -> int:
 def _said_lossy(
     store: Store, images: NDArray[np.int64], config: ConvertConfig, watcher: Watcher
 ) -> bool:
-    """Say beforehand, if names tell it, that images will lose detail; return whether they do."""
-    if isinstance(store, BetonStore | JoinedStore):  # its names are those of its own source
+    """Warn, if file names tell it, that images will lose detail; return whether they do."""
+    if isinstance(store, BetonStore | JoinedStore):  # it has the names of its own source
         return False
     for index in images.tolist():
         name = store.name(index)
@@ -156,10 +161,10 @@ def _said_lossy(
 
 
 def beside(source: Place) -> Path:
-    """Return the folder that a source is converted into by default: its own name with -beton.
+    """Return the default target of a source: a folder beside it, its name with ``-beton``.
 
-    It lies beside the source, not in it: a .beton file among the images that it was made of would
-    be taken for the data from then on. Of a source on another machine it lies in this folder.
+    A .beton file among the source's images would be taken for the data from then on. The target
+    of a remote source is in the current folder.
     """
     if not isinstance(source, Path):
         return Path(f"{PurePath(source.name).stem}-beton")

@@ -1,8 +1,7 @@
-"""The journal of a conversion: which blocks are done, so that another try goes on from there.
+"""The journal of a conversion: the finished blocks, from which the next start resumes.
 
-It is a text file beside the partial one. The first line holds the plan of what is being made, and
-each further line a finished block with a checksum. A line that is torn or damaged is left out; of
-two lines of one block the later counts.
+It is a text file beside the partial .beton. The first line is the plan. Each further line is a
+finished block with a checksum, in the order of the blocks.
 """
 
 from __future__ import annotations
@@ -38,133 +37,126 @@ ROW = np.dtype(
         ("mode", "u1"),
     ]
 )
-"""An image that is written: its place in the source and in the file, its size, its checksum."""
+"""A written image: its index in the source, offset, bytes, checksum, size in pixels, and mode."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Images that were written, or found bad, together: what is noted of them."""
+    """Images that were written, or found bad, together."""
 
     number: int
     start: int
     end: int
-    """Where it begins and ends in the file, in bytes."""
+    """Its offsets in the file."""
     rows: NDArray[np.void]
     """(images,) of type ROW."""
     how: dict[str, int]
-    """How many images had what done to them."""
+    """The number of images by what was done to them (``Record.how``)."""
     bad: list[tuple[int, str]]
-    """Position in the source, and reason."""
-    again: bool = False
-    """Whether another try may find an image that could not be read, so that it starts here."""
+    """Index in the source and reason of each bad image."""
+    retry: bool
+    """Whether the next start may be able to read a bad image, so that it resumes here."""
 
-    def line(self) -> str:
-        """Return it as a line of the journal."""
+    def line(self) -> bytes:
+        """Return the block as a line of the journal."""
         rows = base64.b64encode(self.rows.tobytes()).decode()
-        values = [self.number, self.start, self.end, rows, self.how, self.bad, self.again]
-        text = json.dumps(values)
-        return f"{zlib.crc32(text.encode()):08x} {text}\n"
+        values = [self.number, self.start, self.end, rows, self.how, self.bad, self.retry]
+        text = json.dumps(values).encode()
+        return b"%08x %s\n" % (zlib.crc32(text), text)
 
     @staticmethod
-    def parse(line: str) -> Block:
-        """Read a line of the journal; ValueError if it is torn."""
-        check, _, text = line.rstrip("\n").partition(" ")
-        if f"{zlib.crc32(text.encode()):08x}" != check:
-            raise ValueError("torn line")
-        number, start, end, rows, how, bad, again = parsed_json(text)
-        return Block(
-            number,
-            start,
-            end,
-            np.frombuffer(base64.b64decode(rows), ROW),
-            how,
-            [(index, reason) for index, reason in bad],
-            again,
-        )
+    def parse(line: bytes) -> Block:
+        """Read a line of the journal; ValueError if it is incomplete or corrupt."""
+        check, _, text = line.removesuffix(b"\n").partition(b" ")
+        if b"%08x" % zlib.crc32(text) != check:
+            raise ValueError("corrupt line")
+        number, start, end, rows, how, bad, retry = parsed_json(text.decode())
+        images = np.frombuffer(base64.b64decode(rows), ROW)
+        return Block(number, start, end, images, how, [tuple(item) for item in bad], retry)
 
 
 @contextlib.contextmanager
-def locked(journal: Path) -> Iterator[IO[str]]:
-    """Open the journal, which no other process can open meanwhile.
+def locked(path: Path) -> Iterator[IO[bytes]]:
+    """Open the journal and lock it against other processes.
 
     Raises:
-        DataError: another conversion has it open.
+        DataError: another conversion has locked it.
         OSError: it cannot be opened.
     """
     while True:
-        with journal.open("a+", errors="replace") as log:
+        with path.open("a+b") as journal:
             try:
-                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise DataError(
-                    f"another conversion is writing {journal.stem} just now: let it end first"
+                    f"another conversion is writing {path.stem}; wait until it ends"
                 ) from error
             except OSError:
                 pass  # a file system without locks
-            if journal.exists() and os.path.samestat(os.fstat(log.fileno()), journal.stat()):
-                yield log
+            if path.exists() and os.path.samestat(os.fstat(journal.fileno()), path.stat()):
+                yield journal
                 return
-            # Another process finished between the two, and took the journal away.
+            # Another process finished and removed the journal after it was opened here.
 
 
-def read(
-    log: IO[str], plan: dict[str, Any], partial: Path, say: Callable[[str], None]
+def resume(
+    journal: IO[bytes], plan: dict[str, Any], partial: Path, start: int, say: Callable[[str], None]
 ) -> list[Block]:
-    """Return the blocks of an earlier try, up to the first that is missing or not whole."""
-    log.seek(0)
-    known, lines = log.readline().strip(), list(log)
-    if not known or not partial.exists():
-        return []
-    if known != json.dumps(plan):
+    """Return the intact blocks of an earlier start, and cut journal and file behind them.
+
+    Args:
+        journal: opened by ``locked``.
+        plan: of this conversion. Blocks of another plan are dropped.
+        partial: the unfinished file.
+        start: offset of the first block.
+        say: for messages.
+    """
+    first_line = json.dumps(plan).encode() + b"\n"
+    journal.seek(0)
+    old_line = journal.readline()
+    blocks: list[Block] = []
+    if old_line == first_line and partial.exists():
+        blocks = _intact_blocks(journal, partial)
+        images = sum(len(block.rows) + len(block.bad) for block in blocks)
+        say(f"resuming {partial.stem}: {images:,} images are done and verified")
+    elif old_line.strip() and partial.exists():
         say(
-            f"starting {partial.stem} anew: the source, the options or the version of fastsiam "
-            "are others than before"
+            f"starting {partial.stem} over: the source, the options or the version of fastsiam "
+            "have changed"
         )
-        return []
-    blocks = {}
-    for line in lines:
+    with partial.open("ab") as file:
+        if not blocks:
+            file.truncate(0)
+        file.truncate(blocks[-1].end if blocks else start)
+    kept = first_line + b"".join(block.line() for block in blocks)
+    journal.seek(0)
+    if journal.read(len(kept)) == kept:
+        journal.truncate(len(kept))
+    else:  # a new journal, or one of an earlier version, whose blocks are in any order
+        journal.truncate(0)
+        journal.write(kept)
+        journal.flush()
+    return blocks
+
+
+def _intact_blocks(journal: IO[bytes], partial: Path) -> list[Block]:
+    """Read the journal's blocks up to the first that is missing, corrupt or to be retried."""
+    known: dict[int, Block] = {}
+    for line in journal:
         with contextlib.suppress(ValueError):
             block = Block.parse(line)
-            blocks[block.number] = block
-    numbers = itertools.takewhile(lambda number: number in blocks, itertools.count())
-    in_order = [blocks[number] for number in numbers]
+            known[block.number] = block
+    numbers = itertools.takewhile(lambda n: n in known and not known[n].retry, itertools.count())
+    blocks = [known[number] for number in numbers]
     with partial.open("rb") as file, ThreadPoolExecutor() as threads:
-        checks = list(threads.map(functools.partial(_is_whole, file.fileno()), in_order))
-    done = in_order[: [*checks, False].index(False)]
-    images = sum(len(block.rows) + len(block.bad) for block in done)
-    say(f"going on with {partial.stem}: {images:,} images are done, and checked")
-    return done
+        checks = list(threads.map(functools.partial(_is_intact, file.fileno()), blocks))
+    return blocks[: [*checks, False].index(False)]
 
 
-def _is_whole(file: int, block: Block) -> bool:
-    """Tell whether a block is done and its records have the checksums that were noted."""
-    if block.again:
-        return False
+def _is_intact(file: int, block: Block) -> bool:
+    """Tell whether the file holds a block's images as they were written."""
     for row in block.rows:
         data = os.pread(file, int(row["size"]), int(row["start"]))
         if len(data) != row["size"] or zlib.crc32(data) != row["crc"]:
             return False
     return True
-
-
-def start(log: IO[str], plan: dict[str, Any], partial: Path, begin: int, *, anew: bool) -> None:
-    """Bring journal and file to where the work begins.
-
-    Args:
-        log: the journal, opened by ``locked``.
-        plan: what is being made.
-        partial: the file.
-        begin: the file's length up to there, in bytes.
-        anew: nothing of an earlier try is kept.
-    """
-    with partial.open("ab") as file:
-        if anew:
-            file.truncate(0)
-        file.truncate(begin)
-    if anew:
-        log.seek(0)
-        log.truncate()
-        log.write(json.dumps(plan) + "\n")
-    else:
-        log.write("\n")  # the last line may be torn; later lines count
-    log.flush()

@@ -1,6 +1,6 @@
-"""Where what is written lies in a .beton file: blocks, pages, and what comes before the images.
+"""Where blocks, images and metadata lie in a .beton file.
 
-FFCV reads a file in pages. No record crosses a page, so that its page cache can read our files.
+FFCV reads a file in pages. No image crosses a page, so that its page cache can read these files.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from numpy.typing import NDArray
 from ..store.beton import FIELD, HEADER, METADATA
 
 BLOCK_BYTES = 2**23
-"""The images of a block have about so many bytes in the source."""
+"""About how many bytes the images of a block have in the source."""
 _BLOCK_IMAGES = 4096
-"""The most images of a block; those of a long group are longer, so that it has 16 at most."""
+"""The most images in a block; blocks of a long group hold more, so that it has at most 16."""
 _SMALLEST_PAGE, LARGEST_PAGE = 2**23, 2**31
 
 
-def aligned(at: int, unit: int) -> int:
-    """Return the first multiple of ``unit`` from ``at`` on."""
-    return at + -at % unit
+def aligned(offset: int, unit: int) -> int:
+    """Round an offset up to a multiple of ``unit``."""
+    return offset + -offset % unit
 
 
-def first_record(images: int) -> int:
-    """Return where the records begin: after header, fields and the metadata of so many images."""
+def first_image(images: int) -> int:
+    """Return the offset of the first image: after header, fields and the images' metadata."""
     return aligned(HEADER.itemsize + 2 * FIELD.itemsize + images * METADATA.itemsize, 4096)
 
 
-def cut(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    """Cut the images into blocks.
+def block_edges(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Divide the images into blocks.
 
     Args:
         sizes: (images,) bytes of each in the source.
-        groups: (images,) number of the piece of the source that each lies in, if one has to be
-            read as a whole; no block crosses two.
+        groups: (images,) the piece of the source that each image lies in, if the source reads
+            whole pieces. No block crosses two.
 
     Returns:
         (blocks + 1,) the first image of every block, and the number of images.
@@ -45,34 +45,20 @@ def cut(sizes: NDArray[np.int64], groups: NDArray[np.int64] | None) -> NDArray[n
     edges = np.concatenate([[0], np.flatnonzero(np.diff(groups)) + 1, [len(sizes)]])
     cuts = []
     for first, last in itertools.pairwise(edges.tolist()):
-        # A group has to be read from its beginning for each block in it, so they are few.
+        # Each block of a group reads the group from its start, so a group has few blocks.
         cuts.append(np.arange(first, last, max(_BLOCK_IMAGES, -(-(last - first) // 16))))
     return np.concatenate([*cuts, [len(sizes)]]).astype(np.int64)
 
 
-def places(lengths: list[int], at: int) -> tuple[list[int], int]:
-    """Lay records one after the other.
+def image_offset(offset: int, length: int) -> int:
+    """Return the first offset from ``offset`` on where an image crosses no page of its size.
 
-    None crosses a page of 8 MiB, and a longer one begins at a multiple of the next power of 2; so
-    none crosses a page of the longest one's size, which becomes the file's.
-
-    Args:
-        lengths: bytes of each record.
-        at: where the first may begin.
-
-    Returns:
-        Where each begins, and where the last ends.
+    Pages are powers of 2, so it crosses no larger page either: none crosses the file's pages.
     """
-    starts = []
-    for length in lengths:
-        page = page_of(length)
-        if at % page + length > page:
-            at = aligned(at, page)
-        starts.append(at)
-        at += length
-    return starts, at
+    page = page_size(length)
+    return aligned(offset, page) if offset % page + length > page else offset
 
 
-def page_of(length: int) -> int:
-    """Return the smallest page that holds a record: a power of 2 of 8 MiB or more."""
+def page_size(length: int) -> int:
+    """Return the smallest page that holds an image: a power of 2, at least 8 MiB."""
     return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length()) if length else _SMALLEST_PAGE

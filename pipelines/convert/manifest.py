@@ -1,14 +1,150 @@
-"""manifest.json: what the converted files of a folder are, each as the file itself tells it."""
+"""What is recorded about a converted file: its plan, its description, and manifest.json.
+
+The journal and the finished file hold the plan. A conversion resumes, or takes an existing file for
+its own, only if the plan is the same.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
+import zlib
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import fastsiam
+from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_whole
+
+from ..store import BetonStore, Store
+from ..store.beton import RAW
+from .journal import Block
+
+_FORMAT = 3
+"""A new number makes unfinished conversions start over. From 3 on gray JPEGs keep their bytes."""
+_FIXED: dict[str, Any] = {"source": "", "out": "", "skip_bad": False, "workers": -1}
+"""Options that do not change the file, with the values that every plan has."""
+_LEFT_OUT = ("image_column", "label_column", "parts", "engine", "scheduler")
+"""Options that a plan lacks; the store's stamp and labels cover the columns."""
+_LATER: dict[str, Any] = {"exif": "ignore", "alpha": "drop"}
+"""Options of later versions: left out at these values, which do what the first version did."""
+_SIDES = (32, 64, 128, 224, 256, 384, 512, 1024, 2048)
+"""Bounds of the histogram of shorter sides, in pixels."""
+
+
+def plan_of(store: Store, indices: NDArray[np.int64], config: ConvertConfig) -> dict[str, Any]:
+    """Return a plan, which is equal only for the same images and the same options.
+
+    Args:
+        store: the source.
+        indices: (images,) the images to convert.
+        config: options of the conversion.
+    """
+    images = [store.stamp(), store.classes, zlib.crc32(store.labels.tobytes())]
+    return {
+        "format": _FORMAT,
+        "options": _options(config),
+        "source": hashlib.sha256(json.dumps(images).encode()).hexdigest(),
+        "images": zlib.crc32(indices.tobytes()),
+    }
+
+
+def _options(config: ConvertConfig) -> dict[str, Any]:
+    options = asdict(config) | _FIXED
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in _LEFT_OUT and (name not in _LATER or value != _LATER[name])
+    }
+
+
+def check_existing(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a file that exists already.
+
+    Raises:
+        DataError: the file is corrupt, or has another plan.
+    """
+    try:
+        about = BetonStore(path).about
+    except DataError as error:
+        raise DataError(f"{error}; delete it first, or choose another --out") from error
+    old = about.get("plan", {})
+    if {**old, "format": _FORMAT} == plan:  # finished files of earlier formats are valid
+        return about
+    options, old_options = (_LATER | each.get("options", {}) for each in (plan, old))
+    changed = [
+        f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if name in old_options and old_options[name] != value
+    ]
+    what = (
+        f"with another {', '.join(changed)}"
+        if changed
+        else "of other images, or of files with other times"
+    )
+    raise DataError(f"{path} exists already and was made {what}; delete it or choose another --out")
+
+
+def describe(
+    store: Store, blocks: list[Block], plan: dict[str, Any], tables_crc32: int
+) -> dict[str, Any]:
+    """Return the description of a file, for its annex and the manifest.
+
+    Args:
+        store: the source.
+        blocks: all blocks of the file, in order.
+        plan: of the file.
+        tables_crc32: checksum of metadata and table.
+    """
+    rows = np.concatenate([block.rows for block in blocks])
+    how: Counter[str] = Counter()
+    for block in blocks:
+        how.update(block.how)
+    bounds = [0, *_SIDES, 2**16]
+    counts, _ = np.histogram(np.minimum(rows["width"], rows["height"]), bounds)
+    first = np.cumsum([0, *(len(block.rows) for block in blocks)]).tolist()
+    # All parts of one conversion have the same "set", and no other files.
+    set_of = [plan["source"], {**plan["options"], "part": ""}]
+    return {
+        "fastsiam": fastsiam.__version__,
+        "source": str(store.root),
+        "images": len(rows),
+        "classes": len(np.unique(store.labels[rows["source"]])) if store.classes else 0,
+        "bytes": int(rows["size"].astype(np.int64).sum()),
+        "raw": int((rows["mode"] == RAW).sum()),
+        "stored": dict(sorted(how.items())),
+        "left_out": [
+            {"name": store.name(index), "reason": reason}
+            for block in blocks
+            for index, reason in block.bad
+        ],
+        "shorter_sides": {
+            f"{low}-{high - 1}": int(count)
+            for (low, high), count in zip(itertools.pairwise(bounds), counts, strict=True)
+            if count
+        },
+        "options": plan["options"],
+        "plan": plan,
+        "set": hashlib.sha256(json.dumps(set_of).encode()).hexdigest(),
+        "blocks": [
+            {
+                "first": first[block.number],
+                "images": len(block.rows),
+                "start": block.start,
+                "bytes": block.end - block.start,
+                "crc32": zlib.crc32(block.rows["crc"].tobytes()),
+            }
+            for block in blocks
+        ],
+        "tables_crc32": tables_crc32,
+    }
 
 
 def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[str, Any]]) -> None:
@@ -17,7 +153,7 @@ def write_manifest(path: Path, classes: tuple[str, ...], files: dict[str, dict[s
     Args:
         path: manifest.json, or manifest-00001-of-00008.json for a part.
         classes: names of the classes.
-        files: what is noted of each file, by its name.
+        files: description of each file, by its name.
 
     Raises:
         DataError: it cannot be written.
@@ -31,10 +167,10 @@ def read_manifests(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     """Read all manifests of a folder.
 
     Returns:
-        The manifests, and what they note of each file, by its name; both empty if there are none.
+        The manifests, and the description of each file, by its name; both empty without manifests.
 
     Raises:
-        DataError: a manifest is damaged or cannot be read.
+        DataError: a manifest is corrupt or cannot be read.
     """
     paths = sorted([*folder.glob("manifest.json"), *folder.glob("manifest-*-of-*.json")])
     known: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What becomes of one image on its way into a .beton: taken over as it is, if at all possible."""
+"""Prepares one image for a .beton file: it keeps its bytes if possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REENCODED = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An image as it is stored."""
+    """An image as the file stores it."""
 
     data: Bytes
     mode: int
@@ -35,26 +35,26 @@ class Record:
     height: int
     width: int
     how: str
-    """What was done to it, for the manifest."""
+    """What was done to the image, for the manifest."""
 
 
 def is_lossy(how: str) -> bool:
-    """Tell by ``Record.how`` whether an image became a JPEG unasked, and so lost detail."""
+    """Tell by ``Record.how`` whether an image was encoded as a JPEG unasked, and so lost detail."""
     return how.startswith(tuple(_REENCODED.values()))
 
 
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:
-    """Make the record of an image.
+    """Prepare the record of an image.
 
-    A JPEG of one or three 8-bit channels that every decoder reads stays as it is, byte for byte: of
-    one channel FFCV's own decoder, which asks libjpeg-turbo for RGB, makes three that are alike. If
-    its EXIF asks viewers to turn it, that segment is left out, so that every reader shows the same
-    pixels. Anything else is decoded, shrunk if that is asked for, and encoded.
+    A JPEG of one or three 8-bit channels that every decoder reads keeps its bytes. FFCV's decoder
+    asks libjpeg-turbo for RGB, and so makes three equal channels of one. An EXIF segment that asks
+    viewers to rotate the image is left out, so that every reader shows the same pixels. Any other
+    image is decoded, shrunk if the options say so, and encoded.
 
     Args:
         data: an encoded image, or pixels.
         raw_size: height and width of pixels.
-        config: what is asked for.
+        config: options of the conversion.
 
     Raises:
         ValueError: the image is bad; says why.
@@ -127,7 +127,7 @@ def _target(width: int, height: int, config: ConvertConfig) -> tuple[int, int] |
 
 
 def _encode(image: Image.Image, config: ConvertConfig, how: str, *, pixels: bool) -> Record:
-    """Shrink a decoded image if that is asked for; make its record, as pixels or as a JPEG."""
+    """Shrink a decoded image if the options say so; return it as pixels or as a JPEG."""
     target = _target(image.width, image.height, config)
     if target is not None:
         image = image.resize(target, Image.Resampling.LANCZOS)

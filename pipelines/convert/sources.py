@@ -1,4 +1,4 @@
-"""Finds what is to be converted, in whatever form it lies there."""
+"""Finds and opens the source of a conversion, in any form that it is published in."""
 
 from __future__ import annotations
 

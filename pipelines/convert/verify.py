@@ -1,4 +1,4 @@
-"""Checks converted files: that every byte is what was written, and that every image decodes."""
+"""Checks converted files: every byte is the one that was written, and every image decodes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _AT_ONCE = 512
 
 @dataclass
 class Report:
-    """What was found in one file."""
+    """The result of checking one file."""
 
     path: Path
     images: int = 0
     bytes: int = 0
     compared: list[str] = field(default_factory=list)
-    """What besides its own checksums the file was compared with: the manifest, or nothing."""
+    """What the file was compared with besides its own checksums: the manifest, or nothing."""
     checked: str = ""
     """What the images were compared with."""
     bad: list[str] = field(default_factory=list)
@@ -47,13 +47,13 @@ def verify(
 
     Args:
         path: the file or the folder.
-        decoding: also decode every image and compare its size with the noted one.
+        decoding: also decode every image and compare its size with the recorded one.
         workers: processes; -1 is one for each core.
         begin: called with name, images and bytes of each file.
         progress: called with the images and bytes that are done.
 
     Raises:
-        DataError: there is nothing to check.
+        DataError: no file to check.
     """
     with explained(DataError, f"cannot look for .beton files in {path}"):
         if not path.exists():
@@ -90,7 +90,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _compare(report: Report, store: BetonStore, known: dict[str, Any]) -> None:
-    """Note where the file and its manifest do not agree."""
+    """Report differences between the file and its manifest."""
     told = known.get(report.path.name)
     if told is None:
         report.bad.append(f"{report.path} is not in the manifest")
@@ -105,7 +105,7 @@ def _check(
     workers: int,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Compare every image with its checksum, in several processes, and note what is wrong."""
+    """Compare every image with its checksum, in several processes."""
     report.images, report.bytes = len(store), int(store.bytes.sum())
     what = [*report.compared, *(["checksums"] if store.crc is not None else [])]
     report.checked = ", ".join([*what, *(["decoded"] if decoding else [])]) or "structure"
@@ -124,7 +124,7 @@ def _check(
 
 
 def _check_blocks(store: BetonStore) -> list[str]:
-    """Compare the checksum that is noted of each block with those of its images."""
+    """Compare the checksum of each block with those of its images."""
     assert store.crc is not None
     bad = []
     for number, block in enumerate(store.about.get("blocks", [])):
@@ -135,7 +135,7 @@ def _check_blocks(store: BetonStore) -> list[str]:
 
 
 _shared: tuple[BetonStore, bool]
-"""In a worker: the file, and whether to decode its images."""
+"""The file of this worker, and whether to decode its images."""
 
 
 def _begin(store: BetonStore, decoding: bool) -> None:
@@ -159,5 +159,5 @@ def _check_images(task: range) -> tuple[range, list[tuple[int, str]]]:
                 continue
             size = int(store.width[index]), int(store.height[index])
             if image.size != size:
-                bad.append((index, f"it is {image.size} pixels, and {size} were noted"))
+                bad.append((index, f"it has {image.size} pixels, not {size} as recorded"))
     return task, bad

@@ -1,7 +1,7 @@
-"""Data in object storage and on web servers: read in place, by ranges of bytes.
+"""Data in object storage and on web servers, read in place by ranges of bytes.
 
-``RemotePath`` is asked what lies where, as a path is; ``RemoteFile`` gives bytes, as a mapped file
-does. All requests are made by a process of their own (``server``), which ``client`` starts.
+``RemotePath`` tells what exists where, with the methods of a path. ``RemoteFile`` returns bytes, as
+a mapped file does. ``storage`` makes the requests, and ``cache`` keeps what they return on a disk.
 """
 
 from .file import RemoteFile

@@ -1,11 +1,8 @@
-"""A cache on disk for ranges of remote objects: of bounded size, shared by all of a machine.
+"""A cache on disk for objects of object storage, in chunk files, shared by a machine's processes.
 
-    cache = Cache(Path("/scratch/cache"), gigabytes=200)
-    first, second = cache.get_many(key, size, [(0, 100), (5000, 9000)], fetch)
-
-Ranks, loader workers and other runs may use one folder at the same time; any of them may be killed
-at any point. What goes wrong with the cache is said once, and never ends a run: what is not to be
-had from it is fetched.
+A chunk is fetched whole, by one request, and then read by everybody: ranks, loader processes and
+other runs. Its file is written under another name and renamed, so a file with a chunk's name is
+complete. Errors of the cache's disk are logged once and never end a run.
 """
 
 from __future__ import annotations
@@ -13,17 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import itertools
 import logging
 import os
-import sqlite3
-import threading
+import shutil
 import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from fastsiam.caches import others_can_write
@@ -31,58 +24,77 @@ from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, why
 
-from .pages import INDEX_BYTES, PAGE, Page, Pages, is_busy, is_damage, is_full, runs
-
 log = logging.getLogger(__name__)
 
-Range = tuple[int, int]
-"""First byte, and the one after the last."""
-Fetch = Callable[[Sequence[Range]], Sequence[bytes]]
-"""Gets ranges of an object from where it is."""
-
-_FORMAT = "fastsiam-1"
-"""The folder within the user's; what is written otherwise has another name."""
-_LEAST_PAGES = 4
-_SAID = "said-"
-_MOST_WAITING = 256
-"""Pages that wait to be written, in each process; more are not kept."""
-_PAUSE = 60.0
-"""Seconds without writing after another process kept this one waiting, as one that is stopped."""
-_NOTED = 4096
-"""Pages that are read before the index learns that they were."""
+CHUNK = 2**22
+"""Bytes of a chunk, 4 MiB. A shuffle within a window reads blocks of 64 images, 7 MB of ImageNet's:
+if its cache is smaller than the data, it fetches 1.6 times their bytes in an epoch. With chunks of
+8 MiB it would be 2.1 times, with 32 MiB 5.6 times. Smaller ones cost more requests."""
+_FORMAT = "chunks-1"
+_FORMER = "fastsiam-1"
+"""Folder of the cache of version 0.2."""
+_PART = ".part"
+_PATIENCE = 5.0
+"""Seconds to wait for another process that keeps a chunk."""
+_LEFT = 0.95
+"""Share of the limit that is left when the cache was full."""
 
 
-def object_key(url: str, *, tag: str, size: int) -> str:
-    """Return the name of one state of an object, for ``Cache``.
+class Chunk(NamedTuple):
+    """A piece of one version of an object."""
+
+    name: str
+    """Of its file."""
+    start: int
+    """Where in the object it begins."""
+    stop: int
+
+
+def version(url: str, tag: str, size: int) -> str:
+    """Return a name for one version of an object.
 
     Args:
-        url: where it is; a password or a signature in it goes for nothing.
-        tag: what changes with its content: its ETag, or when it was last changed.
-        size: its bytes.
+        url: address of the object; a password or a signature in it is left out.
+        tag: changes with the object's content: its ETag and time of change.
+        size: bytes of the object.
     """
     parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}\n{tag}\n{size}"
+    text = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}\n{tag}\n{size}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def chunks(version: str, size: int, start: int, stop: int) -> list[Chunk]:
+    """Return the chunks that hold a range of an object.
+
+    Args:
+        version: of the object.
+        size: bytes of the object.
+        start: first byte of the range.
+        stop: the byte after its last one.
+    """
+    return [
+        Chunk(f"{version}-{first // CHUNK:06}", first, min(first + CHUNK, size))
+        for first in range(start - start % CHUNK, stop, CHUNK)
+    ]
 
 
 class Cache:
-    """Ranges of objects, kept on disk in pages of ``pages.PAGE`` bytes.
-
-    May be used by several threads, after a fork, and in a process that it is sent to.
+    """Chunks of objects, kept in a folder. A pickle of it opens the same folder.
 
     Args:
-        folder: made if it is not there; what is kept lies in a folder within.
-        gigabytes: 10^9 bytes that are kept at most. The folder never holds more than that and
-            ``pages.SLACK``. Where others keep to another limit in the same folder, it grows up to
-            the larger one, and comes down to the smaller one whenever a process that was given it
-            writes.
+        folder: created if it does not exist; the chunks lie in a folder within.
+        gigabytes: 10^9 bytes that the chunks take at most. If processes use several limits for one
+            folder, each keeps to its own when it writes.
 
     Raises:
-        DataError: another user can write into the folder; or it cannot be made.
+        DataError: another user can write into the folder, or it cannot be created.
     """
 
     def __init__(self, folder: Path, gigabytes: float) -> None:
-        self.folder = folder.expanduser().absolute() / _FORMAT
+        whole = folder.expanduser().absolute()
+        self.folder, self._most = whole / _FORMAT, int(gigabytes * 1e9)
+        self.keeps = True
+        """Whether chunks are added; those that are there are read in any case."""
         if reason := others_can_write(self.folder):
             raise DataError(
                 f"images would be read from the cache {folder}, but {reason}: take it into your "
@@ -90,219 +102,169 @@ class Cache:
             )
         with explained(DataError, f"cannot make the cache {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._most = max(_LEAST_PAGES, int(gigabytes * 1e9) // (PAGE + INDEX_BYTES))
-        self._since = time.time_ns()
-        self._keeps = self._reads = True
-        self._suspect = False
-        self._make_marks()
-        self._begin()
-        with self._reading.lock:
-            self._opened(self._reading)  # what is wrong is said here, and not by each worker
+        if (whole / _FORMER / "index").exists():
+            shutil.rmtree(whole / _FORMER, ignore_errors=True)
+            log.info(f"removed {whole / _FORMER}, a cache in the format of version 0.2")
 
-    def get_many(self, key: str, size: int, ranges: Sequence[Range], fetch: Fetch) -> list[bytes]:
-        """Return ranges of an object.
+    def has(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk is there; if so, it counts as used just now."""
+        path = self.folder / chunk.name
+        try:
+            if path.stat().st_size == chunk.stop - chunk.start:
+                os.utime(path)
+                return True
+            path.unlink()  # something cut it off
+        except OSError:
+            pass
+        return False
+
+    def read(self, chunk: Chunk, start: int, into: memoryview) -> bool:
+        """Read bytes of a chunk from a place in the object on; tell whether they were there."""
+        try:
+            file = os.open(self.folder / chunk.name, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return os.preadv(file, [into], start - chunk.start) == len(into)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+
+    def claim(self, chunk: Chunk) -> int | None:
+        """Claim a chunk, so that no other process fetches it, until ``keep`` or ``release``.
+
+        Returns:
+            The file to write it to; None if another process has claimed it, or has just kept it.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        path = self.folder / f"{chunk.name}{_PART}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if _lock(file) and _is_at(file, path):
+            if not self.has(chunk):
+                return file
+            self.release(chunk, file)
+        else:
+            os.close(file)
+        return None
+
+    def keep(self, chunk: Chunk, file: int, data: memoryview) -> None:
+        """Write a chunk and release it; chunks that were not used for longest make room.
 
         Args:
-            key: names the object in the state that it is in; see ``object_key``.
-            size: of the object, in bytes.
-            ranges: of bytes, any order, within the object.
-            fetch: gets what is not kept: whole pages, neighbours as one range, ascending. What it
-                raises is raised.
+            chunk: that was claimed.
+            file: what ``claim`` returned.
+            data: its bytes.
         """
-        name = hashlib.blake2b(key.encode(), digest_size=16).digest()
-        wanted = [_pieces(own) for own in ranges]
-        found = self._kept(name, sorted({piece for pieces in wanted for piece in pieces}))
-        lacking = {piece.page for pieces in wanted for piece in pieces if piece not in found}
-        if lacking:
-            new = _fetched(sorted(lacking), size, fetch)
-            self._keep(name, new)
-            for piece in (p for pieces in wanted for p in pieces if p not in found):
-                found[piece] = new[piece.page][piece.start : piece.stop]
-        parts = [[found[piece] for piece in pieces] for pieces in wanted]
-        return [own[0] if len(own) == 1 else b"".join(own) for own in parts]
+        try:
+            with self._usage() as usage:
+                used = _number(os.pread(usage, 32, 0))
+                if used is None or used + len(data) > self._most:
+                    used = self._make_room(len(data))
+                if used + len(data) > self._most:
+                    return
+                # The sum is written first: if this process is killed, it is too high, not too low.
+                os.pwrite(usage, f"{used + len(data):<32}".encode(), 0)
+                os.ftruncate(file, 0)
+                _write(file, data)
+                path = self.folder / chunk.name
+                os.rename(f"{path}{_PART}", path)
+        except OSError as error:
+            self.give_up(error)
+        finally:
+            self.release(chunk, file)
 
-    def close(self) -> None:
-        """Close the files; they are opened again when they are needed."""
-        for way in (self._writing, self._reading):
-            with way.lock:
-                way.close()
+    def release(self, chunk: Chunk, file: int) -> None:
+        """End a claim; another process may fetch the chunk if it was not kept."""
+        path = self.folder / f"{chunk.name}{_PART}"
+        with contextlib.suppress(OSError):
+            if _is_at(file, path):
+                path.unlink()
+        os.close(file)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs."""
-        own = ("folder", "_most", "_since", "_keeps", "_reads", "_suspect")
-        return {name: self.__dict__[name] for name in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin in another process."""
-        self.__dict__.update(state)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._reading, self._writing = _Way(), _Way()
-        self._waiting: deque[Page] = deque()
-        self._again = 0.0
-        _caches.add(self)
-
-    def _kept(self, name: bytes, wanted: Sequence[_Piece]) -> dict[_Piece, bytes]:
-        """Return those of an object's pieces that are kept and whole."""
-        found: dict[_Piece, bytes] = {}
-        damaged: list[int] = []
-        many = min(_NOTED, self._most // 8)
-        with self._using(self._reading) as pages:
-            if pages is None:
-                return {}
-            for piece in wanted:
-                data, is_damaged = pages.get(name, *piece)
-                if data is not None:
-                    found[piece] = data
-                if is_damaged:
-                    damaged.append(piece.page)
-            many -= len(pages.read)
-        if damaged:
-            self._say("damaged", "holds damaged pages: they are fetched again")
-        if damaged or many <= 0:
-            with self._using(self._writing) as pages:
-                if pages is not None:
-                    pages.note(self._read(), name, damaged)
-        return found
-
-    def _keep(self, name: bytes, new: dict[int, bytes]) -> None:
-        """Keep pages of an object, if that is possible.
-
-        One thread writes at a time, what others leave to it too: many requests are under way at
-        once, and none waits for a disk.
-        """
-        room = _MOST_WAITING - len(self._waiting)
-        self._waiting.extend(Page(name, *page) for page in itertools.islice(new.items(), room))
-        while self._waiting and self._writing.lock.acquire(blocking=False):
-            try:
-                with self._using(self._writing) as pages:
-                    waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-                    if pages is not None:
-                        if read := self._read():
-                            pages.note(read)
-                        pages.put(waiting)
-            finally:
-                self._writing.lock.release()
-
-    def _read(self) -> set[int]:
-        """Take the slots that were read since this was last asked."""
-        with self._reading.lock:
-            pages = self._reading.pages
-            if pages is None:
-                return set()
-            read, pages.read = pages.read, set()
-            return read
+    def give_up(self, error: OSError) -> None:
+        """Add no more chunks, and log why."""
+        if self.keeps and not isinstance(error, TimeoutError):
+            self.keeps = False
+            log.warning(
+                f"the cache {self.folder.parent} cannot be written ({why(error)}): nothing more is "
+                "kept in it"
+            )
 
     @contextlib.contextmanager
-    def _using(self, way: _Way) -> Iterator[Pages | None]:
-        """Give the pages, None if they cannot be used; what fails ends in a line, not an error."""
-        writes = way is self._writing
-        with way.lock:
-            wanted = not writes or (self._keeps and time.monotonic() >= self._again)
-            pages = self._opened(way) if wanted else None
-            try:
-                yield pages
-            except (OSError, sqlite3.Error) as error:
-                self._give_up(error, way)
-
-    def _opened(self, way: _Way) -> Pages | None:
-        if way.pages is not None or not self._reads or time.monotonic() < self._again:
-            return way.pages
+    def _usage(self) -> Iterator[int]:
+        """Open the file that tells how many bytes all chunks take; one process at a time."""
+        file = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            way.pages = Pages(self.folder, self._most, suspect=self._suspect)
-        except (OSError, sqlite3.Error) as error:
-            self._give_up(error, way, opening=True)
-            return None
-        self._suspect = False
-        if way.pages.renewed:
-            self._say("index", "had a damaged index: what it held is fetched again")
-        return way.pages
+            if not _lock(file, _PATIENCE):
+                raise TimeoutError
+            yield file
+        finally:
+            os.close(file)
 
-    def _give_up(self, error: OSError | sqlite3.Error, way: _Way, *, opening: bool = False) -> None:
-        """Do without the cache, or without keeping more in it, and say why; or try again later."""
-        if isinstance(error, sqlite3.Error):
-            if is_busy(error):
-                self._again = time.monotonic() + _PAUSE
-                return
-            if is_damage(error) and not self._suspect:
-                way.close()
-                self._suspect = True  # what is opened next is looked through
-                return
-        reads = way is self._writing and not opening
-        self._keeps, self._reads = False, self._reads and reads
-        full = isinstance(error, sqlite3.Error) and is_full(error)
-        reason = "No space left on device" if full else why(error)
-        goes_on = "it keeps no more" if reads else "it is not used"
-        self._say("failed", f"cannot be {'written' if reads else 'opened'} ({reason}): {goes_on}")
-        if not reads:
-            way.close()
+    def _make_room(self, needed: int) -> int:
+        """Remove the chunks that were not used for longest; return the bytes of those left."""
+        found = []
+        for entry in os.scandir(self.folder):
+            if entry.name.endswith(_PART):
+                self._remove_abandoned(Path(entry.path))
+            elif entry.name != "usage":
+                with contextlib.suppress(FileNotFoundError):  # a user may remove files
+                    facts = entry.stat()
+                    found.append((facts.st_mtime_ns, facts.st_size, Path(entry.path)))
+        used = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if used + needed <= self._most * _LEFT:
+                break
+            path.unlink(missing_ok=True)
+            used -= size
+        return used
 
-    def _say(self, what: str, message: str) -> None:
-        """Say something, if no process has said it since this run began."""
-        with contextlib.suppress(OSError):  # then it may be said again
-            file = os.open(self.folder / f"{_SAID}{what}", os.O_RDWR)
+    def _remove_abandoned(self, part: Path) -> None:
+        """Remove what a process that was killed has left."""
+        with contextlib.suppress(OSError):
+            file = os.open(part, os.O_RDWR)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                if os.fstat(file).st_mtime_ns >= self._since:
-                    return
-                os.utime(file, ns=(time.time_ns(), time.time_ns()))
+                if _lock(file) and _is_at(file, part):
+                    part.unlink()
             finally:
                 os.close(file)
-        log.warning(f"the cache {self.folder.parent} {message}")
-
-    def _make_marks(self) -> None:
-        """Make the files whose times say when something was said."""
-        for what in ("damaged", "index", "failed"):
-            with contextlib.suppress(OSError):
-                mark = os.open(self.folder / f"{_SAID}{what}", os.O_CREAT | os.O_EXCL, 0o600)
-                os.utime(mark, (0, 0))
-                os.close(mark)
 
 
-class _Way:
-    """The pages as they are opened for one purpose, by one thread at a time."""
-
-    def __init__(self) -> None:
-        self.lock, self.pages = threading.RLock(), None
-
-    pages: Pages | None
-
-    def close(self) -> None:
-        """Close them."""
-        if self.pages is not None:
-            self.pages.close()
-            self.pages = None
+def _lock(file: int, seconds: float = 0) -> bool:
+    """Lock an open file for this process alone; tell whether that was possible in time."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.002)
 
 
-class _Piece(NamedTuple):
-    """Bytes of one page of an object."""
-
-    page: int
-    start: int
-    """Where in the page they begin."""
-    stop: int
+def _number(text: bytes) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
 
 
-def _pieces(own: Range) -> list[_Piece]:
-    """Cut a range at the edges of pages."""
-    pages = range(own[0] // PAGE, -(-own[1] // PAGE)) if own[1] > own[0] else ()
-    return [
-        _Piece(page, max(0, own[0] - page * PAGE), min(PAGE, own[1] - page * PAGE))
-        for page in pages
-    ]
+def _is_at(file: int, path: Path) -> bool:
+    """Tell whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
-def _fetched(pages: Sequence[int], size: int, fetch: Fetch) -> dict[int, bytes]:
-    """Fetch whole pages of an object of a size, neighbours as one range."""
-    found: dict[int, bytes] = {}
-    together = list(runs(pages))
-    asked = [(first * PAGE, min(after * PAGE, size)) for first, after in together]
-    for (first, after), data in zip(together, fetch(asked), strict=True):
-        view = memoryview(data)
-        for page in range(first, after):
-            found[page] = bytes(view[(page - first) * PAGE : (page - first + 1) * PAGE])
-    return found
+def _write(file: int, data: memoryview) -> None:
+    at = 0
+    while at < len(data):
+        at += os.pwrite(file, data[at:], at)
 
 
 @contextlib.contextmanager
@@ -310,13 +272,11 @@ def cached(data: DataConfig) -> Iterator[Cache | None]:
     """Have remote files that are opened inside keep what they read by a run's settings.
 
     Raises:
-        DataError: the cache cannot be had; see ``Cache``.
+        DataError: the cache cannot be used; see ``Cache``.
     """
     global _current
-    before, known = _current, (data.cache, data.cache_gb)
-    if data.cache and known not in _made:
-        _made[known] = Cache(Path(data.cache), data.cache_gb)
-    _current = _made.get(known)
+    before = _current
+    _current = Cache(Path(data.cache), data.cache_gb) if data.cache else None
     try:
         yield _current
     finally:
@@ -324,28 +284,8 @@ def cached(data: DataConfig) -> Iterator[Cache | None]:
 
 
 def current_cache() -> Cache | None:
-    """Return the cache of the files that are opened just now, if there is one."""
+    """Return the cache of files that are opened now, if there is one."""
     return _current
 
 
 _current: Cache | None = None
-_made: dict[tuple[str, float], Cache] = {}
-_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
-_forking = threading.local()
-
-
-def _before_fork() -> None:
-    """Close what SQLite must not take into another process; both open it again."""
-    _forking.held = [way for cache in _caches for way in (cache._writing, cache._reading)]
-    for way in _forking.held:
-        way.lock.acquire()
-        way.close()
-
-
-def _after_fork() -> None:
-    for way in _forking.held:
-        way.lock.release()
-    _forking.held = []
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,38 +1,52 @@
-"""An object in object storage that is read by ranges, as a mapped file is."""
+"""An object in object storage that is read by ranges, like a mapped file."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import itertools
 import os
-from collections.abc import Sequence
-from concurrent.futures import CancelledError
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from fastsiam.errors import DataError
 
-from . import client
-from .cache import Cache, current_cache, object_key
-from .client import Block, Facts, Range
+from . import storage
+from .cache import Cache, Chunk, chunks, current_cache, version
 from .path import RemotePath
+from .storage import Facts, Range
 
+MOST_AHEAD = 2**29
+"""Bytes that a process fetches ahead at most; beyond it, the oldest are dropped."""
 _GAP = 2**17
-"""Bytes between two ranges that are fetched with them: what a request takes, these take about."""
+"""Bytes between two ranges that are fetched with them: they take about as long as a request."""
 _BLOCK = 2**23
-"""Bytes of ranges that are fetched together, at most."""
+"""Most bytes of ranges that are fetched by one request."""
 _BLOCKS_AHEAD = 4
-"""Blocks that ``Onward`` asks for ahead."""
+"""Blocks that ``Onward`` fetches ahead."""
+_FIRST_LOOK, _LONGEST_LOOK, _PATIENCE = 0.02, 0.25, 30.0
+"""Seconds: how often, and for how long, to look for a chunk that another process fetches."""
+
+
+def _allocated(size: int) -> memoryview:
+    """Allocate memory."""
+    return np.empty(size, np.uint8).data
 
 
 class RemoteFile:
-    """An object, read-only; every range of it that is fetched is of one and the same version.
+    """An object, read-only; all ranges of it that are read belong to one version.
 
     A pickle of it holds its address and facts.
 
     Raises:
-        DataError: it is not there, or is empty.
+        DataError: it does not exist, or is empty.
     """
 
     def __init__(
@@ -41,23 +55,25 @@ class RemoteFile:
         self.path = path
         found = facts or path.facts()
         if found is None:
-            raise DataError(f"{path} is not there: check the address")
+            raise DataError(f"{path} does not exist: check the address")
         if not found.size:
             raise DataError(f"{path} is empty")
-        self.facts = found
-        self._cache = cache or current_cache()
+        self.facts, self._cache = found, cache or current_cache()
+        self._version = version(str(path), f"{found.etag} {found.modified}", found.size)
 
-    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Fetch ranges, all at once: the one place where an object's bytes are asked for."""
-        fetch = partial(client.fetch, self.path, self.facts)
-        if self._cache is None:
-            return fetch(ranges)
-        size, modified, etag = self.facts
-        key = object_key(str(self.path), tag=f"{etag} {modified}", size=size)
-        return self._cache.get_many(key, size, ranges, fetch)
+    def fetch(self, ranges: Sequence[Range]) -> list[memoryview]:
+        """Fetch ranges from the server, all at once."""
+        return storage.fetch(self.path, self.facts, ranges)
 
-    def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes between two places: waits for those that were asked for ahead.
+    def read(
+        self, start: int, stop: int, allocate: Callable[[int], memoryview] = _allocated
+    ) -> memoryview:
+        """Return the bytes of a range; wait for them if they are being fetched.
+
+        Args:
+            start: the first byte.
+            stop: the byte after the last one.
+            allocate: returns memory for so many bytes of the cache.
 
         Raises:
             DataError: they cannot be fetched.
@@ -66,25 +82,32 @@ class RemoteFile:
         stop = min(stop, len(self))
         if stop <= start:
             return memoryview(b"")
-        if (block := client.taken(self.path, (start, stop))) is not None:
-            with contextlib.suppress(CancelledError):  # another range of it was let go of
-                data = memoryview(block.future.result())
-                return data[start - block.start : stop - block.start]
-        cuts = [*range(start, stop, _BLOCK), stop]
-        parts = self.fetch(list(itertools.pairwise(cuts)))
-        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._cache is None:
+            return self._of_server(start, stop)
+        parts, into = chunks(self._version, len(self), start, stop), allocate(stop - start)
+        if len(parts) > 1:
+            self._begin(self._cache, parts)
+        for chunk in parts:
+            first, last = max(start, chunk.start), min(stop, chunk.stop)
+            self._read_chunk(self._cache, chunk, first, into[first - start : last - start])
+        return into
 
     def ahead(self, ranges: Sequence[Range]) -> None:
-        """Begin to fetch ranges that will be read, those near to each other together."""
-        begun = []
-        ranges = client.not_ahead(self.path, ranges)
-        for start, stop, own in joined(ranges):
-            future = client.in_background(self._fetched, start, stop)
-            begun.append((Block(start, future), own))
-        client.keep_ahead(self.path, begun)
+        """Start to fetch ranges that will be read, neighbours together."""
+        if self._cache is not None:
+            wanted = {own: chunks(self._version, len(self), *own) for own in ranges}
+            self._begin(self._cache, list(dict.fromkeys(itertools.chain(*wanted.values()))))
+            if self._cache.keeps:
+                return
+            ranges = [own for own in ranges if not all(map(self._cache.has, wanted[own]))]
+        blocks = []
+        for start, stop, own in joined(_ahead.missing(self.path, ranges)):
+            request = partial(storage.get, self.path, self.facts, start, stop)
+            blocks.append((_Block(start, storage.submit(request)), own))
+        _ahead.add(self.path, blocks)
 
     def check(self) -> None:
-        """Do nothing: that the object changed is seen by every range."""
+        """Do nothing: every request checks that the object is the same version."""
 
     def __len__(self) -> int:
         """Return the object's size in bytes."""
@@ -95,49 +118,156 @@ class RemoteFile:
         bare = RemotePath(self.path.scheme, self.path.host, self.path.key)
         return RemoteFile, (bare, self.facts, self._cache)
 
-    def _fetched(self, start: int, stop: int) -> bytes:
-        return self.fetch([(start, stop)])[0]
+    def _of_server(self, start: int, stop: int) -> memoryview:
+        """Return a range that was fetched ahead, or fetch it."""
+        if (block := _ahead.take(self.path, (start, stop))) is not None:
+            with contextlib.suppress(CancelledError):  # another range of it was dropped
+                return block.future.result()[start - block.start : stop - block.start]
+        cuts = [*range(start, stop, _BLOCK), stop]
+        return _joined(self.fetch(list(itertools.pairwise(cuts))))
+
+    def _begin(self, cache: Cache, wanted: Sequence[Chunk]) -> None:
+        """Start to fetch those chunks that the cache does not have."""
+        for chunk in wanted:
+            if cache.keeps and not cache.has(chunk):
+                with _fetching_lock:
+                    if chunk.name not in _fetching:
+                        future = storage.submit(partial(self._fetch_chunk, cache, chunk))
+                        _fetching[chunk.name] = future
+                        future.add_done_callback(partial(_end, chunk.name))
+
+    def _read_chunk(self, cache: Cache, chunk: Chunk, start: int, into: memoryview) -> None:
+        """Read bytes of a chunk from the cache; fetch them if it could not keep the chunk."""
+        if cache.read(chunk, start, into):
+            return
+        self._begin(cache, [chunk])
+        if (future := _fetching.get(chunk.name)) is not None:
+            future.result()
+        if not cache.read(chunk, start, into):
+            into[:] = self._of_server(start, start + len(into))
+
+    async def _fetch_chunk(self, cache: Cache, chunk: Chunk) -> None:
+        """Fetch a chunk into the cache, or wait until another process has done so."""
+        pause, waited = _FIRST_LOOK, 0.0
+        while cache.keeps and not cache.has(chunk) and waited < _PATIENCE:
+            try:
+                file = cache.claim(chunk)
+            except OSError as error:
+                return cache.give_up(error)
+            if file is None:
+                await asyncio.sleep(pause)
+                pause, waited = min(1.5 * pause, _LONGEST_LOOK), waited + pause
+                continue
+            try:
+                data = await storage.get(self.path, self.facts, chunk.start, chunk.stop)
+            except BaseException:
+                cache.release(chunk, file)
+                raise
+            return await asyncio.to_thread(cache.keep, chunk, file, data)
+
+
+class _Block(NamedTuple):
+    """Bytes that are fetched ahead by one request."""
+
+    start: int
+    future: Future[memoryview]
+
+
+class _Ahead:
+    """Ranges that are fetched ahead, until they are read."""
+
+    def __init__(self) -> None:
+        self._blocks: OrderedDict[tuple[RemotePath, Range], _Block] = OrderedDict()
+        self._lock, self.bytes = threading.Lock(), 0
+
+    def add(self, path: RemotePath, blocks: Sequence[tuple[_Block, Sequence[Range]]]) -> None:
+        """Add blocks with the ranges that each holds; the oldest make room."""
+        with self._lock:
+            for block, ranges in blocks:
+                for own in ranges:
+                    self._drop((path, own))
+                    self._blocks[path, own] = block
+                    self.bytes += own[1] - own[0]
+            while self.bytes > MOST_AHEAD and len(self._blocks) > 1:
+                if (oldest := self._drop(next(iter(self._blocks)))) is not None:
+                    oldest.future.cancel()
+
+    def missing(self, path: RemotePath, ranges: Sequence[Range]) -> list[Range]:
+        """Return those ranges of an object that are not here."""
+        with self._lock:
+            return [own for own in ranges if (path, own) not in self._blocks]
+
+    def take(self, path: RemotePath, own: Range) -> _Block | None:
+        """Remove and return the block that holds a range."""
+        with self._lock:
+            return self._drop((path, own))
+
+    def _drop(self, key: tuple[RemotePath, Range]) -> _Block | None:
+        block = self._blocks.pop(key, None)
+        if block is not None:
+            self.bytes -= key[1][1] - key[1][0]
+        return block
+
+
+_ahead = _Ahead()
+_fetching: dict[str, Future[None]] = {}
+"""Chunks that this process fetches, by the names of their files."""
+_fetching_lock = threading.Lock()
+
+
+def _end(name: str, _: Future[None]) -> None:
+    _fetching.pop(name, None)
+
+
+def _after_fork() -> None:
+    """Forget what the parent fetches."""
+    global _ahead, _fetching_lock
+    _ahead, _fetching_lock = _Ahead(), threading.Lock()
+    _fetching.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class AsFile(io.RawIOBase):
-    """A file on another machine as Python's files are, for libraries that read these."""
+    """A remote file with the interface of Python's files, for libraries that read these."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file, self._at = file, 0
 
     def readable(self) -> bool:
-        """Say that it can be read."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Say that any place can be read."""
+        """Return True."""
         return True
 
     def readinto(self, into: Any) -> int:
-        """Read as many bytes as there is room for, up to the end."""
+        """Read as many bytes as fit, up to the end."""
         data = self._file.read(self._at, self._at + len(into))
         into[: len(data)] = data
         self._at += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place."""
+        """Set the position."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._file)}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def tell(self) -> int:
-        """Return the place."""
+        """Return the position."""
         return self._at
 
 
 class Onward:
-    """Reads a file by small ranges, one after the other, out of larger ones that are fetched.
+    """Reads a file by small ranges, one after the other, out of larger ones.
 
     Args:
         file: the file.
-        hop: bytes to fetch from where a range begins that was not fetched; 0 is to fetch all from
-            there on, before it is asked for.
+        hop: bytes to fetch where a range begins that was not fetched yet, past the cache; 0 fetches
+            all from there on, ahead of its use and into the cache.
     """
 
     def __init__(self, file: RemoteFile, hop: int) -> None:
@@ -145,27 +275,28 @@ class Onward:
         self._start, self._data, self._asked = 0, memoryview(b""), 0
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Return the bytes between two places."""
+        """Return the bytes of a range."""
         stop = min(stop, len(self._file))
         if start < self._start or stop > self._start + len(self._data):
             self._start, self._data = self._fetched(start, stop)
         return self._data[start - self._start : max(start, stop) - self._start]
 
     def _fetched(self, start: int, stop: int) -> tuple[int, memoryview]:
+        size = len(self._file)
         if self._hop:
-            return start, self._file.read(start, max(stop, start + self._hop))
+            return start, self._file.fetch([(start, min(max(stop, start + self._hop), size))])[0]
         first = start - start % _BLOCK
         begins = range(first, max(stop, start + 1), _BLOCK)
         whole = range(max(first, self._asked), begins[-1] + (_BLOCKS_AHEAD + 1) * _BLOCK, _BLOCK)
-        size = len(self._file)
         self._file.ahead([(at, min(at + _BLOCK, size)) for at in whole if at < size])
         self._asked = max(self._asked, whole.stop)
-        parts = [self._file.read(at, min(at + _BLOCK, size)) for at in begins]
-        return first, parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+        return first, _joined([self._file.read(at, min(at + _BLOCK, size)) for at in begins])
 
 
 def joined(ranges: Sequence[Range]) -> list[tuple[int, int, list[Range]]]:
     """Join ranges that lie near to each other.
+
+    obstore's ``get_ranges`` does that too, but checks no version.
 
     Returns:
         Where each block begins and ends, and the ranges that lie in it.
@@ -181,3 +312,7 @@ def joined(ranges: Sequence[Range]) -> list[tuple[int, int, list[Range]]]:
                 continue
         blocks.append((start, stop, [(start, stop)]))
     return blocks
+
+
+def _joined(parts: Sequence[memoryview]) -> memoryview:
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

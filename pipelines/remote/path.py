@@ -1,4 +1,4 @@
-"""What lies where in object storage, asked for as paths are."""
+"""Addresses in object storage with the methods of paths."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import NamedTuple, Self
 from fastsiam.errors import DataError
 from fastsiam.urls import Url
 
-from . import client
-from .client import Facts
+from . import storage
+from .storage import Facts
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _MOST_NAMES = 100_000
 _PROBED = ("train.beton", "val.beton")
-"""Files that are looked for by their names where a server does not list what it has."""
+"""Files that are looked for by name on servers that do not list their files."""
 
 
 class Stat(NamedTuple):
-    """What a system says of a file, of an object."""
+    """Size and time of an object, as ``os.stat`` has them of a file."""
 
     st_size: int
     st_mtime_ns: int
-    """Below the second, of which no server tells, stands what its etag comes to."""
+    """The part below a second is a hash of the ETag: servers tell whole seconds."""
 
 
 class _Level(NamedTuple):
@@ -36,7 +36,7 @@ class _Level(NamedTuple):
 
 
 class _Found:
-    """What servers said, each asked once."""
+    """Answers of servers, each requested once."""
 
     def __init__(self) -> None:
         self.levels: dict[str, _Level] = {}
@@ -45,10 +45,10 @@ class _Found:
 
 @dataclass(frozen=True, order=True)
 class RemotePath(Url):
-    """An address that can be asked what lies there, by the names that paths have for it.
+    """An address with the methods of a path.
 
-    What was asked once is remembered, by it and all that come from it: data that change meanwhile
-    are noticed when they are read.
+    It remembers the answers of servers, and shares them with all paths that come from it. Data that
+    change meanwhile are noticed when they are read.
     """
 
     found: _Found = field(default_factory=_Found, compare=False, repr=False)
@@ -59,11 +59,11 @@ class RemotePath(Url):
     def of(cls, url: Url) -> RemotePath:
         """Return the path of an address.
 
-        ``{0000..0012}`` and ``{a,b}`` in its last part stand for several names: then the path is
-        that of the folder that they lie in, as if it held nothing else.
+        ``{0000..0012}`` and ``{a,b}`` in its last part stand for several names. The path is then
+        that of their folder, as if it held nothing else.
 
         Raises:
-            DataError: one of the names is not there.
+            DataError: one of the names does not exist.
         """
         path = cls(url.scheme, url.host, url.key)
         if not _BRACES.search(path.key):
@@ -71,28 +71,28 @@ class RemotePath(Url):
         folder, names = path.parent, expanded(path.name)
         if _BRACES.search(folder.key):
             raise DataError(f"{url} has braces before its last part: leave them to the last")
-        facts = client.heads([folder / name for name in names])
+        facts = storage.heads([folder / name for name in names])
         files = {name: own for name, own in zip(names, facts, strict=True) if own is not None}
         if missing := [name for name in names if name not in files]:
-            raise DataError(f"{folder / missing[0]} is not there: check the address")
+            raise DataError(f"{folder / missing[0]} does not exist: check the address")
         folder.found.levels[folder.key] = _Level(files, frozenset())
         return folder
 
     def facts(self) -> Facts | None:
-        """Return what the server says of it, None if it is no object."""
+        """Return the facts of the object; None if it does not exist."""
         if (level := self.found.levels.get(self.parent.key)) is not None and self.key:
             return level.files.get(self.name)
         if self.key and self.parent._lies_nowhere():
             return None
         if self.key not in self.found.facts:
-            self.found.facts[self.key] = client.head(self) if self.key else None
+            self.found.facts[self.key] = storage.heads([self])[0] if self.key else None
         return self.found.facts[self.key]
 
     def stat(self) -> Stat:
-        """Return its size and when it was written.
+        """Return the size of the object and when it was written.
 
         Raises:
-            FileNotFoundError: it is no object.
+            FileNotFoundError: there is no such object.
         """
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
@@ -138,35 +138,35 @@ class RemotePath(Url):
         """Return the bytes of a small object."""
         if (facts := self.facts()) is None:
             raise FileNotFoundError(2, "No such object", str(self))
-        return client.fetch(self, facts, [(0, facts.size)])[0] if facts.size else b""
+        return bytes(storage.fetch(self, facts, [(0, facts.size)])[0]) if facts.size else b""
 
     def hint(self) -> str:
-        """Say what more to do where it is not there, "" if nothing."""
+        """Return what to add to a message that it does not exist."""
         if self.scheme not in ("http", "https"):
             return ""
         return (
-            "; a web server does not list what it has, but for train.beton and val.beton each file "
-            "is named, or several as in train-{0000..0012}.tar"
+            "; a web server does not list its files: name each file except train.beton and "
+            "val.beton, or several as in train-{0000..0012}.tar"
         )
 
     def _level(self) -> _Level:
-        """List what lies below it; a web server, which lists nothing, is asked for a few names."""
+        """List what lies below it; a web server is asked for a few names instead."""
         if (level := self.found.levels.get(self.key)) is not None:
             return level
         if self._lies_nowhere():
             return _Level({}, frozenset())
         if self.scheme in ("http", "https"):
-            facts = client.heads([self / name for name in _PROBED])
+            facts = storage.heads([self / name for name in _PROBED])
             files = {name: own for name, own in zip(_PROBED, facts, strict=True) if own is not None}
             level = _Level(files, frozenset())
         else:
-            found, folders = client.level(self)
+            found, folders = storage.level(self)
             level = _Level(found, frozenset(folders))
         self.found.levels[self.key] = level
         return level
 
     def _lies_nowhere(self) -> bool:
-        """Tell whether what was listed shows already that nothing lies below it."""
+        """Tell whether earlier lists show that nothing lies below it."""
         names = self.key.split("/")
         for depth, name in enumerate(names):
             level = self.found.levels.get("/".join(names[:depth]))
@@ -176,11 +176,11 @@ class RemotePath(Url):
 
 
 Place = Path | RemotePath
-"""Where data lie: here, or on another machine."""
+"""Location of data: on this machine, or on another one."""
 
 
 def opened(where: Path | Url) -> Place:
-    """Return where data lie as what can be asked; see ``RemotePath.of`` for addresses."""
+    """Return a location as a path; see ``RemotePath.of`` for addresses."""
     return where if isinstance(where, (Path, RemotePath)) else RemotePath.of(where)
 
 

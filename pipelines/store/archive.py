@@ -21,9 +21,9 @@ from fastsiam.errors import DataError, NoSplitError
 from ..remote.path import Place
 from .archive_build import ALONE_BYTES, build
 from .archive_index import Index, file_facts, homes, keep, load
-from .base import Split, Store
+from .base import NewChunk, Split, Store
 from .blocks import blocks
-from .files import File, located, open_file, read_ahead
+from .files import File, allocator, located, open_file, read_ahead, read_into
 from .probe import Bytes, Flags
 from .tar import gunzip
 
@@ -72,8 +72,10 @@ class ArchiveStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's encoded bytes: a view into the mapped tar, or unpacked if gzipped."""
-        data = self._stored(index)
-        if self.rows["flags"][index] & Flags.GZIP:
+        row = self.rows[index]
+        start, size = int(row["offset"]), int(row["size"])
+        data = self._files[int(row["file"])].read(start, start + size)
+        if row["flags"] & Flags.GZIP:
             try:
                 unpacked = gunzip(data, _LARGEST_UNZIPPED + 1)
             except DataError as error:
@@ -81,6 +83,21 @@ class ArchiveStore(Store):
             if len(unpacked) > _LARGEST_UNZIPPED:
                 raise self.cannot_decode(index, "unpacked it is above 256 MiB")
             return unpacked
+        return data
+
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the bytes of several images; those of remote tars in memory from ``new_chunk``."""
+        if not self.is_remote:
+            return super().read_into(indices, new_chunk)
+        data: list[Bytes] = []
+        allocate = allocator(new_chunk)
+        for index, row in zip(indices.tolist(), self.rows[indices], strict=True):
+            if row["flags"] & Flags.GZIP:
+                data.append(self.read(index))
+                continue
+            start, size = int(row["offset"]), int(row["size"])
+            file = self._files[int(row["file"])]
+            data.append(read_into(file, start, start + size, allocate))
         return data
 
     def locate(
@@ -133,12 +150,6 @@ class ArchiveStore(Store):
     @cached_property
     def _names(self) -> list[str]:
         return str(zlib.decompress(self._packed), "utf-8", "surrogateescape").split("\0")
-
-    def _stored(self, index: int) -> memoryview:
-        row = self.rows[index]
-        start, size = int(row["offset"]), int(row["size"])
-        file = self._files[int(row["file"])]
-        return file.read(start, start + size)
 
 
 def _indexed(files: Sequence[File], source: str) -> Index:

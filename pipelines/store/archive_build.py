@@ -26,7 +26,7 @@ from fastsiam.errors import DataError
 from ..processes import AbandonedError, forked
 from ..remote import RemoteFile
 from ..remote.file import Onward
-from ..remote.server import PARALLEL
+from ..remote.storage import PARALLEL
 from .archive_classes import arranged, webdataset_key
 from .archive_index import ROW, Index, file_facts, homes, keep, load
 from .base import is_image_name

@@ -22,8 +22,8 @@ from .files import File
 from .probe import Bytes, Probe, probe
 
 Split = Literal["train", "val"]
-Allocate = Callable[[int], memoryview]
-"""Returns writable memory of so many bytes."""
+NewChunk = Callable[[], memoryview]
+"""Returns writable memory for several images."""
 
 SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
@@ -83,14 +83,14 @@ class Store(ABC):
             DataError: they cannot be read; names the image.
         """
 
-    def read_into(self, index: int, allocate: Allocate) -> Bytes:
-        """Do what ``read`` does, into memory from ``allocate`` if the bytes have to be copied.
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the bytes of several images, as ``read`` does.
 
         Args:
-            index: position of the image.
-            allocate: returns memory for so many bytes.
+            indices: (N,) positions.
+            new_chunk: allocates memory for the bytes that have to be copied.
         """
-        return self.read(index)
+        return [self.read(index) for index in indices.tolist()]
 
     @abstractmethod
     def name(self, index: int) -> str:

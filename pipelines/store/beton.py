@@ -26,10 +26,10 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import Store, numbered_classes
+from .base import NewChunk, Store, numbered_classes
 from .blocks import blocks
 from .decode import ImageRules
-from .files import File, open_file
+from .files import File, allocator, open_file, read_into
 from .mapped import Mapped
 from .probe import Bytes
 
@@ -178,6 +178,12 @@ class BetonStore(Store):
         """Return an image's record: a view into the mapped file."""
         start = int(self.start[index])
         return self._file.read(start, start + int(self.bytes[index]))
+
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return several records; those of a remote file in memory from ``new_chunk``."""
+        allocate, stops = allocator(new_chunk), self.start[indices] + self.bytes[indices]
+        ranges = zip(self.start[indices].tolist(), stops.tolist(), strict=True)
+        return [read_into(self._file, start, stop, allocate) for start, stop in ranges]
 
     def locate(
         self, indices: NDArray[np.int64]

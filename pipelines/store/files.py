@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,31 @@ def open_file(path: Place) -> File:
         DataError: it is not there, cannot be read, or is empty.
     """
     return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
+
+
+def allocator(new_chunk: Callable[[], memoryview]) -> Callable[[int], memoryview]:
+    """Return a function that allocates memory for one image after the other, out of chunks."""
+    rest = memoryview(b"")
+
+    def allocate(size: int) -> memoryview:
+        nonlocal rest
+        if size > len(rest):
+            rest = new_chunk()
+        if size > len(rest):
+            return np.empty(size, np.uint8).data
+        memory, rest = rest[:size], rest[size:]
+        return memory
+
+    return allocate
+
+
+def read_into(
+    file: File, start: int, stop: int, allocate: Callable[[int], memoryview]
+) -> memoryview:
+    """Return the bytes of a range, in memory from ``allocate`` if they have to be copied."""
+    if isinstance(file, RemoteFile):
+        return file.read(start, stop, allocate)
+    return file.read(start, stop)
 
 
 def located(

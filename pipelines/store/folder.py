@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from fastsiam.console import Tally, tally
 from fastsiam.errors import DataError
 from fastsiam.files import explained, reason
+from fastsiam.kernels import library
 
-from .base import IMAGE_ENDINGS, Allocate, Store, is_image_name
+from .base import IMAGE_ENDINGS, NewChunk, Store, is_image_name
 from .probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,9 @@ STAT_THREADS, _STAT_CHUNK = 16, 512
 
 A network file system takes long to answer, but answers many at once.
 """
+
+_SHOWN = 64
+"""Files after which the count on the screen is looked at."""
 
 
 class FileStore(Store):
@@ -80,19 +84,39 @@ class FileStore(Store):
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
 
-    def read_into(self, index: int, allocate: Allocate) -> Bytes:
-        """Return an image's encoded bytes in memory from ``allocate``."""
-        try:
-            file = os.open(self._file(index), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                data, done = allocate(os.fstat(file).st_size), 0
-                while done < len(data) and (count := os.readv(file, [data[done:]])):
-                    done += count
-            finally:
-                os.close(file)
-        except OSError as error:
-            raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
-        return data[:done]
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the encoded bytes of several images, in memory from ``new_chunk``.
+
+        Compiled code reads as many files as fit into a chunk. A file that is larger than a chunk,
+        or cannot be read, is left to ``read``.
+        """
+        data: list[Bytes] = []
+        while len(data) < len(indices):
+            chunk = new_chunk()
+            sizes = self._read_files(indices[len(data) :], chunk)
+            for size in sizes:
+                data.append(chunk[:size])
+                chunk = chunk[size:]
+            if not sizes:
+                data.append(self.read(int(indices[len(data)])))
+        return data
+
+    def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
+        """Read files one behind the other, as far as they fit; return the bytes of each."""
+        names, which = self._names, np.ascontiguousarray(indices, np.int64)
+        sizes = np.empty(len(which), np.int64)
+        count: int = library.kernels().fastsiam_read_files(
+            self._prefix,
+            library.at(names),
+            names.itemsize,
+            library.at(which),
+            len(which),
+            np.frombuffer(memory, np.uint8).ctypes.data,
+            len(memory),
+            library.at(sizes),
+        )
+        done: list[int] = sizes[:count].tolist()
+        return done
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""
@@ -177,19 +201,21 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
 
     Images of formats that are not read are counted in ``unread``, by their endings.
     """
-    images, folders = [], []
+    images, folders, number = [], [], 0
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
-        for entry in entries:
-            listed.add()
+        for number, entry in enumerate(entries, 1):
+            if number % _SHOWN == 0:
+                listed.add(_SHOWN)
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if is_image_name(entry.name) and entry.is_file():
+                images.append(entry.name)
+            elif entry.is_dir():
                 if not (entry.is_symlink() and _leads_up(folder, entry.path)):
                     folders.append(entry.name)
-            elif is_image_name(entry.name) and entry.is_file():
-                images.append(entry.name)
             elif (ending := os.path.splitext(entry.name)[1].lower()) in _UNREAD_ENDINGS:
                 unread[ending] += 1
+        listed.add(number % _SHOWN)
     return sorted(images), sorted(folders)
 
 
@@ -202,7 +228,7 @@ def _leads_up(folder: Path, link: str) -> bool:
 def _walk(root: Path, folder: str, listed: Tally, unread: Counter[str]) -> list[bytes]:
     """Return the paths, relative to ``root``, of all images in a folder and below it."""
     images, folders = _list(root / folder, listed, unread)
-    names = [os.fsencode(os.path.join(folder, name)) for name in images]
+    names = [os.fsencode(f"{folder}/{name}") for name in images]
     for name in folders:
         names += _walk(root, os.path.join(folder, name), listed, unread)
     return names

@@ -170,6 +170,10 @@ class _GroupReader:
         self._rows: Any = []
         self._next = 0
 
+    def __reduce__(self) -> tuple[type[_GroupReader], tuple[()]]:
+        """Return how to make it again: at its beginning."""
+        return _GroupReader, ()
+
     def row(self, file: Place, columns: Columns, group: int, number: int) -> Any:
         """Return a row of the image column.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import ImageError
 
-from .base import Allocate, Store
+from .base import NewChunk, Store
 from .beton import BetonStore
 from .files import File
 from .probe import Bytes
@@ -50,12 +50,14 @@ class PickedStore(Store):
         except ImageError as error:
             raise error.at(index) from error
 
-    def read_into(self, index: int, allocate: Allocate) -> Bytes:
-        """Return an image's bytes, in memory from ``allocate`` if they have to be copied."""
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the bytes of several images."""
+        positions = self._positions[indices]
         try:
-            return self._store.read_into(int(self._positions[index]), allocate)
+            return self._store.read_into(positions, new_chunk)
         except ImageError as error:
-            raise error.at(index) from error
+            place = np.flatnonzero(positions == error.index)[0]
+            raise error.at(int(indices[place])) from error
 
     def locate(
         self, indices: NDArray[np.int64]

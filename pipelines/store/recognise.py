@@ -262,10 +262,15 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
 
 
 def _has_parquet(folder: Place) -> bool:
-    """Tell whether parquet files lie in a folder; one of images is not listed to its end."""
+    """Tell whether parquet files lie in a folder."""
+    return _has_file(folder, "", PARQUET)
+
+
+def _has_file(folder: Place, start: str, end: str) -> bool:
+    """Tell whether a file of such a name is in a folder; one of images is not listed to its end."""
     with explained(DataError, f"cannot list {folder}"):
         for name in _names(folder):
-            if name.endswith(PARQUET) and not name.startswith("."):
+            if name.startswith(start) and name.endswith(end) and not name.startswith("."):
                 return True
             if is_image_name(name):
                 return False
@@ -282,7 +287,7 @@ def _names(folder: Place) -> Iterator[str]:
 
 
 def _is_data_set(folder: Place) -> bool:
-    own = (folder / "train").is_dir() or any(folder.glob("train*.beton"))
+    own = (folder / "train").is_dir() or _has_file(folder, "train", ".beton")
     return own or (isinstance(folder, Path) and is_saved_dataset(folder))
 
 

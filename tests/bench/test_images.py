@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PIL.JpegImagePlugin import get_sampling
 
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import CONTAINERS, BenchConfig, Stored
 from fastsiam.bench.images import make_images, take_images
 from fastsiam.pipelines.store import BetonStore, open_store
 from fastsiam.pipelines.store.beton import RAW
@@ -73,3 +73,15 @@ def test_pixels_become_jpegs_and_are_stored_anew(tmp_path: Path) -> None:
     for path in paths:
         with Image.open(path) as image:
             assert image.format == "JPEG"
+
+
+@pytest.mark.parametrize("form", CONTAINERS)
+def test_containers_hold_the_same_bytes(tmp_path: Path, form: Stored) -> None:
+    data = write_images(tmp_path / "data" / "train", classes=2, each=2)
+    some = take_images(BenchConfig(data=str(data)), 4, tmp_path / "some", lambda text: None)
+    files, stored = open_store(some.folder, "train"), open_store(some.stored(form), "train")
+    assert sorted(bytes(files.read(i)) for i in range(4)) == sorted(
+        bytes(stored.read(i)) for i in range(4)
+    )
+    assert stored.labels.tolist() == files.labels.tolist()
+    assert stored.locate(np.arange(4)) is not None  # mapped: nothing is copied

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from fastsiam import cli
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import peer_is_gone, peer_is_late
-from fastsiam.distributed.launch import _first_failure
+from fastsiam.distributed.launch import _exit_code
 from fastsiam.errors import RANK_LOST
 from tests.configs import flags, with_settings
 from tests.processes import fastsiam
@@ -152,21 +152,24 @@ def test_errors_that_come_from_no_exchange_are_nobodys_else(
 
 
 @pytest.mark.parametrize(
-    ("failures", "rank", "code"),
+    ("failures", "killed", "code"),
     [
-        ({0: (1, 0)}, 0, 1),
-        ({1: (2, 0), 0: (-signal.SIGTERM, 0)}, 1, 2),
-        ({0: (1, 0), 1: (-signal.SIGKILL, 0)}, 1, -signal.SIGKILL),
-        ({2: (-signal.SIGABRT, 5), 0: (1, 5)}, 2, -signal.SIGABRT),
-        ({0: (1, 0), 1: (-signal.SIGKILL, 30)}, 0, 1),
-        ({0: (75, 0), 1: (1, 5), 2: (75, 0)}, 1, 1),
-        ({1: (-signal.SIGTERM, 0)}, 1, -signal.SIGTERM),
-        ({0: (RANK_LOST, 0), 1: (1, 0.5)}, 1, 1),
-        ({0: (RANK_LOST, 0), 2: (RANK_LOST, 0)}, 0, RANK_LOST),
+        ({0: (1, 0)}, None, 1),
+        ({1: (2, 0), 0: (-signal.SIGTERM, 0)}, None, 2),
+        ({0: (1, 0), 1: (-signal.SIGKILL, 0)}, 1, 137),
+        ({2: (-signal.SIGABRT, 5), 0: (1, 5)}, 2, 134),
+        ({0: (1, 0), 1: (-signal.SIGKILL, 30)}, None, 1),
+        ({0: (75, 0), 1: (1, 5), 2: (75, 0)}, None, 1),
+        ({1: (-signal.SIGTERM, 0)}, 1, 143),
+        ({0: (RANK_LOST, 0), 1: (1, 0.5)}, None, 1),
+        ({0: (RANK_LOST, 0), 2: (RANK_LOST, 0)}, None, RANK_LOST),
     ],
 )
 def test_the_exit_code_is_the_first_failures(
-    failures: Mapping[int, tuple[int, int]], rank: int, code: int
+    failures: Mapping[int, tuple[int, int]],
+    killed: int | None,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Failures by rank: the process's exit code, and the second in which it was seen.
 
@@ -175,4 +178,6 @@ def test_the_exit_code_is_the_first_failures(
     given: Any = {
         rank: SimpleNamespace(exitcode=exit, timestamp=at) for rank, (exit, at) in failures.items()
     }
-    assert _first_failure(given) == (rank, code)
+    assert _exit_code(given) == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: rank {killed} was ended by SIG") if killed else not said

@@ -10,25 +10,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import launched
 from fastsiam.config import TrainConfig
-from fastsiam.distributed.launch import _EXIT_CODE, _Agent
 from fastsiam.errors import RANK_LOST
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
@@ -65,7 +54,7 @@ def test_a_rank_is_killed_and_the_run_goes_on(
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
     done = disturbed.wait(300)
     assert done.returncode == 0, done.stderr
-    assert f"error: rank {rank} was ended by SIGKILL" in done.stderr
+    assert f"failed (exitcode: -9) local_rank: {rank}" in done.stderr
     assert "restart 1 of 1, from the last checkpoint\n" in done.stderr
     assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
     assert history(tmp_path / "run") == history(tmp_path / "whole")
@@ -126,62 +115,6 @@ def test_on_another_number_of_ranks_it_is_the_same_run(
     for one, other in zip(history(parts), history(whole), strict=True):
         assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
         assert one[2:4] == pytest.approx(other[2:4], abs=2e-3)  # loss, std
-
-
-@pytest.mark.parametrize(
-    ("codes", "waiting", "code", "restarts"),
-    [
-        ([0], 0, 0, 0),
-        ([1, 0], 0, 1, 0),  # an error would come again
-        ([143, 0], 0, 143, 0),  # somebody stopped it
-        ([143, 0], 1, 0, 1),  # another machine joins
-        ([-signal.SIGKILL, 0], 0, 0, 1),
-        ([RANK_LOST, 2, 0], 0, 2, 1),
-        ([-signal.SIGKILL] * 4, 0, 137, 2),
-    ],
-)
-def test_only_lost_ranks_are_restarted(
-    codes: list[int], waiting: int, code: int, restarts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With two restarts; and an error closes the rendezvous, so that all machines leave."""
-    calls: list[str] = []
-    endings = iter(codes)
-
-    def monitor(self: _Agent, _: WorkerGroup) -> RunResult:
-        if not (code := next(endings)):
-            return RunResult(WorkerState.SUCCEEDED, return_values={-1: None})
-        failure: Any = SimpleNamespace(exitcode=code, timestamp=0)
-        return RunResult(WorkerState.FAILED, failures={0: failure})
-
-    def note(name: str) -> Callable[..., int]:
-        def called(*_: object, **__: object) -> int:
-            calls.append(name)
-            return waiting
-
-        return called
-
-    for name in ("_restart_workers", "_stop_workers", "_exit_barrier", "_shutdown"):
-        monkeypatch.setattr(LocalElasticAgent, name, note(name))
-    monkeypatch.setattr(LocalElasticAgent, "_initialize_workers", start)
-    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", monitor)
-    rendezvous: Any = SimpleNamespace(
-        is_closed=lambda: False,
-        set_closed=note("closed"),
-        num_nodes_waiting=note("looked"),
-        get_run_id=str,
-        get_backend=str,
-    )
-    store = HashStore()
-    spec = WorkerSpec("ranks", 1, rendezvous, entrypoint="x", max_restarts=2, monitor_interval=0.01)
-    assert _Agent(spec, store).run_to_end() == code
-    assert calls.count("_restart_workers") == restarts
-    is_error = code in (1, 2, 143)
-    assert ("closed" in calls) == is_error
-    assert not is_error or store.get(_EXIT_CODE) == str(code).encode()
-
-
-def start(_: _Agent, group: WorkerGroup) -> None:
-    group.state = WorkerState.HEALTHY
 
 
 def test_a_rank_that_never_comes_is_named(small: TrainConfig, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 SHELL = {
     "apt-get", "cd", "cp", "done", "export", "for", "git", "ln", "make", "mkdir", "pip", "source",
-    "sudo", "tar", "python", "torchrun", "srun", "[[", "scontrol", "exec", "fastsiam",
+    "sbatch", "sudo", "tar", "python", "torchrun", "srun", "[[", "scontrol", "exec", "fastsiam",
     ".venv/bin/python", ".venv/bin/fastsiam",
 }  # fmt: skip
 """Programs that pages may name."""
@@ -68,7 +68,7 @@ def lines(block: Block) -> Iterator[list[str]]:
             words = words[1:]
         if words[:1] == ["for"]:
             variables[words[1]] = words[3].removesuffix(";")
-        if "-c" in words and words[0] != "python":  # a shell's
+        if words[:1] == ["sbatch"] or ("-c" in words and words[0] != "python"):  # a shell's
             yield from lines(replace(block, text=words.pop()))
         while "&&" in words:
             cut = words.index("&&")

@@ -21,9 +21,9 @@ from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines import build_loader
 from fastsiam.training.clock import Clock
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck, autocast_type
-from fastsiam.training.seen import Seen
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader
 from tests.configs import with_settings
@@ -215,7 +215,12 @@ def test_a_log_point_waits_once_for_the_steps_and_once_for_its_numbers(gpu: Trai
     step = TrainingStep(gpu, build_method(gpu.model), place, steps_per_epoch=3)
     clock = Clock(device=place.device)
     points = LogPoints(
-        step, log=None, console=Console(quiet=True), clock=clock, seen=Seen(None, world=1), end=3
+        step,
+        log=None,
+        console=Console(quiet=True),
+        clock=clock,
+        digest=DataDigest(None, world=1),
+        end=3,
     )
     loss, z = torch.zeros((), device="cuda"), torch.randn(64, 128, device="cuda")
     points.log(1, loss, z)  # what is set up once

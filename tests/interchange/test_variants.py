@@ -33,7 +33,7 @@ def test_each_variant_is_read_and_exported(variant: str, tmp_path: Path) -> None
     method = saved_run(tmp_path / "run", model)
     if variant == "frozen encoder":
         with torch.no_grad():
-            for weight in method.frozen.parameters():
+            for weight in method.get_submodule("frozen").parameters():
                 weight.zero_()
         state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)
         torch.save(state | {"model": method.state_dict()}, tmp_path / "run/checkpoints/last.pt")

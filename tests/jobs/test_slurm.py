@@ -128,6 +128,23 @@ def test_it_is_requeued_for_what_goes_on_later(
     assert ended == int(code) and ("scontrol requeue 7\n" in calls) == again
 
 
+@pytest.mark.parametrize(("codes", "code", "again"), [((75, 1), 255, False), ((75, 0), 75, True)])
+def test_an_error_of_one_machine_is_not_requeued(
+    codes: tuple[int, int], code: int, again: bool, small: TrainConfig, tmp_path: Path
+) -> None:
+    """srun's exit code is the highest of its tasks, of which one had an error, or lost another."""
+    script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig())
+    found = re.search(r"^launch='(.*)'$", script, re.M)
+    assert found
+    ended = [
+        subprocess.run(["bash", "-c", found[1], "-", "bash", "-c", f"exit {one}"]).returncode
+        for one in codes
+    ]
+    assert max(ended) == code
+    ended_script, calls = ran(script, tmp_path, CODE=str(code))
+    assert ended_script == code and ("scontrol requeue 7\n" in calls) == again
+
+
 def test_a_task_of_an_array_asks_for_itself_alone(small: TrainConfig, tmp_path: Path) -> None:
     """The last of an array to be begun has the array's own number, which means all of them."""
     script = slurm_script("imagenet", small, SlurmConfig(seeds="0-4"))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fastsiam.config import FastSiamConfig, SimSiamConfig
-from fastsiam.methods import FastSiam, Output, SimSiam
+from fastsiam.methods import FastSiam, Output
+from fastsiam.methods.simsiam_variants import SimSiamVariant
 from fastsiam.views.batch import Batch
 from tests.methods import formulas
 from tests.methods.formulas import Array, Pairs, Weights
@@ -38,9 +39,11 @@ KEEPS = {
 }
 
 
-def of(variant: Variant, **settings: Any) -> SimSiam:
+def of(variant: Variant, **settings: Any) -> SimSiamVariant:
     """Build a variant with small heads."""
-    method: SimSiam = build(variant.config(projector_layers=2, dim=6, predictor_dim=3, **settings))
+    method: SimSiamVariant = build(
+        variant.config(projector_layers=2, dim=6, predictor_dim=3, **settings)
+    )
     return method
 
 
@@ -141,7 +144,7 @@ Taken = tuple[Weights, Batch, float, Array | None]
 """A step: the weights before it, its batch, its loss, the images' averages after it."""
 
 
-def run(method: SimSiam, views: int, *, accumulate: int = 1) -> list[Taken]:
+def run(method: SimSiamVariant, views: int, *, accumulate: int = 1) -> list[Taken]:
     """Take the steps of two epochs."""
     step, found = step_of(method, accumulate=accumulate), list[Taken]()
     for at in range(2 * STEPS):
@@ -179,7 +182,7 @@ def test_what_is_kept_over_steps(variant: Variant, accumulate: int) -> None:
             assert (np.abs(rows).sum(1) > 0).sum() == min(IMAGES, (at + 1) * BATCH)
 
 
-class Cached(SimSiam):
+class Cached(SimSiamVariant):
     """Multi-step alternation as section 5.2 has it: targets computed before the steps and kept."""
 
     kept: list[tuple[Tensor, Tensor]]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from fastsiam import pipelines
+from fastsiam import free_memory, pipelines
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
 from fastsiam.pipelines import automatic as module
-from fastsiam.pipelines import build_eval_loader, build_loader, free_memory, open_store, survey
+from fastsiam.pipelines import build_eval_loader, build_loader, open_store, survey
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.pipelines.store import FolderStore
@@ -147,12 +148,6 @@ def test_sizes_that_a_store_knows(images: Path) -> None:
     assert decoded_bytes(store) == (24 * EACH, True)
 
 
-def meminfo(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-
-
 @pytest.mark.parametrize(
     ("files", "free"),
     [
@@ -189,7 +184,11 @@ def meminfo(folder: Path, files: dict[str, str]) -> None:
 def test_memory_within_a_containers_limits(
     files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meminfo(tmp_path, {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4000 kB\n", **files})
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    machine = SimpleNamespace(available=4096_000, total=8192_000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: machine)
     monkeypatch.setattr(free_memory, "_ROOT", tmp_path)
     assert free_memory.free_bytes(CPU) == free
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.config import DataConfig
-from fastsiam.errors import ImageError
+from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import build_loader, engine, headers, open_store
 from fastsiam.pipelines.cuts import Cuts
-from fastsiam.pipelines.engine import EncodedBatch, Engine
+from fastsiam.pipelines.engine import EncodedBatch, Engine, Lookahead
 from fastsiam.pipelines.job import JPEG
 from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.mapped import Mapped
@@ -353,21 +353,22 @@ def test_images_are_read_into_memory_that_is_used_again(
     made.close()
 
 
-def test_a_file_that_grows_or_shrinks_while_it_is_read(tmp_path: Path) -> None:
-    path = write_images(tmp_path / "images", each=1) / "class0"
-    (path / "0.jpg").write_bytes(data := jpeg(0))
-    store = open_store(path, "train")
+def test_files_are_read_whole_wherever_chunks_end(tmp_path: Path) -> None:
+    chunk, sizes = 1000, [999, 1, 400, 600, 0, 1000, 1001, 5, 3000, 7]
+    contents = [bytes([row]) * size for row, size in enumerate(sizes)]
+    for row, content in enumerate(contents):
+        (tmp_path / f"{row}.jpg").write_bytes(content)
+    store = open_store(tmp_path, "train")
+    assert [store.name(row) for row in range(len(store))] == [f"{row}.jpg" for row in range(10)]
 
-    def allocate(size: int) -> memoryview:
-        with (path / "0.jpg").open("r+b") as file:
-            file.truncate(change)
-        return memoryview(bytearray(size))
+    def read() -> list[bytes]:
+        memory = store.read_into(np.arange(len(store)), lambda: memoryview(bytearray(chunk)))
+        return [bytes(data) for data in memory]
 
-    change = len(data) + 100
-    assert bytes(store.read_into(0, allocate)) == data
-    (path / "0.jpg").write_bytes(data)
-    change = len(data) - 100
-    assert bytes(store.read_into(0, allocate)) == data[:-100]
+    assert read() == contents
+    (tmp_path / "2.jpg").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*2\.jpg"):
+        read()
 
 
 def test_what_will_be_needed_is_read_ahead(odd: Path, tmp_path: Path) -> None:
@@ -404,3 +405,33 @@ def test_a_batch_keeps_the_memory_that_holds_its_records(odd: Path) -> None:
     del batch
     assert kept() is None
     made.close()
+
+
+class Asked:
+    """A store on another machine: what it is asked for ahead."""
+
+    is_remote = True
+
+    def __init__(self) -> None:
+        self.images: list[list[int]] = []
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.full(100, 2**25)
+
+    def ahead(self, indices: list[int]) -> None:
+        self.images.append(indices)
+
+
+def test_coming_batches_of_remote_data_are_fetched_ahead() -> None:
+    """128 MiB of them, each asked for once."""
+    store = Asked()
+    lookahead = Lookahead(store, lambda step: np.array([2 * step, 2 * step + 1]), range(3, 7))  # type: ignore[arg-type]
+    asked = []
+    for _ in range(5):
+        lookahead.advance()
+        asked.append(len(store.images))
+    assert asked == [2, 3, 4, 4, 4]
+    assert store.images == [[2 * step, 2 * step + 1] for step in range(3, 7)]
+    store.is_remote = False
+    Lookahead(store, lambda step: np.array([step]), range(9)).advance()  # type: ignore[arg-type]
+    assert len(store.images) == 4

@@ -6,8 +6,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ import pytest
 
 from fastsiam.errors import Interrupted
 from fastsiam.jobs.convert import stoppable
-from fastsiam.jobs.engines import Task, run_task
 from fastsiam.leaving import ECHO
 from fastsiam.pipelines.processes import forked, leave_signals_to_the_parent, signals_held
 from fastsiam.signals import STOPS
@@ -122,25 +119,6 @@ def test_results_come_whatever_their_number() -> None:
     with forked(2, _begin) as run:
         assert sorted(run(_twice, range(50))) == [2 * number for number in range(50)]
         assert list(run(_twice, ())) == []
-
-
-def test_a_signal_while_a_task_is_begun_ends_the_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original: Any = subprocess.Popen
-    begun: list[Any] = []
-
-    def popen(*arguments: Any, **how: Any) -> Any:
-        begun.append(original(*arguments, **how))
-        signal.raise_signal(signal.SIGINT)
-        return begun[0]
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    words = (sys.executable, "-c", "import time; time.sleep(600)")
-    ended = pytest.raises(Interrupted)
-    with ended, as_if(signal.default_int_handler), stoppable("on"):
-        run_task(Task(1, words, str(tmp_path)))
-    assert begun[0].returncode == -signal.SIGTERM
 
 
 def _slow_to_leave(folder: Path) -> None:

@@ -128,7 +128,7 @@ def test_where_there_are_no_locks_it_is_said(
     def none(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "lockf", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     with RunFolder(tmp_path).taken():
         pass
     assert "cannot be locked (No locks available): take care" in capfd.readouterr().err

@@ -28,12 +28,12 @@ from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.training import clock, monitor
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import effective_rank, flat_share, z_std
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.guard import CollapseGuard
 from fastsiam.training.log import MetricsLog, read_metrics
 from fastsiam.training.monitor import LogPoints
 from fastsiam.training.numerics import FiniteCheck
-from fastsiam.training.seen import Seen
 from tests.configs import with_settings
 from tests.disks import fill, small_disk
 
@@ -219,7 +219,7 @@ def log_points(
         log=None,
         console=Console(quiet=True),
         clock=Clock(),
-        seen=Seen(None, world=1),
+        digest=DataDigest(None, world=1),
         end=100,
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from fastsiam.leaving import is_hanging
 from fastsiam.training import trackers
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.log import read_metrics
-from fastsiam.training.trackers import TRACKERS, Tracked, Tracker, Trackers, check_trackers
+from fastsiam.training.trackers import TRACKERS, TrackedRun, Trackers, Write, check_trackers
 from tests.configs import flags, with_settings
 from tests.conftest import skip
 from tests.processes import ROOT, fastsiam
@@ -184,38 +185,34 @@ def test_a_server_that_is_not_there_ends_nothing(small: TrainConfig, tmp_path: P
     )
 
 
-class Slow(Tracker):
-    """Waits for a network that does not answer."""
-
-    name, modules, install = "slow", (), ""
-    answers = threading.Event()
-    figures: ClassVar[list[int]] = []
-
-    def open(self) -> None:
-        assert self.answers.wait(60)
-
-    def write(self, figures: Mapping[str, float], step: int) -> None:
-        self.figures.append(step)
-        if step == 2:
-            raise ConnectionError("gone\nwith more to say")
-
-    def close(self, *, complete: bool) -> None: ...
-
-
 def test_a_slow_tracker_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(trackers.TRACKERS, "slow", Slow)
+    answers, steps = threading.Event(), []
+
+    @contextlib.contextmanager
+    def slow(run: TrackedRun) -> Iterator[Write]:
+        assert answers.wait(60)
+
+        def write(figures: dict[str, float], step: int) -> None:
+            steps.append(step)
+            if step == 2:
+                raise ConnectionError("gone\nwith more to say")
+
+        yield write
+
+    monkeypatch.setitem(trackers.TRACKERS, "slow", slow)
+    monkeypatch.setattr(trackers, "_load", lambda name: None)
     monkeypatch.setattr(trackers, "_PATIENCE", 0.1)
     monkeypatch.setattr(leaving, "_is_hanging", False)
-    run = Tracked(folder=RunFolder(tmp_path), settings={}, step=0)
+    run = TrackedRun(folder=RunFolder(tmp_path), settings={}, step=0)
     ours = Trackers(["slow"], run)
     for step in range(4):
         ours.write({"train/loss": 0.5}, step)
     ours.close(complete=True)
-    assert Slow.figures == [] and is_hanging()
+    assert steps == [] and is_hanging()
     assert "(it is not done after 0 s)" in capfd.readouterr().err
-    Slow.answers.set()
+    answers.set()
     monkeypatch.setattr(trackers, "_PATIENCE", 60)
     ours = Trackers(["slow"], run)
     for step in range(4):

@@ -107,7 +107,7 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "train.beton").exists()
     assert "Traceback" not in done.stderr
     done = fastsiam(*arguments, "--skip-bad")
-    assert "going on with train.beton: 18 images are done, and checked" in done.stderr
+    assert "resuming train.beton: 18 images are done and verified" in done.stderr
     assert "bad and left out: 6" in done.stdout
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     left_out = manifest["files"]["train.beton"]["left_out"]

@@ -1,9 +1,8 @@
-"""A conversion that was stopped goes on, or starts anew where it has to."""
+"""A stopped conversion resumes, or starts over where it has to."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ import pytest
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout, plan
+from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout, manifest
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
@@ -35,14 +34,14 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 def convert_slowly(arguments: tuple[str, ...]) -> None:
     """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
-    written = blocks._written
+    write = blocks._write_images
 
     def slow(*of: Any) -> Block:
-        block = written(*of)
+        block = write(*of)
         time.sleep(0.15)
         return block
 
-    blocks._written = slow  # type: ignore[assignment]
+    blocks._write_images = slow  # type: ignore[assignment]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
 
@@ -87,15 +86,15 @@ def test_killed_and_started_again_it_goes_on(
     errors = done.stderr
     assert done.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     if number != signal.SIGKILL:
-        assert errors.splitlines()[-1] == "stopped; the same command goes on from here"
+        assert errors.splitlines()[-1] == "stopped; run the same command again to resume"
     assert "Traceback" not in errors and not (out / "train.beton").exists()
     assert (out / "train.beton.partial").exists()
     process = start_slowly(tmp_path / "images", out, "--workers", "3")
     done = process.wait(120)
     errors = done.stderr
     assert done.returncode == 0, errors
-    assert "going on with train.beton: " in errors
-    said = int(errors.split("going on with train.beton: ")[1].split(" ")[0])
+    assert "resuming train.beton: " in errors
+    said = int(errors.split("resuming train.beton: ")[1].split(" ")[0])
     assert 20 < said < 450
     monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
     (straight,) = run("folder", tmp_path / "images", tmp_path / "straight")
@@ -126,14 +125,14 @@ def test_another_source_or_other_options_start_anew(
     for name in ("train.beton.partial", "train.beton.journal"):
         shutil.copy(out / name, tmp_path / name)
     (said,) = go_on(source, out, quality=80)
-    assert said.startswith("starting train.beton anew: the source, the options or the version")
+    assert said.startswith("starting train.beton over: the source, the options or the version")
     (out / "train.beton").unlink()
     for name in ("train.beton.partial", "train.beton.journal"):
         shutil.copy(tmp_path / name, out / name)
     jpeg_path = source / "class1" / "000.jpg"
     jpeg_path.write_bytes(jpeg(5))
     (said,) = go_on(source, out)
-    assert said.startswith("starting train.beton anew")
+    assert said.startswith("starting train.beton over")
     assert checked(out) == []
 
 
@@ -141,12 +140,12 @@ def test_a_file_that_an_earlier_version_left_half_done_starts_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It encoded gray images; one that it finished is taken for done."""
-    monkeypatch.setattr(plan, "_FORMAT", 2)
+    monkeypatch.setattr(manifest, "_FORMAT", 2)
     source, out = half_done(tmp_path, monkeypatch)
     go_on(source, tmp_path / "finished")
     monkeypatch.undo()
     (said,) = go_on(source, out)
-    assert said.startswith("starting train.beton anew: ")
+    assert said.startswith("starting train.beton over: ")
     before = (tmp_path / "finished" / "train.beton").read_bytes()
     go_on(source, tmp_path / "finished")
     assert (tmp_path / "finished" / "train.beton").read_bytes() == before
@@ -183,12 +182,12 @@ def test_what_could_not_be_read_is_tried_again(tmp_path: Path) -> None:
 def test_damaged_leftovers_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = half_done(tmp_path, monkeypatch)
     partial, journal = out / "train.beton.partial", out / "train.beton.journal"
-    lines = journal.read_text().splitlines(keepends=True)
-    second = Block.parse(sorted(lines[1:], key=lambda x: json.loads(x[9:])[0])[1])
+    lines = journal.read_bytes().splitlines(keepends=True)
+    second = Block.parse(lines[2])
     data = bytearray(partial.read_bytes())
     data[second.start + 100] ^= 1
     partial.write_bytes(data)
-    journal.write_text("".join(lines) + lines[-1][:50])  # and the last line is torn
+    journal.write_bytes(b"".join(lines) + lines[-1][:50])  # and the last line is torn
     (said,) = go_on(source, out)
     first_images = int(said.split(": ")[1].split(" ")[0])
     assert first_images < 20  # only the first block was whole up to the damage

@@ -55,10 +55,10 @@ def test_a_disk_that_fills_up(
 ) -> None:
     with monkeypatch.context() as patch:
         if where == "start":
-            patch.setattr("fastsiam.pipelines.convert.journal.start", failing(number))
+            patch.setattr("fastsiam.pipelines.convert.journal.resume", failing(number))
         else:
             patch.setattr(shutil if where == "disk_usage" else os, where, failing(number))
-        with pytest.raises(DataError, match=r"^no room for .*train\.beton \(.*goes on from here$"):
+        with pytest.raises(DataError, match=r"^no space for .*train\.beton \(.*to resume$"):
             run("folder", source, tmp_path / "out")
     assert not (tmp_path / "out" / "train.beton").exists()
     run("folder", source, tmp_path / "out")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.pipelines.remote import client
+from fastsiam.pipelines.remote import storage
 from tests.clouds import environment, s3_server, upload
 from tests.conftest import write_images
 from tests.sources import folder_members, tar
@@ -51,9 +51,9 @@ def cloud(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The address of S3, which this process finds by its environment."""
     for name, value in environment(s3, tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
-    client.restart()
+    storage.restart()
     yield s3
-    client.restart()
+    storage.restart()
 
 
 @pytest.fixture

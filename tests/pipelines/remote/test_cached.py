@@ -10,7 +10,7 @@ import pytest
 
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines import Store, build_loader, open_split
-from fastsiam.pipelines.remote import client
+from fastsiam.pipelines.remote import storage
 from tests.clouds import web_server
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
@@ -28,10 +28,10 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     pytest.importorskip("obstore", reason="needs obstore: pip install 'fastsiam[cloud]'")
     monkeypatch.setenv("FASTSIAM_CLOUD_PATIENCE", "0.5")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    client.restart()
+    storage.restart()
     tar(tmp_path / "web" / "train.tar", folder_members(write_images(tmp_path / "images")))
     yield tmp_path / "web"
-    client.restart()
+    storage.restart()
 
 
 @pytest.mark.parametrize(("name", "workers"), BY)
@@ -64,21 +64,18 @@ def read_all(store: Store) -> list[bytes]:
 def expect(address: str, folder: str, cache: str) -> None:
     """Read all images of an address, by a cache that has them: nothing may be fetched."""
     here = open_split(DataConfig(data=folder), "train")
-    fetch = client.fetch
 
-    def refused(*arguments: object) -> list[bytes]:
+    def refused(*arguments: object) -> None:
         raise AssertionError(f"fetched {arguments}")
 
-    client.fetch = refused  # type: ignore[assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "get", refused)
         there = open_split(DataConfig(data=address, cache=cache, cache_gb=0.1), "train")
         assert read_all(there) == read_all(here)
-    finally:
-        client.fetch = fetch
 
 
 def test_another_process_fetches_nothing_anew(web: Path, tmp_path: Path) -> None:
-    """Nor does a process that both read and were forked from one that had the cache open."""
+    """Nor does a forked one, which could not."""
     with web_server(web) as address:
         data, cache = f"{address}/train.tar", str(tmp_path / "cache")
         there = open_split(DataConfig(data=data, cache=cache, cache_gb=0.1), "train")
@@ -103,6 +100,22 @@ def test_an_object_that_was_replaced_is_fetched_anew(web: Path, tmp_path: Path) 
         after = read_all(open_split(settings, "train"))
         here = read_all(open_split(DataConfig(data=str(web / "train.tar")), "train"))
     assert after == here != before
+
+
+def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
+    web: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = open_split(DataConfig(data=str(web / "train.tar")), "train")
+    folder = tmp_path / "cache"
+    with web_server(web) as address:
+        for shuffle in ("full", "window:8"):
+            settings = DataConfig(
+                data=f"{address}/train.tar", cache=str(folder), cache_gb=1e-6, shuffle=shuffle
+            )
+            for split in (open_split(settings, "train"), open_split(settings, "train")):
+                assert read_all(split) == read_all(here)
+            assert not [path for path in (folder / "chunks-1").iterdir() if "-" in path.name]
+    assert caplog.text.count("--shuffle full reads it at random; pass --shuffle window:16384") == 1
 
 
 def test_a_run_with_all_of_it(web: Path, small: TrainConfig, tmp_path: Path) -> None:

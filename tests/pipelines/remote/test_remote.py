@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from fastsiam.config import ConvertConfig, DataConfig
+from fastsiam.errors import WorkerError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
-from fastsiam.pipelines.remote import client
+from fastsiam.pipelines.remote import file, storage
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
 from fastsiam.urls import place
 from tests.clouds import BUCKET, broken_proxy, upload, web_server
@@ -23,7 +24,7 @@ from tests.processes import Forked
 from tests.sources import folder_members, imagenet_train_tar, jpeg, parquet, tar
 
 BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers in (
-    ("torchvision", 0), ("torchvision", 2), ("memory", 2), ("dali", 2))]  # fmt: skip
+    ("torchvision", 0), ("torchvision", 2), ("native", 2), ("memory", 2), ("dali", 2))]  # fmt: skip
 
 
 def opened(address: str, split: str = "train") -> Store:
@@ -36,7 +37,7 @@ def assert_same(one: Store, other: Store) -> None:
     assert np.array_equal(one.labels, other.labels)
     assert np.array_equal(one.sizes(), other.sizes())
     assert [one.name(i) for i in images] == [other.name(i) for i in images]
-    assert [bytes(d) for d in one.read_many(images)] == [bytes(other.read(i)) for i in images]
+    assert equal_stores(one, other)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -95,20 +96,22 @@ def test_central_crops_are_those_of_a_disk(
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_forked_process_reads_what_its_parent_has_read(data: str, shards: Path) -> None:
-    """And its own child: obstore itself would wait for ever in both."""
-    store, here = opened(data), opened(str(shards))
-    store.ahead(range(24))
-    expected = [bytes(here.read(i)) for i in range(24)]
-    assert [bytes(store.read(i)) for i in range(3)] == expected[:3]
-    child = os.fork()
-    if not child:
-        grandchild = os.fork()
-        good = [bytes(d) for d in store.read_many(range(24))] == expected
-        good = good and (not grandchild or not os.waitpid(grandchild, 0)[1])
-        os._exit(not good)
-    assert not os.waitpid(child, 0)[1]
-    assert [bytes(store.read(i)) for i in range(3, 24)] == expected[3:]
+def test_a_forked_process_is_refused(data: str) -> None:
+    """obstore would wait for ever in it, and in its child."""
+    store = opened(data)
+    if not (child := os.fork()):
+        if child := os.fork():
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        with pytest.raises(WorkerError, match="was forked from one that reads from object storage"):
+            store.read(0)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    assert all(len(d) for d in store.read_many(range(24)))
+
+
+def equal_stores(one: Store, other: Store) -> bool:
+    images = range(len(one))
+    return [bytes(d) for d in one.read_many(images)] == [bytes(other.read(i)) for i in images]
 
 
 def test_the_index_is_kept_and_made_anew_when_an_object_changes(
@@ -156,14 +159,16 @@ def test_parts_of_a_conversion(cloud: str, images: Path, tmp_path: Path) -> None
     assert_same(opened(upload(cloud, tmp_path / "made", "parts")), opened(str(tmp_path / "made")))
 
 
-def test_parquet_is_converted(cloud: str, images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parquet_is_converted(workers: int, cloud: str, images: Path, tmp_path: Path) -> None:
     """Read in order, by pyarrow, which asks for row groups."""
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
     rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
     parquet(tmp_path / "table" / "data" / "train-0.parquet", rows, ["a", "b", "c"])
     data = upload(cloud, tmp_path / "table", "parquet")
     for source, out in ((str(tmp_path / "table"), "here"), (data, "there")):
-        convert_data("parquet", ConvertConfig(source=source, out=str(tmp_path / out), workers=1))
+        config = ConvertConfig(source=source, out=str(tmp_path / out), workers=workers)
+        convert_data("parquet", config)
     assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
 
 
@@ -179,7 +184,7 @@ def test_images_that_are_neighbours_are_one_request(
     opened(data)
     with broken_proxy(s3, tmp_path / "log") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        client.restart()
+        storage.restart()
         store = opened(data)
         before = requests(tmp_path / "log")
         store.ahead(range(12))
@@ -194,10 +199,9 @@ def test_images_that_are_neighbours_are_one_request(
 def test_no_more_is_kept_than_the_bound(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest are let go of, and read when they are wanted."""
     store = opened(data)
-    monkeypatch.setattr(client, "MOST_AHEAD", int(store.sizes()[:4].sum()))
+    monkeypatch.setattr(file, "MOST_AHEAD", int(store.sizes()[:4].sum()))
     store.ahead(range(24))
-    ahead = client._process().ahead
-    assert 0 < ahead._bytes <= client.MOST_AHEAD
+    assert 0 < file._ahead.bytes <= file.MOST_AHEAD
     assert all(len(d) for d in store.read_many(range(24)))
 
 
@@ -212,7 +216,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
     data = upload(cloud, folder, "many")
     with broken_proxy(cloud, tmp_path / "log") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        client.restart()
+        storage.restart()
         scan, asked = archive_build._scan, []
 
         def scans_some(files: Any, part: Any, *how: Any) -> Any:
@@ -239,7 +243,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
         there = opened(data)
         assert set(asked) == set(range(20)) - kept
         assert not list((tmp_path / "cache").rglob("*.parts"))
-    client.restart()
+    storage.restart()
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud)
     assert_same(there, opened(str(folder)))
 
@@ -262,6 +266,6 @@ def test_objects_of_other_clouds(
     with web_server(tmp_path) as at:
         for name, value in OTHERS[scheme].items():
             monkeypatch.setenv(name, value.format(at=at))
-        client.restart()
+        storage.restart()
         there = opened(f"{scheme}://{BUCKET}/train-{{0000..0002}}.tar")
         assert_same(there, opened(str(shards)))

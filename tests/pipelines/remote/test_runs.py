@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +15,17 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.jobs.train import train_here
-from fastsiam.pipelines.remote import client
+from fastsiam.pipelines.remote import storage
+from fastsiam.views.batch import Batch
 from tests.clouds import KEY, SECRET, broken_proxy, environment, upload
 from tests.configs import flags, with_settings
-from tests.processes import fastsiam
+from tests.conftest import write_images
+from tests.processes import Forked, command, fastsiam
 from tests.sources import folder_members, tar
 from tests.tiers import rest_slow
 from tests.training.runs import history, history_of, run_once, run_until
+from tests.training.test_faults import ends_and_goes_on, kill_a_worker
+from tests.training.test_interrupted import until
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""
@@ -39,9 +47,9 @@ def bad_line(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         variables = environment(address, tmp_path / "cache")
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        client.restart()
+        storage.restart()
         yield variables
-        client.restart()
+        storage.restart()
 
 
 def met(log: Path) -> set[str]:
@@ -133,3 +141,77 @@ def test_commands_over_a_bad_line(
     assert data in (tmp_path / "there" / "config.json").read_text()
     (tmp_path / "there" / "said").write_text("".join(one.stdout + one.stderr for one in done))
     assert_no_secret(tmp_path / "there", tmp_path / "cache")
+
+
+def test_a_loader_process_of_remote_data_is_killed(
+    data: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """A server forked it: it is named with its signal all the same, and the run resumes."""
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, data=data)
+
+    def kill(step: int, batch: Batch) -> None:
+        if step == 4:
+            kill_a_worker()
+
+    error = ends_and_goes_on(config, tmp_path, kill)
+    assert "of 2 (process" in str(error) and "was killed by SIGKILL" in str(error)
+
+
+@pytest.mark.parametrize("number", rest_slow([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
+def test_no_process_outlives_a_command(
+    number: signal.Signals, data: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    """A signal reaches the whole group, as a terminal sends it; SIGKILL the command alone."""
+    config = with_settings(small, pipeline="torchvision", workers=2, knn_every=0, epochs=10**5)
+    config = with_settings(config, data=data)
+    process = command("train", *flags(config), session=True)
+    until(process, lambda: bool(history(Path(config.run.out))))
+    if number == signal.SIGKILL:
+        process.send(number)
+    else:
+        os.killpg(process.pid, number)
+    assert_ended(process, number)
+
+
+@pytest.mark.parametrize("number", rest_slow([signal.SIGINT, signal.SIGKILL]))
+def test_no_process_outlives_a_conversion(
+    number: signal.Signals, cloud: str, tmp_path: Path
+) -> None:
+    """Whose source answers slowly."""
+    images = write_images(tmp_path / "images", each=8, side=300)
+    tar(tmp_path / "up" / "train.tar", folder_members(images))
+    data = upload(cloud, tmp_path / "up", f"conversion-{number}")
+    with broken_proxy(cloud, tmp_path / "log", delay=(0.5, 1)) as address:
+        process = command(
+            "convert", "folder", "--source", data, "--out", str(tmp_path / "out"), "--workers", "2",
+            environment={"AWS_ENDPOINT_URL": address}, session=True,
+        )  # fmt: skip
+        until(process, lambda: len(of_session(process.pid)) >= 3)
+        if number == signal.SIGKILL:
+            process.send(number)
+        else:
+            os.killpg(process.pid, number)
+        assert_ended(process, number)
+
+
+def assert_ended(process: Forked, number: signal.Signals) -> None:
+    """Wait until a command has ended by a signal, with all that it started."""
+    done = process.wait(60)
+    assert done.returncode in (128 + number, -number)
+    if number != signal.SIGKILL:  # of which a worker may notice that a pipe is broken
+        assert "Traceback" not in done.stderr
+    end = time.monotonic() + 60
+    while alive := of_session(process.pid):
+        assert time.monotonic() < end, alive
+        time.sleep(0.05)
+
+
+def of_session(leader: int) -> list[str]:
+    """Return the command lines of the processes of a session."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and fields[0] != "Z":
+                found.append((place / "cmdline").read_text())
+    return found

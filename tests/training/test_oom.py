@@ -17,8 +17,8 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import TrainingError
-from fastsiam.training.exhausted import no_memory
 from fastsiam.training.log import read_metrics
+from fastsiam.training.oom import oom_error
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings
@@ -94,12 +94,12 @@ def test_a_gpu_without_memory(small: TrainConfig, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
     place = Place(0, 2, torch.device("cuda:0"))
     config = with_settings(small, batch=512, activation_memory=0.4, prefetch=1, workers=4)
-    assert str(no_memory(ERRORS[0], config, place, at=7, saved="S")) == (
+    assert str(oom_error(ERRORS[0], config, place, at=7, saved="S")) == (
         "out of GPU memory at step 7 with --batch 512 (256 images on each of 2 ranks): tensors "
         "took 78 GB of 80 GB at their peak; the same run goes on with more --gpus; a new one takes "
         "less with a lower --batch or a higher --accumulate; S"
     )
-    assert "fewer --workers" in str(no_memory(MemoryError(), config, place, at=7, saved="S"))
+    assert "fewer --workers" in str(oom_error(MemoryError(), config, place, at=7, saved="S"))
 
 
 def test_a_clock_that_jumps_changes_no_figure(

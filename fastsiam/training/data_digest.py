@@ -1,4 +1,4 @@
-"""What a run was trained on since its last log line, as a digest over all ranks."""
+"""A digest of what a run was trained on since its last log line, over all ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from fastsiam.views.digest import added, written
 _HALF = 32
 
 
-class Seen:
-    """Adds up the digests of a run's batches from one log line to the next.
+class DataDigest:
+    """Sums the digests of a run's batches from one log line to the next.
 
-    Each rank adds its own; ``share`` adds up the ranks', between steps at which all of them meet
-    anyway. Nothing here touches the device.
+    Each rank adds its own batches; ``share`` sums over the ranks. Nothing here uses the device.
 
     Args:
-        start: what the run goes on from, with what its next line is to tell of already.
+        start: the checkpoint that is resumed, with the digest of steps since its last log line.
         world: number of ranks.
     """
 
@@ -35,27 +34,27 @@ class Seen:
         self._own = added(self._own, digest)
 
     def share(self) -> None:
-        """Add up what the ranks added since the last time; every rank calls it, and waits."""
+        """Sum over the ranks what they added since the last call; every rank calls it and waits."""
         if self._world > 1:
-            # In halves: the sum of whole digests would not fit in any number that gloo adds up.
-            # And on the host, where nobody waits for a device.
+            # In halves, because the sum of 64-bit digests overflows every type that gloo sums; on
+            # the host, so that the device is not waited for.
             halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
             high, low = sum_across_ranks(halves).tolist()
             self._own = added(high << _HALF, low)
         self._shared, self._own = added(self._shared, self._own), 0
 
     def line(self, done: int) -> dict[str, Any]:
-        """Return what a log line after so many steps says, and begin with the next.
+        """Return the fields of a log line after so many steps, and start over.
 
         Returns:
-            ``since``, the number of steps after which the stretch begins that the line is about;
-            ``seen``, the digest of what was trained on from there, 16 hexadecimal digits.
+            ``since``, the number of steps before the first one in the digest;
+            ``seen``, the digest as 16 hexadecimal digits.
         """
-        told = {"since": self._since, "seen": written(self._shared)}
+        fields = {"since": self._since, "seen": written(self._shared)}
         self._since, self._shared = done, 0
-        return told
+        return fields
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: of steps that no line tells of yet; after ``share``."""
+        """Return the state for a checkpoint, of steps since the last log line; after ``share``."""
         assert not self._own
         return {"since": self._since, "digest": written(self._shared)}

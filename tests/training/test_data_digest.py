@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.training.seen import Seen
+from fastsiam.training.data_digest import DataDigest
 from fastsiam.views.digest import written
 
 OLD = Path(__file__).parents[1] / "data" / "run-0.1"
@@ -32,28 +32,28 @@ def test_sums_over_ranks_are_modulo_2_to_the_64(ranks: Callable[[str, int], list
 def test_a_checkpoint_goes_on_with_the_stretch() -> None:
     start = checkpoints.load(OLD)
     parts = 2**63 + 1, 2**63 + 2, 40
-    whole = Seen(None, world=1)
+    whole = DataDigest(None, world=1)
     for part in parts:
         whole.add(part)
-    before = Seen(None, world=1)
+    before = DataDigest(None, world=1)
     before.add(parts[0])
     before.share()
-    after = Seen(replace(start, seen=before.state()), world=1)
+    after = DataDigest(replace(start, seen=before.state()), world=1)
     for part in parts[1:]:
         after.add(part)
-    for seen in (whole, after):
-        seen.share()
+    for digest in (whole, after):
+        digest.share()
     assert after.line(start.step + 2) == whole.line(start.step + 2)
 
 
 def test_an_older_checkpoint_begins_a_stretch() -> None:
     start = checkpoints.load(OLD)
     assert start.seen == {} and start.weights == ""
-    assert Seen(start, world=1).line(9) == {"since": start.step, "seen": "0" * 16}
+    assert DataDigest(start, world=1).line(9) == {"since": start.step, "seen": "0" * 16}
 
 
 def test_ranks_share_before_they_save() -> None:
-    seen = Seen(None, world=2)
-    seen.add(1)
+    digest = DataDigest(None, world=2)
+    digest.add(1)
     with pytest.raises(AssertionError):
-        seen.state()
+        digest.state()

@@ -1,14 +1,15 @@
-"""Free memory for images, on a GPU or on the host, within the limits of a container.
+"""Free memory of a GPU or of the host, within the limits of a container.
 
-Importing it does not load torch.
+Importing this module does not load torch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ LOADING_PEAK = 1.2
 USABLE = 0.8
 """Share of the free memory that loading may take."""
 _ROOT = Path("/")
-"""Where proc/ and sys/ are, for tests."""
+"""Where control groups are, for tests."""
 
 
 def free_bytes(device: torch.device) -> int:
@@ -27,23 +28,21 @@ def free_bytes(device: torch.device) -> int:
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    return min(_free_of_the_system(), *_left_by_control_groups())
+    return host_memory()[0]
 
 
-def _free_of_the_system() -> int:
-    with contextlib.suppress(OSError):
-        for line in (_ROOT / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def host_memory() -> tuple[int, int]:
+    """Return the free bytes of the host's memory and all of them, for this container if in one."""
+    machine = psutil.virtual_memory()
+    return min([(machine.available, machine.total), *_control_groups()])
 
 
-def _left_by_control_groups() -> list[int]:
-    """Return the bytes below the limits of this process's control groups, of version 1 or 2.
+def _control_groups() -> list[tuple[int, int]]:
+    """Return the free bytes and the limit of this process's control groups, of version 1 or 2.
 
     Inactive cached files count as free: the system drops them when memory is asked for.
     """
-    found = []
+    limits = []
     for home, own, limit, used, cached in (
         ("sys/fs/cgroup", "0::", "memory.max", "memory.current", "inactive_file"),
         (
@@ -60,8 +59,8 @@ def _left_by_control_groups() -> list[int]:
                 most, taken = (int((group / name).read_text()) for name in (limit, used))
                 lines = (group / "memory.stat").read_text().splitlines()
                 stat = dict(line.split() for line in lines)
-                found.append(max(0, most - taken + int(stat[cached])))
-    return found or [2**63]
+                limits.append((max(0, most - taken + int(stat[cached])), most))
+    return limits
 
 
 def _groups(top: Path, own: str) -> list[Path]:

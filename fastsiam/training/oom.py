@@ -1,4 +1,4 @@
-"""What a run says when memory ran out: at which batch, how much it took, and what to lower."""
+"""The error of a run that is out of memory: the batch, the peak, and what to lower."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fastsiam.distributed import Place
 from fastsiam.errors import TrainingError, lacks_memory
 
 
-def no_memory(
+def oom_error(
     error: BaseException, config: TrainConfig, place: Place, *, at: int, saved: object
 ) -> TrainingError | None:
-    """Return what to say of an error if it is about memory, else None.
+    """Return the error to raise if another one is about memory, else None.
 
-    The weights may be in the midst of a step, so nothing is saved then.
+    A step may be half done, so nothing is saved.
 
     Args:
         error: of a step, a batch or an evaluation.
-        config: the run's.
+        config: settings of the run.
         place: this rank.
         at: the step that was not finished.
-        saved: says where the last good state is.
+        saved: as a string, where the last good state is.
     """
     if not lacks_memory(error):
         return None
@@ -40,7 +40,7 @@ def no_memory(
 
 
 def _peak(place: Place, *, gpu: bool) -> str:
-    """Say how much was taken at most, and of how much."""
+    """Return the peak of the memory that was used, as text."""
     if gpu:
         peak = torch.cuda.max_memory_allocated(place.device)
         whole = torch.cuda.get_device_properties(place.device).total_memory
@@ -51,7 +51,7 @@ def _peak(place: Place, *, gpu: bool) -> str:
 
 
 def _lower(config: TrainConfig, *, gpu: bool) -> str:
-    """Say what takes less memory: first what this very run can go on with."""
+    """Return what needs less memory: first what the same run can continue with."""
     ways = []
     if config.step.activation_memory > 0.5:
         ways.append("--activation-memory 0.5")

@@ -1,0 +1,168 @@
+"""The variants of SimSiam that its paper studies; each is a setting of ``SimSiamConfig``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastsiam.config import SimSiamConfig
+from fastsiam.distributed import gather
+from fastsiam.model.backbones import Backbone
+from fastsiam.model.losses import negative_cosine, softmax_cross_entropy
+
+from .base import Moment, Output, ParamGroup
+from .momentum import follow, momentum_copy, renew
+from .simsiam import SimSiam
+
+SIMILARITIES = {"cosine": negative_cosine, "cross-entropy": softmax_cross_entropy}
+"""The losses of section 4.5 by their names."""
+
+Comparison = tuple[int, tuple[int, ...]]
+"""A view whose prediction is compared, and the views whose mean projection it is compared with."""
+
+
+def build_simsiam(config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> SimSiam:
+    """Return SimSiam, or the variant of it that the settings describe."""
+    usual = replace(
+        config,
+        predictor="trained",
+        stop_gradient=True,
+        similarity="cosine",
+        symmetric=True,
+        alternate_every=1,
+        target_average=0.0,
+        encoder_momentum=0.0,
+    )
+    kind = SimSiam if config == usual else SimSiamVariant
+    return kind(config, backbone, images=images)
+
+
+class SimSiamVariant(SimSiam):
+    """SimSiam with other targets, comparisons, losses or predictors.
+
+    ``frozen`` exists where another encoder than the trained one gives the targets. In the k-step
+    alternation of section 5.2 it is the encoder as it was before the k steps. The paper computes
+    their targets before the steps and caches them; a frozen encoder gives the same targets with the
+    memory of one network, however large k. With ``encoder_momentum`` it is BYOL's momentum encoder.
+
+    ``averages`` exists for section 5.2's expectation over augmentations: (images, dim) float32, for
+    each image a moving average of its l2-normalised projections (footnote 2). The cosine loss
+    normalises the average.
+    """
+
+    averages: Tensor
+
+    def __init__(self, config: SimSiamConfig, backbone: Backbone, *, images: int = 0) -> None:
+        super().__init__(config, backbone, images=images)
+        if config.predictor == "none":
+            self.parts, self.predictor = ("backbone", "projector"), nn.Identity()
+        self.predictor.requires_grad_(config.predictor == "trained")
+        if self._has_frozen:
+            self.frozen = momentum_copy(self.backbone, self.projector)
+        if config.target_average:
+            self.register_buffer("averages", torch.zeros(images, config.dim))
+
+    def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
+        """Return the loss (a cosine is in [-1, 1]) and the first view's projections (N, d).
+
+        Args:
+            views: (N, 3, S, S) each: the same images, augmented.
+            index: (N,) int64 positions of the images in the data set.
+        """
+        comparisons = self.comparisons(len(views))
+        predicting = [view for view, _ in comparisons]
+        batches = [self._encoded(batch) for batch in self.joined([views[v] for v in predicting])]
+        z = self._by_view(predicting, batches, len(index))
+        p = self._by_view(predicting, [self.predictor(batch) for batch in batches], len(index))
+        targets = self._targets(views, z, {of for _, others in comparisons for of in others})
+        rows = self.averages[index] if self.config.target_average else None
+        similarity = SIMILARITIES[self.config.similarity]
+        losses = [
+            similarity(p[view], self._averaged(rows, [targets[of] for of in others]))
+            for view, others in comparisons
+        ]
+        carry = {}
+        if rows is not None:
+            carry = {
+                "rows": self._averaged(rows, list(targets.values())).detach(),
+                "index": index.clone(),
+            }
+        return Output(torch.stack(losses).mean(), z[0].detach(), carry)
+
+    def comparisons(self, views: int) -> list[Comparison]:
+        """Return which views are compared: both of each pair, or only the first of it."""
+        pairs = [(view, view + 1) for view in range(0, views, 2)]
+        if not self.config.symmetric:
+            return [(first, (second,)) for first, second in pairs]
+        return [(a, (b,)) for first, second in pairs for a, b in ((first, second), (second, first))]
+
+    def param_groups(self) -> list[ParamGroup]:
+        """Return encoder and predictor; the predictor may be left untrained (Table 1)."""
+        return super().param_groups()[: 2 if self.config.predictor == "trained" else 1]
+
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Take over the weights of some parts; the frozen encoder is the same afterwards."""
+        super().start_from(weights)
+        if self._has_frozen:
+            renew(self.frozen, self.backbone, self.projector)
+
+    def after_step(self, outputs: Sequence[Output], *, at: Moment) -> None:
+        """Keep the images' averages, and bring the frozen encoder up to date."""
+        if self.config.target_average:
+            rows, index = (
+                gather(torch.cat([output.carry[name] for output in outputs]))
+                for name in ("rows", "index")
+            )
+            self.averages.index_copy_(0, index, rows)
+        every = self.config.alternate_every or at.steps_per_epoch
+        if momentum := self.config.encoder_momentum:
+            follow(self.frozen, self.backbone, self.projector, momentum=momentum)
+        elif self._has_frozen and at.done % every == 0:
+            renew(self.frozen, self.backbone, self.projector)
+
+    @property
+    def _has_frozen(self) -> bool:
+        return self.config.alternate_every != 1 or self.config.encoder_momentum > 0
+
+    def _encoded(self, images: Tensor) -> Tensor:
+        z: Tensor = self.projector(self.backbone(images))
+        return z
+
+    def _by_view(
+        self, which: Iterable[int], batches: Sequence[Tensor], images: int
+    ) -> dict[int, Tensor]:
+        """Return the outputs of some views, (N, ...) each, by the views' numbers."""
+        return dict(zip(which, self.apart(batches, images), strict=True))
+
+    def _targets(
+        self, views: tuple[Tensor, ...], z: dict[int, Tensor], wanted: set[int]
+    ) -> dict[int, Tensor]:
+        """Return the targets, (N, dim) for each wanted view.
+
+        Without the stop-gradient of section 4.1 training collapses (Fig. 2).
+        """
+        stop = self.config.stop_gradient
+        encoder, found = (self.frozen, {}) if self._has_frozen else (self._encoded, z)
+        others = [view for view in sorted(wanted) if view not in found]
+        with torch.no_grad() if stop else nullcontext():
+            batches = [encoder(batch) for batch in self.joined([views[v] for v in others])]
+        found = found | self._by_view(others, batches, len(views[0]))
+        return {view: found[view].detach() if stop else found[view] for view in sorted(wanted)}
+
+    def _averaged(self, rows: Tensor | None, targets: list[Tensor]) -> Tensor:
+        """Return the mean of some views' targets in float32; with rows, these moved towards it.
+
+        The row of an image that was never seen is zero, and becomes the mean: the paper's first
+        targets are the network's output (section 5.3).
+        """
+        each = torch.stack(targets).float()
+        if rows is None:
+            return each.mean(0)
+        momentum, unit = self.config.target_average, F.normalize(each, dim=2).mean(0)
+        seen = rows.any(1, keepdim=True)
+        return torch.where(seen, momentum * rows + (1 - momentum) * unit, unit)

@@ -1,0 +1,406 @@
+"""Requests to object storage and web servers, made by obstore in this process.
+
+obstore runs threads of its own, which a forked process lacks. Processes that read remote data are
+therefore started by forkserver (``pipelines.processes``). In a process that was forked all the same
+a request is an error, not a hang.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from fastsiam.errors import DataError, FastSiamError, FileLostError, WorkerError
+from fastsiam.urls import Url
+
+PARALLEL = 64
+"""Requests that a process makes at a time."""
+STALL_SECONDS = "FASTSIAM_CLOUD_STALL"
+"""Environment variable: seconds without any bytes after which a request has failed. Default: 10."""
+PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
+"""Environment variable: seconds for which failed requests are repeated. Default: 120."""
+_PAUSE = 0.2
+"""Seconds before a request is repeated that obstore does not repeat."""
+_SECONDS_TO_STOP = 5.0
+
+Range = tuple[int, int]
+"""First byte, and the one after the last."""
+Result = TypeVar("Result")
+
+
+class Facts(NamedTuple):
+    """The version of an object, as its server describes it."""
+
+    size: int
+    """In bytes."""
+    modified: int
+    """When it was written, in seconds since 1970."""
+    etag: str
+    """The server's mark of its content; "" if it gives none."""
+
+
+def heads(urls: Sequence[Url]) -> list[Facts | None]:
+    """Return the facts of objects, None for each that does not exist.
+
+    Raises:
+        DataError: access is denied, or the server cannot be reached.
+    """
+
+    async def head(store: Any, key: str) -> Facts | None:
+        import obstore
+
+        try:
+            return _facts(await obstore.head_async(store, key))
+        except FileNotFoundError:
+            return None
+
+    return results([partial(_request, url, head) for url in urls])
+
+
+def level(url: Url) -> tuple[dict[str, Facts], list[str]]:
+    """List the objects and the names of the prefixes directly below a prefix.
+
+    Raises:
+        DataError: access is denied, the bucket does not exist, or it cannot be reached.
+    """
+
+    async def list_level(store: Any, key: str) -> tuple[dict[str, Facts], list[str]]:
+        import obstore
+
+        try:
+            found = await obstore.list_with_delimiter_async(store, key or None)
+        except Exception as error:
+            if isinstance(error, FileNotFoundError) or _status(error) == 404:
+                raise DataError(
+                    f"{url} does not exist: check the address and the bucket's name"
+                ) from None
+            raise
+        objects = {str(meta["path"]).rpartition("/")[2]: _facts(meta) for meta in found["objects"]}
+        return objects, [str(p).rstrip("/").rpartition("/")[2] for p in found["common_prefixes"]]
+
+    return results([partial(_request, url, list_level)])[0]
+
+
+def fetch(url: Url, facts: Facts, ranges: Sequence[Range]) -> list[memoryview]:
+    """Fetch ranges of an object, all at once; see ``get``."""
+    return results([partial(get, url, facts, *own) for own in ranges])
+
+
+async def get(url: Url, facts: Facts, start: int, stop: int) -> memoryview:
+    """Fetch a range of an object.
+
+    Raises:
+        DataError: access is denied, or the server cannot be reached.
+        FileLostError: the object was deleted, or is not the version that ``facts`` describe.
+    """
+    options: Any = {"range": (start, stop)}
+    if facts.etag and url.scheme in ("s3", "gs", "az"):
+        options["if_match"] = f'"{facts.etag}"'
+
+    async def get_range(store: Any, key: str) -> memoryview:
+        import obstore
+
+        found = await obstore.get_async(store, key, options=options)
+        if not is_same(_facts(found.meta), facts):  # web servers may ignore If-Match
+            raise _changed(url)
+        data = memoryview(await found.bytes_async())
+        if len(data) != stop - start:
+            raise EOFError("UnexpectedEof")
+        return data
+
+    return await _request(url, get_range)
+
+
+def is_same(one: Facts, other: Facts) -> bool:
+    """Tell whether facts describe one version: by etag, or by time where one has no etag."""
+    by = 2 if one.etag and other.etag else 1
+    return one.size == other.size and one[by] == other[by]
+
+
+def submit(request: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
+    """Start a request; cancelling the future ends it."""
+    loop = _client().loop
+    return asyncio.run_coroutine_threadsafe(request(), loop)
+
+
+def results(requests: Sequence[Callable[[], Coroutine[Any, Any, Result]]]) -> list[Result]:
+    """Make requests at once and wait for all; the first error cancels the others."""
+    futures = [submit(request) for request in requests]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+async def _request(url: Url, ask: Callable[[Any, str], Awaitable[Result]]) -> Result:
+    """Make a request; repeat it while that can help.
+
+    obstore repeats most requests itself: 5xx, 408, 429, connections that fail, bodies that are cut
+    off or stall. It leaves out bodies of lists, and of objects without an ETag.
+    """
+    client, end = _client(), time.monotonic() + _seconds(PATIENCE_SECONDS, 120)
+    while True:
+        try:
+            async with client.limit:
+                return await ask(client.store(url), url.key)
+        except FastSiamError:
+            raise
+        except Exception as error:
+            final = _final(url, error)
+            if final is not None or time.monotonic() + _PAUSE > end:
+                # obstore's text stays out of messages: it may hold a signed request.
+                raise final or _unreachable(url, error) from None
+        await asyncio.sleep(_PAUSE)
+
+
+class _Client:
+    """A process's connections, and the thread that runs their event loop."""
+
+    def __init__(self) -> None:
+        if find_spec("obstore") is None:
+            raise DataError(
+                "reading from object storage needs obstore: pip install 'fastsiam[cloud]'"
+            )
+        self.loop, self.limit = asyncio.new_event_loop(), asyncio.Semaphore(PARALLEL)
+        self._stores: dict[tuple[str, str], Any] = {}
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="fastsiam-storage", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self.close)
+
+    def store(self, url: Url) -> Any:
+        """Return obstore's store of a bucket or server."""
+        if (url.scheme, url.host) not in self._stores:
+            self._stores[url.scheme, url.host] = _open_store(url)
+        return self._stores[url.scheme, url.host]
+
+    def close(self) -> None:
+        """End all requests, so that none is under way when the interpreter ends."""
+
+        async def cancel() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        atexit.unregister(self.close)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(cancel(), self.loop).result(_SECONDS_TO_STOP)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_SECONDS_TO_STOP)
+
+
+_own: _Client | None = None
+_starting = threading.Lock()
+_is_used = _was_used_by_parent = False
+
+
+def _client() -> _Client:
+    """Return this process's client, which is made at the first call."""
+    global _own, _is_used
+    with _starting:
+        if _own is None:
+            if _was_used_by_parent:
+                raise WorkerError(
+                    "this process was forked from one that reads from object storage, so it cannot "
+                    "read from there: start it by forkserver or spawn"
+                )
+            _own, _is_used = _Client(), True
+        return _own
+
+
+def restart() -> None:
+    """Close all connections: the next ones follow the environment variables of that time."""
+    global _own
+    with _starting:
+        if _own is not None:
+            _own.close()
+        _own = None
+
+
+def _after_fork() -> None:
+    global _own, _starting, _was_used_by_parent
+    _own, _starting = None, threading.Lock()
+    _was_used_by_parent = _was_used_by_parent or _is_used
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _facts(meta: Any) -> Facts:
+    etag = (meta["e_tag"] or "").removeprefix("W/").strip('"')
+    return Facts(int(meta["size"]), int(meta["last_modified"].timestamp()), etag)
+
+
+def _open_store(url: Url) -> Any:
+    from obstore import store
+
+    stall = timedelta(seconds=_seconds(STALL_SECONDS, 10))
+    options: dict[str, Any] = {
+        "client_options": {
+            "allow_http": True,  # for addresses that say http://
+            "connect_timeout": stall,
+            "read_timeout": stall,
+            "timeout": 6 * stall,
+            "pool_max_idle_per_host": str(PARALLEL),
+        },
+        "retry_config": {
+            "max_retries": 1000,
+            "retry_timeout": timedelta(seconds=_seconds(PATIENCE_SECONDS, 120)),
+            "backoff": {"max_backoff": timedelta(seconds=8)},
+        },
+    }
+    if url.scheme == "s3":
+        return store.S3Store(url.host, **aws_profile(), **options)
+    if url.scheme == "gs":
+        return store.GCSStore(url.host, **options)
+    if url.scheme == "az":
+        return store.AzureStore(url.host, **options)
+    return store.HTTPStore(f"{url.scheme}://{url.host}", **options)
+
+
+def aws_profile() -> dict[str, Any]:
+    """Return the settings of the user's AWS profile, which obstore does not read itself.
+
+    boto3 reads them: keys, roles and logins (single sign-on). Without AWS's files, or if the
+    environment has keys, nothing is returned, and obstore takes the environment's credentials or
+    the machine's.
+
+    Raises:
+        DataError: there is no such profile, boto3 is missing, or the profile yields no keys.
+    """
+    files = (
+        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+    )
+    named = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    if {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"} & set(os.environ) or not (
+        named or any(Path(file).expanduser().is_file() for file in files)
+    ):
+        return {}
+    try:
+        import botocore.session
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        session = botocore.session.Session(profile=named)
+        found: dict[str, Any] = {}
+        if not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ):
+            found["region"] = session.get_config_variable("region")
+        if not {"AWS_ENDPOINT", "AWS_ENDPOINT_URL"} & set(os.environ):
+            found["endpoint"] = session.get_scoped_config().get("endpoint_url")
+        if named or session.get_credentials() is not None:
+            found["credential_provider"] = Boto3CredentialProvider(session)
+    except ImportError:
+        raise DataError(
+            "reading the profiles in ~/.aws needs boto3: pip install 'fastsiam[cloud]', or set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    except Exception as error:  # botocore's messages name the profile, but hold no keys
+        raise DataError(
+            f"cannot get AWS credentials from profile {named or 'default'}: "
+            f"{' '.join(str(error).split())}; check ~/.aws, or log in again"
+        ) from None
+    return {name: value for name, value in found.items() if value}
+
+
+def _final(url: Url, error: Exception) -> FastSiamError | None:
+    """Return the error to raise for a failed request; None if repeating it can help."""
+    name, text, status = type(error).__name__, _text(error), _status(error)
+    if isinstance(error, FileNotFoundError):
+        return FileLostError(
+            f"{url} was deleted while it was read; restore it, then start the same command again "
+            "to resume"
+        )
+    if name == "PreconditionError" or status in (412, 416):
+        return _changed(url)
+    if name == "NotSupportedError" or re.search("non-partial response|non partial", text):
+        return DataError(
+            f"cannot read {url} in place: its server does not support range requests; copy the "
+            "file to a disk"
+        )
+    if re.search(r"169\.254\.169\.254|metadata\.google|MissingAccount|TokenRequest", text):
+        return _denied(url, "no credentials found")
+    if name in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403):
+        return _denied(url, "access denied")
+    if status in (301, 307, 308):
+        return _denied(url, "the bucket is in another region: set AWS_REGION")
+    if 400 <= status < 500 and status not in (408, 429):
+        return _denied(url, f"the server answers {status}")
+    return None
+
+
+def _changed(url: Url) -> FileLostError:
+    return FileLostError(
+        f"{url} was overwritten while it was read; start the same command again, which reads the "
+        "new version"
+    )
+
+
+def _denied(url: Url, reason: str) -> DataError:
+    return DataError(
+        f"cannot read {url}: {reason}; check the address, the permissions and "
+        f"{_CREDENTIALS[url.scheme]}"
+    )
+
+
+def _unreachable(url: Url, error: Exception) -> DataError:
+    """Return the error for a request that failed until patience ended."""
+    status, reason = _status(error), "the connection failed"
+    if status:
+        reason = f"the server answers {status}"
+    for pattern, meaning in _REASONS.items() if not status else ():
+        if re.search(pattern, _text(error), re.IGNORECASE):
+            reason = meaning
+            break
+    seconds = _seconds(PATIENCE_SECONDS, 120)
+    return DataError(
+        f"cannot read {url}: {reason}, for {seconds:g} s (${PATIENCE_SECONDS}); check the network "
+        "and the address, then start the same command again to resume"
+    )
+
+
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID or AWS_PROFILE (a public bucket: AWS_SKIP_SIGNATURE=true)",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS (a public bucket: GOOGLE_SKIP_SIGNATURE=true)",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "https": "that the file is public: requests to web servers carry no credentials",
+    "http": "that the file is public: requests to web servers carry no credentials",
+}
+_REASONS = {
+    "IncompleteBody|UnexpectedEof|IncompleteMessage": "answers are cut short",
+    "certificate": "the server's certificate is not trusted",
+    "dns|resolve": "the server's name is unknown",
+    "refused": "the server refuses connections",
+    "timed ?out|timeout": "the server does not answer in time",
+}
+
+
+def _text(error: Exception) -> str:
+    return f"{error} {error.__cause__ or ''}"
+
+
+def _status(error: Exception) -> int:
+    """Return the HTTP status that obstore names in an error; 0 if it names none."""
+    found = re.search(r"[Ss]tatus(?: ?[Cc]ode)?[:( ]+(\d{3})\b", str(error))
+    return int(found[1]) if found else 0
+
+
+def _seconds(variable: str, default: float) -> float:
+    try:
+        return float(os.environ.get(variable) or default)
+    except ValueError:
+        return default
