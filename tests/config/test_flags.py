@@ -127,7 +127,7 @@ def test_settings_of_0_1_are_read() -> None:
 
 
 def test_settings_of_0_2_are_read() -> None:
-    old = {
+    old: dict[str, Any] = {
         "run": {"node_rank": 1, "node_timeout": 30.0, "gpus": 4},
         "step": {"batch_views": False, "keep_memory": True, "bucket_mb": 25, "compile": "on"},
     }
