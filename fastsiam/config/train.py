@@ -171,11 +171,6 @@ class StepConfig:
         "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
         "auto does it for runs of 1,000 steps and more; a resumed run goes on as it began."
     )
-    batch_views: bool = True
-    (
-        "Compiled: take views of one side through the layers as one batch. "
-        "BN normalises each by its own statistics, with this or without."
-    )
     cuda_graphs: bool = False
     (
         "Compiled, on one GPU: record the kernels of a step and replay them, for models so small "
@@ -186,13 +181,6 @@ class StepConfig:
         "Share of the activations to keep for the backward pass, which computes the others again: "
         "less memory, more time. Not compiled, below 1 keeps each residual block's input."
     )
-    keep_memory: bool = True
-    (
-        "On a CPU, keep the memory of freed tensors for the next step: "
-        "the system takes long to hand it out anew. What a run held at its peak stays with it."
-    )
-    bucket_mb: int = 25
-    """Several ranks: MB of gradients to exchange at once, while the backward pass goes on."""
 
     def __post_init__(self) -> None:
         require(
@@ -203,7 +191,6 @@ class StepConfig:
             0 <= self.activation_memory <= 1,
             f"activation-memory is a share, 0 to 1, not {self.activation_memory}",
         )
-        require(self.bucket_mb >= 1, f"bucket-mb must be at least 1, not {self.bucket_mb}")
         require(
             not (self.cuda_graphs and self.compile == "off"),
             "cuda-graphs needs the compiled model: leave --compile off out",
@@ -253,7 +240,7 @@ class RunConfig(NodesConfig):
     """GPUs of this machine to train on, one process each; with --device cpu, CPU processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes the GPU if there is one."""
-    rank_timeout: float = 600.0
+    rank_timeout: float = 120.0
     (
         "Several ranks: seconds that one waits for the others in an exchange before the run ends "
         "with an error. Reading the data and compiling are included, where one is slower."
@@ -265,8 +252,8 @@ class RunConfig(NodesConfig):
     )
     max_restarts: int = 0
     (
-        "Several ranks: how often to start again, from the last checkpoint, after one was killed "
-        "or hung: on as many GPUs as are left and share the batch equally. An error ends the run."
+        "Several ranks: how often each machine restarts its ranks, from the last checkpoint, after "
+        "one of them failed, was killed or hung, or a machine was lost."
     )
     numa_binding: bool = True
     """Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."""
