@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fcntl
 import functools
 import json
 import os
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
@@ -90,16 +90,17 @@ def locked(path: Path) -> Iterator[IO[bytes]]:
         DataError: another conversion has locked it.
         OSError: it cannot be opened.
     """
-    with contextlib.ExitStack() as stack:
+    with path.open("a+b") as journal:
         try:
-            stack.enter_context(FileLock(path, timeout=0, fallback_to_soft=False))
-        except Timeout as error:
+            # Forked workers hold the lock too: nobody resumes while those of a killed process live.
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise DataError(
                 f"another conversion is writing {path.stem}; wait until it ends"
             ) from error
         except OSError:
-            pass  # a file system without locks, or a path that cannot be opened below either
-        yield stack.enter_context(path.open("a+b"))
+            pass  # a file system without locks
+        yield journal
 
 
 def resume(
@@ -126,8 +127,7 @@ def resume(
         os.truncate(partial, blocks[-1].end)
         journal.truncate(len(first_line) + sum(map(len, lines[: len(blocks)])))
     else:
-        partial.unlink(missing_ok=True)  # a worker of a killed start may still write to the old one
-        partial.touch()
+        partial.write_bytes(b"")
         journal.truncate(0)
         journal.write(first_line)
         journal.flush()

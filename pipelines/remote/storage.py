@@ -34,6 +34,8 @@ PATIENCE_SECONDS = "FASTSIAM_CLOUD_PATIENCE"
 _PAUSE = 0.2
 """Seconds before a request is repeated that obstore does not repeat."""
 _SECONDS_TO_STOP = 5.0
+_SECONDS_TO_NOTICE = 0.1
+"""In which obstore's threads end cancelled requests; later they would abort the interpreter."""
 
 Range = tuple[int, int]
 """First byte, and the one after the last."""
@@ -196,6 +198,8 @@ class _Client:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
+            if others:
+                await asyncio.sleep(_SECONDS_TO_NOTICE)
 
         atexit.unregister(self.close)
         with contextlib.suppress(TimeoutError):
