@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.errors import DataError, ImageError
+from fastsiam.errors import ImageError
 from fastsiam.files import quoted
 from fastsiam.kernels import mappings
 from fastsiam.trace import span
@@ -34,8 +36,6 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
-_MOST_CLASSES = 10**6
-
 _FEW_FILES = 16
 
 
@@ -46,7 +46,9 @@ class Store(ABC):
     without copying.
     """
 
-    kind: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]] = ("labels", "groups", "positions")
+    """Attributes that are arrays with one element for each image, or None."""
+    kind: str
     """What sort of source it is, for people."""
     repair: ClassVar[str] = "repair the image"
     """What can be done about a bad image of it, in place."""
@@ -64,8 +66,12 @@ class Store(ABC):
     None where every image is read by itself. A piece, such as a row group of a parquet file, is
     read as a whole.
     """
+    positions: NDArray[np.int64] | None = None
+    """(images,) position of each image in the whole data set; None if this is all of it."""
     rules: ImageRules = ImageRules()
     """How its files become RGB where they leave a choice."""
+    _picked: tuple[Store, NDArray[np.int64]] | None = None
+    """The store that this one was picked from, and what was picked."""
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -133,16 +139,42 @@ class Store(ABC):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
 
-    @abstractmethod
     def stamp(self) -> str:
+        """Return a text that changes when the files do, or what is picked of them.
+
+        Raises:
+            DataError: a file is gone.
+        """
+        if self._picked is None:
+            return self._stamp()
+        whole, positions = self._picked
+        return f"{whole.stamp()} {zlib.crc32(positions.tobytes()):08x} {len(positions)}"
+
+    @abstractmethod
+    def _stamp(self) -> str:
         """Return a text that changes when the files do (names, sizes, modification times)."""
 
     def blocks(self) -> NDArray[np.int64]:
         """Return which images lie side by side: (images,) numbers of blocks, ascending as they lie.
 
-        See ``blocks.blocks``; by default images lie in the order of their positions.
+        See ``blocks.blocks``.
         """
+        if self._picked is None:
+            return self._blocks()
+        whole, positions = self._picked
+        return whole.blocks()[positions]
+
+    def _blocks(self) -> NDArray[np.int64]:
+        """Return the blocks of the whole data set; by default images lie in their order."""
         return in_order(len(self))
+
+    def position(self, index: int) -> int:
+        """Return the position of an image in the whole data set."""
+        return index if self.positions is None else int(self.positions[index])
+
+    def in_whole(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of N images in the whole data set: (N,)."""
+        return indices if self.positions is None else self.positions[indices]
 
     def locate(
         self, indices: NDArray[np.int64]
@@ -157,11 +189,6 @@ class Store(ABC):
             to fetch or unpack them. ``check`` says afterwards whether mapped files were whole.
         """
         return None
-
-    def read_many(self, indices: Sequence[int]) -> list[Bytes]:
-        """Return the bytes of several images, as ``read`` does, waiting once for all of them."""
-        self.ahead(indices)
-        return [self.read(index) for index in indices]
 
     def ahead(self, indices: Sequence[int]) -> None:  # noqa: B027  # some have nothing to do
         """Start to fetch images that will be read soon: from a server, or from a disk."""
@@ -231,16 +258,23 @@ class Store(ABC):
         )
 
 
-def numbered_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:
-    """Name the classes of bare labels by their numbers: "0", "1", ...; none if all are negative.
+def picked(store: Store, positions: NDArray[np.int64]) -> Store:
+    """Return a store of the same type whose image i is another store's image ``positions[i]``.
 
-    Raises:
-        DataError: a label is no class number.
+    Args:
+        store: the images.
+        positions: (images,) in the store, in any order; one may be there several times.
     """
-    most = int(labels.max(initial=-1))
-    if most >= _MOST_CLASSES:
-        raise DataError(f"{source} has the label {most}, which is no number of a class")
-    return tuple(str(i) for i in range(most + 1))
+    if np.array_equal(positions, np.arange(len(store))):
+        return store
+    own = copy(store)  # files are open, read and checked already
+    own._picked = store, positions
+    if store.positions is None:
+        own.positions = positions
+    for name in own.columns:
+        if (column := getattr(store, name)) is not None:
+            setattr(own, name, column[positions])
+    return own
 
 
 def is_image_name(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""FFCV's file format, read without FFCV: encoded images and labels in one mapped file.
+"""FFCV's file format, read without FFCV: encoded images and labels in mapped files.
 
 The layout is that of FFCV 1.0 (``ffcv/types.py``, version 2): header, field descriptors, metadata,
 records, allocation table. Files that ``fastsiam convert`` wrote hold an *annex* besides: names,
@@ -13,10 +13,9 @@ import json
 import logging
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +25,11 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import NewChunk, Store, numbered_classes
 from .blocks import blocks
 from .decode import ImageRules
-from .files import File, allocator, open_file, read_into
-from .mapped import Mapped
+from .files import File, open_file
+from .labels import numbered_classes
+from .placed import PlacedStore
 from .probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -99,54 +98,62 @@ class Annex:
         return buffer.getvalue()
 
 
-class BetonStore(Store):
-    """A .beton file; its metadata are read, its records are mapped.
+class BetonStore(PlacedStore):
+    """A .beton file, or the parts of one; tables are read, records are mapped.
 
-    Everything that a record's place depends on is checked when the file is opened, so that a
+    Everything that a record's place depends on is checked when a file is opened, so that a
     truncated or damaged file is refused and no read leaves the file. For files of our own that is a
     checksum over header, metadata and table.
 
+    Args:
+        paths: the file, or all parts, which lie in one folder.
+
     Raises:
-        DataError: the file cannot be read, is damaged, or has no image field.
+        DataError: a file cannot be read, is damaged, or has no image field; or the parts were made
+            of different images.
     """
 
     kind = "converted file"
+    remedy = "convert it again"
+    columns = (*PlacedStore.columns, "modes", "width", "height", "crc")
 
-    def __init__(self, path: Place) -> None:
-        self.root = path
-        self._file = file = open_file(path)
-        header, fields = _read_head(path, file)
-        self.page_size = int(header["page_size"])
-        self._annex_place = _annex_place(path, file, header, fields)
-        self.fields = tuple(field["name"].decode("ascii", "replace") for field in fields)
-        """Names of the file's fields."""
-        self.image_field = self.fields[_choose(fields, IMAGE_FIELD, b"image") or 0]
+    def __init__(self, *paths: Place) -> None:
+        parts = [_Part(path) for path in paths]
+        first = parts[0]
+        self.root = paths[0]
+        if len(parts) > 1:
+            self.root, self.kind = paths[0].parent, "parts of a conversion"
+        tables = [part.read_tables() for part in parts]
+        for part in parts:
+            if part.about.get("set") != first.about.get("set"):
+                raise DataError(
+                    f"the parts in {self.root} were made of different images or with different "
+                    "options: convert the odd ones again"
+                )
+            if part.classes != first.classes:
+                raise DataError(f"{part.path} has other classes than {first.path}")
+        self._parts = parts
+        self.classes, self.about = first.classes, first.about
+        """``about`` is the file's part of the manifest; empty in files of FFCV's own making."""
+        self.page_size, self.fields = first.page_size, first.fields
+        """``fields`` names the file's fields."""
+        self.image_field = first.image_field
         """Name of the field that holds the images."""
-        image, label = _read_metadata(path, file, header, fields)
-        table = _read_table(path, file, header)
-        self.modes = image["mode"].copy()
-        """(images,) JPEG or RAW."""
-        self.width, self.height = image["width"].astype(np.int32), image["height"].astype(np.int32)
-        self.start = image["data_ptr"].astype(np.int64)
-        """(images,) where each record begins."""
-        self.bytes = _record_sizes(path, table, image["data_ptr"])
-        """(images,) length of each record."""
-        self.classes = ()
-        self.labels = np.full(len(image), -1) if label is None else label.astype(np.int64)
-        self.labels = np.maximum(self.labels, -1)
-        self.crc: NDArray[np.uint32] | None = None
-        """(images,) CRC-32 of each record, where the file names them."""
-        self.about: dict[str, Any] = {}
-        """The file's part of the manifest; empty in files of FFCV's own making."""
-        if self._annex_place is not None:
-            self._read_annex(header, len(fields))
-        else:
-            self.classes = numbered_classes(self.labels, path)
-        self._check_records(path)
-
-    def mapped(self) -> Sequence[File]:
-        """Return the file."""
-        return (self._file,)
+        self.ours = all(part.annex is not None for part in parts)
+        """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
+        counts = [len(own.start) for own in tables]
+        self._first = np.cumsum([0, *counts])
+        table = (
+            tables[0]
+            if len(parts) == 1
+            else _Tables(*map(np.concatenate, zip(*tables, strict=True)))
+        )
+        self.labels, self.modes, self.width, self.height = table[:4]
+        """``modes`` is JPEG or RAW for each image."""
+        self.crc = table.crc if self.ours else None
+        """(images,) CRC-32 of each record, where the files name them."""
+        file = np.repeat(np.arange(len(parts)), counts)
+        self._lie_in([part.file for part in parts], file, table.start, table.size)
 
     def set_rules(self, rules: ImageRules) -> None:
         """Warn where the rules are not those of the conversion, which decided for good."""
@@ -158,46 +165,6 @@ class BetonStore(Store):
                     f"--{option} {wanted} has no effect on {self.root}, which was converted with "
                     f"--{option} {converted}: convert the images again with --{option} {wanted}"
                 )
-
-    @property
-    def ours(self) -> bool:
-        """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
-        return self._annex_place is not None
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """The whole file as it is mapped, read-only; it lies on this machine."""
-        assert isinstance(self._file, Mapped)
-        return np.frombuffer(self._file.view, np.uint8)
-
-    def in_file(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return at which positions of the file some images lie: their own."""
-        return indices
-
-    def read(self, index: int) -> Bytes:
-        """Return an image's record: a view into the mapped file."""
-        start = int(self.start[index])
-        return self._file.read(start, start + int(self.bytes[index]))
-
-    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return several records; those of a remote file in memory from ``new_chunk``."""
-        allocate, stops = allocator(new_chunk), self.start[indices] + self.bytes[indices]
-        ranges = zip(self.start[indices].tolist(), stops.tolist(), strict=True)
-        return [read_into(self._file, start, stop, allocate) for start, stop in ranges]
-
-    def locate(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return addresses and lengths of records in the mapped file."""
-        if not isinstance(self._file, Mapped):
-            return None
-        return self._file.address + self.start[indices], self.bytes[indices]
-
-    def ahead(self, indices: Sequence[int]) -> None:
-        """Start to fetch records that will be read soon."""
-        own = np.asarray(indices, np.int64)
-        stop = self.start[own] + self.bytes[own]
-        self._file.ahead(list(zip(self.start[own].tolist(), stop.tolist(), strict=True)))
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) of an image that is stored as pixels."""
@@ -218,11 +185,13 @@ class BetonStore(Store):
 
     def name(self, index: int) -> str:
         """Return the image's name in the data set that the file was made of."""
-        return self._names[index] if self.ours else f"image {index}"
+        part, own = self._find(index)
+        return part.names[own] if part.annex else f"image {own}"
 
     def where(self, index: int) -> str:
         """Return file, position and name, for messages."""
-        return f"image {index} of {self.root}" + (f" ({self.name(index)})" if self.ours else "")
+        part, own = self._find(index)
+        return f"image {own} of {part.path}" + (f" ({part.names[own]})" if part.annex else "")
 
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Tell whether bytes have the checksum of an image; true where the file holds none."""
@@ -232,64 +201,105 @@ class BetonStore(Store):
         """Return height and width of each image: (images, 2)."""
         return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each record: (images,)."""
-        return self.bytes
-
     def blocks(self) -> NDArray[np.int64]:
         """Return the numbers of the blocks that images lie in, by where their records begin."""
-        return blocks(np.zeros(len(self), np.int64), self.start)
+        return blocks(self.file, self.start)
 
-    def stamp(self) -> str:
-        """Return a text that changes with the file."""
+    def _stamp(self) -> str:
         with explained(DataError, f"cannot read {self.root}"):
-            found = self.root.stat()
-            return f"{self.root.resolve()} {found.st_size} {found.st_mtime_ns}"
+            stats = [(part.path.resolve(), part.path.stat()) for part in self._parts]
+        return " ".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
+
+    def _find(self, index: int) -> tuple[_Part, int]:
+        """Return the part that an image lies in, and its position there."""
+        number = int(self.file[index])
+        return self._parts[number], self.position(index) - int(self._first[number])
+
+
+class _Tables(NamedTuple):
+    """What the tables of a file say of each image; see ``BetonStore``."""
+
+    labels: NDArray[np.int64]
+    modes: NDArray[np.uint8]
+    width: NDArray[np.int32]
+    height: NDArray[np.int32]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    crc: NDArray[np.uint32]
+    """Empty where the file has none."""
+
+
+class _Part:
+    """A .beton file: its header and its annex.
+
+    Raises:
+        DataError: as ``BetonStore``.
+    """
+
+    def __init__(self, path: Place) -> None:
+        self.path, self.file = path, open_file(path)
+        self.header, self._fields = _read_head(path, self.file)
+        self.page_size = int(self.header["page_size"])
+        self.annex = _annex_place(path, self.file, self.header, self._fields)
+        self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
+        self.image_field = self.fields[_choose(self._fields, IMAGE_FIELD, b"image") or 0]
+        self.classes: tuple[str, ...] = ()
+        self.about: dict[str, Any] = {}
+        if self.annex is not None:
+            try:
+                text = parsed_json(self._annex_array("text").tobytes())
+                self.about, self.classes = dict(text["about"]), tuple(text["classes"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise _damaged(path, "its annex cannot be read") from error
 
     @cached_property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Names of the images."""
         names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
         return names.split("\0")
 
     def _annex_array(self, name: str) -> NDArray[Any]:
-        assert self._annex_place is not None
-        start, end = self._annex_place
+        assert self.annex is not None
         try:
-            with np.load(io.BytesIO(self._file.read(start, end))) as annex:
+            with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
                 array: NDArray[Any] = annex[name]
                 return array
         except Exception as error:  # a damaged archive makes numpy raise anything
-            raise _damaged(self.root, f"its annex cannot be read ({error})") from error
+            raise _damaged(self.path, f"its annex cannot be read ({error})") from error
 
-    def _read_annex(self, header: np.void, fields: int) -> None:
-        try:
-            text = parsed_json(self._annex_array("text").tobytes())
-            self.about, self.classes = dict(text["about"]), tuple(text["classes"])
-            tables = int(self.about["tables_crc32"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(self.root, "its annex cannot be read") from error
-        self.crc = self._annex_array("crc")
-        if len(self.crc) != len(self.labels):
-            raise _damaged(self.root, "its annex is of another file")
-        at = HEADER.itemsize + fields * FIELD.itemsize
-        metadata = self._file.read(at, at + len(self.labels) * METADATA.itemsize)
-        table = self._file.read(int(header["alloc_table_ptr"]), len(self._file))
-        if zlib.crc32(table, zlib.crc32(metadata)) != tables:
-            raise _damaged(self.root, "its metadata do not have the checksum that was noted")
-
-    def _check_records(self, path: Place) -> None:
-        """Refuse records that lie outside the file or cannot be what they say."""
-        whole = len(self._file)
-        outside = (self.start < HEADER.itemsize) | (self.bytes < 0) | (self.bytes > whole)
-        outside |= self.start > whole - self.bytes
-        if outside.any():
-            raise _damaged(path, f"image {int(np.argmax(outside))} lies outside of it")
-        raw = self.modes == RAW
-        pixels = 3 * self.width[raw].astype(np.int64) * self.height[raw]
-        if (pixels != self.bytes[raw]).any() or (self.modes > RAW).any():
+    def read_tables(self) -> _Tables:
+        """Read what the file says of its images, and check it."""
+        path = self.path
+        image, label = _read_metadata(path, self.file, self.header, self._fields)
+        modes, width, height = image["mode"].copy(), image["width"], image["height"]
+        start = image["data_ptr"].astype(np.int64)
+        size = _record_sizes(path, _read_table(path, self.file, self.header), image["data_ptr"])
+        labels = np.full(len(image), -1) if label is None else np.maximum(label, -1)
+        crc = np.zeros(0, np.uint32)
+        if self.annex is None:
+            self.classes = numbered_classes(labels, path)
+        else:
+            crc = self._annex_array("crc")
+            if len(crc) != len(labels):
+                raise _damaged(path, "its annex is of another file")
+            self._check_tables(len(labels))
+        raw = modes == RAW
+        pixels = 3 * width[raw].astype(np.int64) * height[raw]
+        if (pixels != size[raw]).any() or (modes > RAW).any():
             raise _damaged(path, "sizes and lengths of its images do not agree")
-        if self.classes and self.labels.max(initial=-1) >= len(self.classes):
+        if self.classes and labels.max(initial=-1) >= len(self.classes):
             raise _damaged(path, "it has labels without a class name")
+        return _Tables(
+            labels, modes, width.astype(np.int32), height.astype(np.int32), start, size, crc
+        )
+
+    def _check_tables(self, images: int) -> None:
+        """Compare the tables with the checksum that the annex notes."""
+        at = HEADER.itemsize + len(self.fields) * FIELD.itemsize
+        metadata = self.file.read(at, at + images * METADATA.itemsize)
+        table = self.file.read(int(self.header["alloc_table_ptr"]), len(self.file))
+        if zlib.crc32(table, zlib.crc32(metadata)) != self.about.get("tables_crc32"):
+            raise _damaged(self.path, "its metadata do not have the checksum that was noted")
 
 
 @cache

@@ -65,12 +65,12 @@ class CifarStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's 32 x 32 x 3 pixels."""
-        return memoryview(self._pixels[index]).cast("B")
+        return memoryview(self._pixels[self.position(index)]).cast("B")
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return addresses and lengths of images."""
         size = self._pixels[0].nbytes
-        return self._pixels.ctypes.data + size * indices, np.full(len(indices), size)
+        return self._pixels.ctypes.data + size * self.in_whole(indices), np.full(len(indices), size)
 
     def raw_size(self, index: int) -> tuple[int, int]:
         """Return (32, 32)."""
@@ -78,7 +78,7 @@ class CifarStore(Store):
 
     def name(self, index: int) -> str:
         """Return the batch file and the image's place in it."""
-        return self._names[index]
+        return self._names[self.position(index)]
 
     def dimensions(self) -> NDArray[np.int64]:
         """Return (32, 32) for each image."""
@@ -88,8 +88,7 @@ class CifarStore(Store):
         """Return 3072 for each image."""
         return np.full(len(self), SIDE * SIDE * 3)
 
-    def stamp(self) -> str:
-        """Return a text that changes with the pixels and labels."""
+    def _stamp(self) -> str:
         return f"{zlib.crc32(self._pixels.data, zlib.crc32(self.labels.data)):08x} {len(self)}"
 
 

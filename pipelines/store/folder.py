@@ -70,7 +70,7 @@ class FileStore(Store):
 
     def name(self, index: int) -> str:
         """Return an image's path below the folder, or its absolute one."""
-        return os.fsdecode(self._names[index])
+        return os.fsdecode(self._names[self.position(index)])
 
     def where(self, index: int) -> str:
         """Return an image's path, for messages."""
@@ -79,7 +79,7 @@ class FileStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's encoded bytes."""
         try:
-            with open(self._file(index), "rb", buffering=0) as file:
+            with open(self._file(self.position(index)), "rb", buffering=0) as file:
                 return file.read()
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
@@ -103,7 +103,7 @@ class FileStore(Store):
 
     def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
         """Read files one behind the other, as far as they fit; return the bytes of each."""
-        names, which = self._names, np.ascontiguousarray(indices, np.int64)
+        names, which = self._names, np.ascontiguousarray(self.in_whole(indices), np.int64)
         sizes = np.empty(len(which), np.int64)
         count: int = library.kernels().fastsiam_read_files(
             self._prefix,
@@ -120,10 +120,12 @@ class FileStore(Store):
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""
+        if self._picked is not None:
+            whole, positions = self._picked
+            return whole.sizes()[positions]
         return self._stat()[:, 0]
 
-    def stamp(self) -> str:
-        """Return a text that changes with the files' names, sizes and modification times."""
+    def _stamp(self) -> str:
         parts = (self._names.tobytes(), self.labels.tobytes(), self._stat().tobytes())
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
@@ -145,8 +147,8 @@ class FileStore(Store):
             self._stats = stats
         return self._stats
 
-    def _file(self, index: int) -> bytes:
-        return os.path.join(self._prefix, self._names[index])
+    def _file(self, position: int) -> bytes:
+        return os.path.join(self._prefix, self._names[position])
 
 
 class FolderStore(FileStore):

@@ -25,9 +25,9 @@ from .cifar import CifarStore
 from .files import on_disk
 from .folder import FolderStore
 from .imagenet import give_labels, told_labels
-from .joined import JoinedStore
 from .listed import CSV, ListedStore
-from .parquet import PARQUET, ParquetStore, open_parquet
+from .parquet import ParquetStore, open_parquet
+from .parquet_index import PARQUET
 from .table import TableStore
 
 log = logging.getLogger(__name__)
@@ -168,13 +168,7 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
         return _open_unconverted(root, split, columns, in_order=False)
     if split == "train" and isinstance(root, Path):
         _say_which(root, files)
-    stores = [BetonStore(path) for path in files]
-    if len({store.about.get("set") for store in stores}) > 1:
-        raise DataError(
-            f"the parts in {root} were made of different images or with different options: "
-            "convert the odd ones again"
-        )
-    return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
+    return BetonStore(*files)
 
 
 def _say_which(root: Path, files: Sequence[Place]) -> None:

@@ -218,7 +218,7 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     store = BetonStore(path)
     whole = path.read_bytes()
     before = int(store.start.min())
-    after = int((store.start + store.bytes).max())
+    after = int((store.start + store.size).max())
     generator = np.random.default_rng(0)
     meaningful = HEADER.itemsize + 2 * FIELD.itemsize + len(store) * METADATA.itemsize
     places = [*range(HEADER.itemsize), *range(24 + 17, 24 + 17 + 40)]
@@ -252,7 +252,7 @@ def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for _ in range(60):
         index = int(generator.integers(0, len(store)))
-        place = int(store.start[index] + generator.integers(0, store.bytes[index]))
+        place = int(store.start[index] + generator.integers(0, store.size[index]))
         data = bytearray(whole)
         data[place] ^= 1 << int(generator.integers(0, 8))
         path.write_bytes(data)
