@@ -1,6 +1,6 @@
 """Images in parquet files, as ``datasets`` and the Hub have them: an image struct and a label.
 
-Training reads images at random, by an index of the places of their bytes (``parquet_index``). A row
+Training reads images at random, by an index of the places of their bytes (``row_groups``). A row
 group is decoded as a whole, so a conversion reads images in order by pyarrow, one group at a time.
 """
 
@@ -20,12 +20,14 @@ from fastsiam.files import quoted
 
 from ..remote.path import Place
 from .base import Split, Store
-from .columns import Columns, columns_of, errors, path_column, require_pyarrow, short
+from .columns import columns_of, errors, path_column, require_pyarrow, short
 from .files import on_disk
+from .index import indexed
 from .listed import ListedStore
-from .parquet_index import PARQUET, images_of_group, indexed_places, open_table
+from .mapped import Mapped
 from .placed import Allocate
 from .probe import Bytes
+from .row_groups import PARQUET, RowGroup, build, open_table
 from .table import TableStore
 
 _SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
@@ -76,44 +78,58 @@ class ParquetStore(TableStore):
                         f"{path} is damaged in column {own.label!r}: {short(error)}"
                     ) from error
         super().__init__(root, files, columns, rows, labels)
+        groups = [
+            RowGroup(file, path, own, number)
+            for file, (path, own) in enumerate(zip(files, columns, strict=True))
+            for number in range(tables[file].metadata.num_row_groups)
+        ]
         self._reader: _GroupReader | None = None
-        if in_order:
-            self._read_in_order(tables)
-            return
-        here = [path for path in files if isinstance(path, Path)]
-        if len(here) < len(files):
+        if in_order:  # of an image's size only its group's mean is known
+            facts = [tables[own.file].metadata.row_group(own.number) for own in groups]
+            counts = [own.num_rows for own in facts]
+            means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
+            self.groups = np.repeat(np.arange(len(groups)), counts)
+            self._reader = _GroupReader(groups, np.cumsum([0, *counts]))
+            nowhere = np.zeros(len(self), np.int64)
+            self._lie_in((), nowhere, nowhere, np.repeat(means, counts))
+        else:
+            self._index(groups)
+
+    def _index(self, groups: Sequence[RowGroup]) -> None:
+        """Look up where the images lie."""
+        root = self.root
+        here = [path for path in self._paths if isinstance(path, Path)]
+        if len(here) < len(self._paths):
             raise DataError(
                 f"{root} holds parquet files, whose images are read in order alone on another "
                 f"machine: convert them with fastsiam convert parquet --source {quoted(root)} "
                 "--out DIR, and name DIR or what it is uploaded to"
             )
-        mapped, places = indexed_places(root, here, columns)
-        if len(places) != len(self.labels):
+        mapped = [Mapped(path) for path in here]
+        source = str(here[0]) if len(here) == 1 else f"{len(here)} parquet files in {root}"
+        named = next((own.named for own in self._columns if own.named), "")
+        option = f" --image-column {quoted(named)}" if named else ""
+        advice = (
+            f"convert them: fastsiam convert parquet --source {quoted(root)}{option} --out DIR, "
+            "and name DIR with --data"
+        )
+        index = indexed(
+            mapped,
+            source,
+            lambda places: build(mapped, groups, places, source, advice),
+            column=named,
+        )
+        rows = index.arrays["rows"]
+        if len(rows) != len(self):
             raise DataError(f"{root} is damaged: its columns are of several lengths")
-        self._lie_in(mapped, places["file"], places["offset"], places["size"])
+        files = [Mapped(index.images)] if index.images else mapped
+        self._lie_in(files, rows["file"], rows["offset"], rows["size"])
         self._refuse_paths_alone()
 
     def _range(self, index: int, allocate: Allocate | None = None) -> Bytes:
         if self._reader is None:
             return super()._range(index, allocate)
         return self._reader.read(self.position(index))
-
-    def _read_in_order(self, tables: list[Any]) -> None:
-        """Read row groups one after the other; the size of an image is its group's mean."""
-        groups = [
-            (number, group, table.metadata.row_group(group))
-            for number, table in enumerate(tables)
-            for group in range(table.metadata.num_row_groups)
-        ]
-        counts = [facts.num_rows for *_, facts in groups]
-        means = [facts.total_byte_size // max(1, facts.num_rows) for *_, facts in groups]
-        self.groups = np.repeat(np.arange(len(groups)), counts)
-        self._reader = _GroupReader(
-            [(self._paths[number], self._columns[number], group) for number, group, _ in groups],
-            np.cumsum([0, *counts]),
-        )
-        nowhere = np.zeros(len(self), np.int64)
-        self._lie_in((), nowhere, nowhere, np.repeat(means, counts))
 
     def _named_paths(self) -> list[str | None]:
         paths: list[str | None] = []
@@ -132,13 +148,11 @@ class _GroupReader:
     """Reads the images of row groups in order.
 
     Args:
-        groups: path, columns and number of each row group.
+        groups: all of them.
         first: (groups + 1,) position of each group's first image.
     """
 
-    def __init__(
-        self, groups: Sequence[tuple[Place, Columns, int]], first: NDArray[np.int64]
-    ) -> None:
+    def __init__(self, groups: Sequence[RowGroup], first: NDArray[np.int64]) -> None:
         self._groups, self._first = groups, first
         self._group, self._next = -1, 0
         self._images: Iterator[bytes] = iter(())
@@ -157,7 +171,7 @@ class _GroupReader:
         group = int(np.searchsorted(self._first, position, side="right")) - 1
         if group != self._group or position < self._next - 1:
             self._group, self._next = group, int(self._first[group])
-            self._images = images_of_group(*self._groups[group])
+            self._images = self._groups[group].images()
         while position >= self._next:
             try:
                 self._last = next(self._images)

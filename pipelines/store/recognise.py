@@ -27,7 +27,7 @@ from .folder import FolderStore
 from .imagenet import give_labels, told_labels
 from .listed import CSV, ListedStore
 from .parquet import ParquetStore, open_parquet
-from .parquet_index import PARQUET
+from .row_groups import PARQUET
 from .table import TableStore
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from fastsiam.pipelines.store import (
     Store,
     index,
     open_store,
-    parquet_index,
+    row_groups,
 )
 from tests.conftest import ROOT, write_images
 from tests.conversions import run, same_images
@@ -177,7 +177,7 @@ def test_the_index_is_kept_until_the_files_change(
 def test_large_files_are_indexed_by_several_processes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_index, "ALONE_BYTES", 0)
+    monkeypatch.setattr(row_groups, "ALONE_BYTES", 0)
     store = open_store(as_on_the_hub(tmp_path / "hub", images), "train")
     same_images(store, FolderStore(images / "train"))
 
@@ -215,7 +215,7 @@ def test_too_many_compressed_images_are_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = as_compressed(tmp_path / "old ones", images)
-    monkeypatch.setattr(parquet_index, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(row_groups, "MOST_UNPACKED", 1000)
     with pytest.raises(DataError, match=r"compressed .* fastsiam convert parquet --source '.*old "):
         open_store(root, "train")
     assert len(open_store(root, "train", sources=True)) == 24
