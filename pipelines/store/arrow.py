@@ -17,7 +17,7 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
-from .columns import Columns, columns_of, errors, require_pyarrow, short
+from .columns import Columns, columns_of, reading, require_pyarrow
 from .mapped import Mapped
 from .table import TableStore
 
@@ -75,29 +75,20 @@ def is_saved_dataset(folder: Path) -> bool:
 
 def _data_files(root: Path) -> list[Path]:
     """Return the folder's Arrow files in the order of their rows."""
-    try:
+    with reading(f"{root / STATE} cannot be read", "; save the data set again, with save_to_disk"):
         state = parsed_json((root / STATE).read_text())
         return [root / str(file["filename"]) for file in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{root / STATE} cannot be read ({short(error)}): save the data set again, with "
-            "save_to_disk"
-        ) from error
 
 
 def _read(file: Mapped, names: ColumnNames) -> tuple[Columns, Any]:
     """Return an Arrow file's columns, and its table, which looks into the mapping."""
     import pyarrow
 
-    try:
+    with reading(f"{file.path} is no whole Arrow stream", "; save the data set again"):
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
         columns = columns_of(file.path, stream.schema, names)
         table = stream.read_all()
         table.validate(full=True)  # pyarrow itself trusts what a file says of offsets
-    except errors() as error:
-        raise DataError(
-            f"{file.path} is no whole Arrow stream ({short(error)}): save the data set again"
-        ) from error
     return columns, table
 
 

@@ -5,8 +5,9 @@ All that is imported of pyarrow is imported when a table is read: it is an extra
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -149,11 +150,8 @@ def labels_in(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[
         )
     if texts[0]:
         return [name for part in parts for name in part.to_pylist()]
-    try:
-        found = [part.cast("int64").fill_null(-1).to_numpy() for part in parts]
-    except errors() as error:
-        raise DataError(f"{source} has labels that number no class: {short(error)}") from error
-    return np.concatenate(found)
+    with reading(f"{source} has labels that number no class"):
+        return np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
 
 
 def errors() -> tuple[type[Exception], ...]:
@@ -163,9 +161,22 @@ def errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, LookupError, TypeError, StopIteration, pyarrow.ArrowException)
 
 
-def short(error: Exception) -> str:
-    """Return an error's first line, as much of it as a message takes."""
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+@contextlib.contextmanager
+def reading(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn what pyarrow raises in the block into an error of the user's world.
+
+    Args:
+        problem: what is wrong if it raises something, such as "x.parquet is damaged".
+        advice: what the user can do.
+
+    Raises:
+        DataError: the problem, pyarrow's reason and the advice.
+    """
+    try:
+        yield
+    except errors() as error:
+        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{problem}: {why}{advice}") from error
 
 
 def _check_named(

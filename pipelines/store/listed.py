@@ -18,7 +18,7 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import reason
 
 from .base import SPLIT_NAMES, Split
-from .columns import LABELS, PATH, errors, label_of, labels_in, path_column, short
+from .columns import LABELS, PATH, label_of, labels_in, path_column, reading
 from .folder import STAT_THREADS, FileStore
 from .labels import numbered
 
@@ -168,15 +168,12 @@ def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
     """Read a list that is a parquet file."""
     from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            paths = path_column(schema, names.image)
-            label, classes = label_of(path, schema, names.label)
-            wanted = [paths, *(name for name in (label, _SPLIT) if name in schema.names)]
-            table = file.read(list(dict.fromkeys(wanted)))
-    except errors() as error:
-        raise DataError(f"{path} is damaged: {short(error)}") from error
+    with reading(f"{path} is damaged"), parquet.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        paths = path_column(schema, names.image)
+        label, classes = label_of(path, schema, names.label)
+        wanted = [paths, *(name for name in (label, _SPLIT) if name in schema.names)]
+        table = file.read(list(dict.fromkeys(wanted)))
     labels: NDArray[np.int64] | Sequence[str | None] = np.full(len(table), -1)
     if label is not None:
         labels = labels_in([table.column(label)], path)

@@ -20,7 +20,7 @@ from fastsiam.files import quoted
 
 from ..remote.path import Place
 from .base import Split, Store
-from .columns import columns_of, errors, path_column, require_pyarrow, short
+from .columns import columns_of, errors, path_column, reading, require_pyarrow
 from .files import on_disk
 from .index import indexed
 from .listed import ListedStore
@@ -71,12 +71,8 @@ class ParquetStore(TableStore):
         labels = []
         if all(own.label is not None for own in columns) and any(rows):
             for path, own, table in zip(files, columns, tables, strict=True):
-                try:
+                with reading(f"{path} is damaged in column {own.label!r}"):
                     labels.append(table.read([own.label]).column(own.label))
-                except errors() as error:
-                    raise DataError(
-                        f"{path} is damaged in column {own.label!r}: {short(error)}"
-                    ) from error
         super().__init__(root, files, columns, rows, labels)
         groups = [
             RowGroup(file, path, own, number)

@@ -28,7 +28,7 @@ from fastsiam.files import written_whole
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .columns import Columns, errors, short
+from .columns import Columns, reading
 from .files import FileReader
 from .index import ALONE_BYTES, ROW, Index, images_beside, in_processes
 from .mapped import Mapped
@@ -50,14 +50,12 @@ def open_table(path: Place) -> Any:
     """
     from pyarrow import parquet
 
-    try:
+    with reading(f"{path} is no whole parquet file"):
         if isinstance(path, RemotePath):
             file = RemoteFile(path)
             return parquet.ParquetFile(FileReader(file.read, 0, len(file)), pre_buffer=True)
         # mapped: else pyarrow reads all images of a row group into memory
         return parquet.ParquetFile(path, memory_map=True)
-    except errors() as error:
-        raise DataError(f"{path} is no whole parquet file: {short(error)}") from error
 
 
 class Piece(NamedTuple):
@@ -87,19 +85,15 @@ class RowGroup:
         Raises:
             DataError: the group is damaged.
         """
-        try:
-            with open_table(self.path) as table:
-                batches = table.iter_batches(
-                    _BATCH, [self.number], [self.columns.bytes], use_threads=False
-                )
-                for batch in batches:
-                    images = batch.column(0)
-                    for data in images if self.columns.bare else images.field("bytes"):
-                        yield data.as_py() or b""
-        except errors() as error:
-            raise DataError(
-                f"{self.path} is damaged in row group {self.number}: {short(error)}"
-            ) from error
+        damaged = f"{self.path} is damaged in row group {self.number}"
+        with reading(damaged), open_table(self.path) as table:
+            batches = table.iter_batches(
+                _BATCH, [self.number], [self.columns.bytes], use_threads=False
+            )
+            for batch in batches:
+                images = batch.column(0)
+                for data in images if self.columns.bare else images.field("bytes"):
+                    yield data.as_py() or b""
 
     def piece(self) -> Piece:
         """Look up the group's piece of the file.
@@ -108,21 +102,18 @@ class RowGroup:
             DataError: the file is damaged.
         """
         column = self.columns.bytes
-        try:
-            with open_table(self.path) as table:
-                schema = table.metadata.schema
-                leaves = [schema.column(i).path for i in range(len(schema))]
-                # pyarrow ends the process at a column's damaged facts, unless it reads them first
-                next(table.iter_batches(1, [self.number], [column], use_threads=False), None)
-                leaf = table.metadata.row_group(self.number).column(leaves.index(column))
-                if leaf.path_in_schema != column:
-                    raise ValueError(f"row group {self.number} has no column {column!r}")
-                start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
-                end = start + leaf.total_compressed_size
-                compressed = leaf.compression != "UNCOMPRESSED"
-                return Piece(start, end, compressed, leaf.total_uncompressed_size)
-        except errors() as error:
-            raise DataError(f"{self.path} is damaged: {short(error)}") from error
+        with reading(f"{self.path} is damaged"), open_table(self.path) as table:
+            schema = table.metadata.schema
+            leaves = [schema.column(i).path for i in range(len(schema))]
+            # pyarrow ends the process at a column's damaged facts, unless it reads them first
+            next(table.iter_batches(1, [self.number], [column], use_threads=False), None)
+            leaf = table.metadata.row_group(self.number).column(leaves.index(column))
+            if leaf.path_in_schema != column:
+                raise ValueError(f"row group {self.number} has no column {column!r}")
+            start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
+            end = start + leaf.total_compressed_size
+            compressed = leaf.compression != "UNCOMPRESSED"
+            return Piece(start, end, compressed, leaf.total_uncompressed_size)
 
 
 def build(

@@ -366,7 +366,7 @@ def test_damage_is_one_line(damage: Callable[[Path], None], images: Path, tmp_pa
         open_store(root, "train")
     state = root / "validation" / "state.json"
     state.write_text(json.dumps({"_data_files": "none"}))
-    with pytest.raises(DataError, match=r"state.json cannot be read .*: save the data set again"):
+    with pytest.raises(DataError, match=r"state.json cannot be read: .*; save the data set again"):
         open_store(root, "val")
 
 
