@@ -27,7 +27,7 @@ from fastsiam.files import explained, parsed_json
 from ..remote.path import Place
 from .blocks import blocks
 from .decode import ImageRules
-from .files import File, open_file
+from .files import open_file
 from .labels import numbered_classes
 from .placed import PlacedStore
 from .probe import Bytes
@@ -229,79 +229,6 @@ class _Tables(NamedTuple):
     """Empty where the file has none."""
 
 
-class _Part:
-    """A .beton file: its header and its annex.
-
-    Raises:
-        DataError: as ``BetonStore``.
-    """
-
-    def __init__(self, path: Place) -> None:
-        self.path, self.file = path, open_file(path)
-        self.header, self._fields = _read_head(path, self.file)
-        self.page_size = int(self.header["page_size"])
-        self.annex = _annex_place(path, self.file, self.header, self._fields)
-        self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
-        self.image_field = self.fields[_choose(self._fields, IMAGE_FIELD, b"image") or 0]
-        self.classes: tuple[str, ...] = ()
-        self.about: dict[str, Any] = {}
-        if self.annex is not None:
-            try:
-                text = parsed_json(self._annex_array("text").tobytes())
-                self.about, self.classes = dict(text["about"]), tuple(text["classes"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise _damaged(path, "its annex cannot be read") from error
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Names of the images."""
-        names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
-        return names.split("\0")
-
-    def _annex_array(self, name: str) -> NDArray[Any]:
-        assert self.annex is not None
-        try:
-            with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
-                array: NDArray[Any] = annex[name]
-                return array
-        except Exception as error:  # a damaged archive makes numpy raise anything
-            raise _damaged(self.path, f"its annex cannot be read ({error})") from error
-
-    def read_tables(self) -> _Tables:
-        """Read what the file says of its images, and check it."""
-        path = self.path
-        image, label = _read_metadata(path, self.file, self.header, self._fields)
-        modes, width, height = image["mode"].copy(), image["width"], image["height"]
-        start = image["data_ptr"].astype(np.int64)
-        size = _record_sizes(path, _read_table(path, self.file, self.header), image["data_ptr"])
-        labels = np.full(len(image), -1) if label is None else np.maximum(label, -1)
-        crc = np.zeros(0, np.uint32)
-        if self.annex is None:
-            self.classes = numbered_classes(labels, path)
-        else:
-            crc = self._annex_array("crc")
-            if len(crc) != len(labels):
-                raise _damaged(path, "its annex is of another file")
-            self._check_tables(len(labels))
-        raw = modes == RAW
-        pixels = 3 * width[raw].astype(np.int64) * height[raw]
-        if (pixels != size[raw]).any() or (modes > RAW).any():
-            raise _damaged(path, "sizes and lengths of its images do not agree")
-        if self.classes and labels.max(initial=-1) >= len(self.classes):
-            raise _damaged(path, "it has labels without a class name")
-        return _Tables(
-            labels, modes, width.astype(np.int32), height.astype(np.int32), start, size, crc
-        )
-
-    def _check_tables(self, images: int) -> None:
-        """Compare the tables with the checksum that the annex notes."""
-        at = HEADER.itemsize + len(self.fields) * FIELD.itemsize
-        metadata = self.file.read(at, at + images * METADATA.itemsize)
-        table = self.file.read(int(self.header["alloc_table_ptr"]), len(self.file))
-        if zlib.crc32(table, zlib.crc32(metadata)) != self.about.get("tables_crc32"):
-            raise _damaged(self.path, "its metadata do not have the checksum that was noted")
-
-
 @cache
 def _warn_once(message: str) -> None:
     log.warning(message)
@@ -332,107 +259,167 @@ def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: 
     return with_check(zlib.crc32(with_check(0)))
 
 
-def _damaged(path: Place, why: str) -> DataError:
-    return DataError(f"{path} is damaged or no .beton file: {why}; convert it again")
+class _Part:
+    """A .beton file: its header, its tables and its annex.
 
+    Raises:
+        DataError: as ``BetonStore``.
+    """
 
-def _read_head(path: Place, file: File) -> tuple[np.void, NDArray[np.void]]:
-    if len(file) < HEADER.itemsize:
-        raise _damaged(path, f"it has {len(file)} bytes")
-    view = file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
-    header: np.void = np.frombuffer(view, HEADER, 1)[0]
-    if header["version"] != VERSION:
-        raise _damaged(path, f"it says format {header['version']}, not {VERSION}")
-    count = int(header["num_fields"])
-    if not 0 < count <= _MOST_FIELDS or HEADER.itemsize + count * FIELD.itemsize > len(view):
-        raise _damaged(path, f"it says that it has {count} fields")
-    return header, np.frombuffer(view, FIELD, count, HEADER.itemsize)
+    def __init__(self, path: Place) -> None:
+        self.path, self.file = path, open_file(path)
+        if len(self.file) < HEADER.itemsize:
+            raise self._damaged(f"it has {len(self.file)} bytes")
+        head = self.file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
+        self._header = np.frombuffer(head, HEADER, 1)[0]
+        if self._header["version"] != VERSION:
+            raise self._damaged(f"it says format {self._header['version']}, not {VERSION}")
+        count = int(self._header["num_fields"])
+        self._tables = HEADER.itemsize + count * FIELD.itemsize
+        """Where the metadata begin."""
+        if not 0 < count <= _MOST_FIELDS or self._tables > len(head):
+            raise self._damaged(f"it says that it has {count} fields")
+        self._fields = np.frombuffer(head, FIELD, count, HEADER.itemsize)
+        self.page_size = int(self._header["page_size"])
+        self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
+        self.image_field = self.fields[self._number_of(IMAGE_FIELD, b"image") or 0]
+        self.classes: tuple[str, ...] = ()
+        self.about: dict[str, Any] = {}
+        self.annex = self._find_annex()
+        """Where the annex lies; None in a file of FFCV's own making."""
+        if self.annex is not None:
+            try:
+                text = parsed_json(self._annex_array("text").tobytes())
+                self.about, self.classes = dict(text["about"]), tuple(text["classes"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._damaged("its annex cannot be read") from error
 
+    def read_tables(self) -> _Tables:
+        """Read what the file says of its images, and check it."""
+        rows, image_column, label_column = self._read_metadata()
+        image, labels = rows[image_column], np.full(len(rows), -1)
+        if label_column:
+            labels = np.maximum(rows[label_column], -1)
+        modes, width, height = image["mode"].copy(), image["width"], image["height"]
+        size = self._read_sizes(image["data_ptr"], zlib.crc32(rows.data))
+        crc = np.zeros(0, np.uint32)
+        if self.annex is None:
+            self.classes = numbered_classes(labels, self.path)
+        else:
+            crc = self._annex_array("crc")
+            if len(crc) != len(labels):
+                raise self._damaged("its annex is of another file")
+        raw = modes == RAW
+        pixels = 3 * width[raw].astype(np.int64) * height[raw]
+        if (pixels != size[raw]).any() or (modes > RAW).any():
+            raise self._damaged("sizes and lengths of its images do not agree")
+        if self.classes and labels.max(initial=-1) >= len(self.classes):
+            raise self._damaged("it has labels without a class name")
+        width, height = width.astype(np.int32), height.astype(np.int32)
+        start = image["data_ptr"].astype(np.int64)
+        return _Tables(labels, modes, width, height, start, size, crc)
 
-def _annex_place(
-    path: Place, file: File, header: np.void, fields: NDArray[np.void]
-) -> tuple[int, int] | None:
-    """Return where the annex lies, None in a file of FFCV's own making."""
-    for number, field in enumerate(fields):
-        arguments = field["arguments"].tobytes()
-        if field["type_id"] == _PLANES_FIELD and arguments.startswith(_MAGIC):
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the images."""
+        names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
+        return names.split("\0")
+
+    def _annex_array(self, name: str) -> NDArray[Any]:
+        assert self.annex is not None
+        try:
+            with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
+                array: NDArray[Any] = annex[name]
+                return array
+        except Exception as error:  # a damaged archive makes numpy raise anything
+            raise self._damaged(f"its annex cannot be read ({error})") from error
+
+    def _find_annex(self) -> tuple[int, int] | None:
+        """Find the annex by the mark in the image field's arguments, and check it."""
+        for number, field in enumerate(self._fields):
+            arguments = field["arguments"].tobytes()
+            if field["type_id"] == _PLANES_FIELD and arguments.startswith(_MAGIC):
+                raise DataError(
+                    f"{self.path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which "
+                    "this version does not read; convert the original images again: fastsiam "
+                    "convert folder --source FOLDER (--raw stores pixels)"
+                )
+            if field["type_id"] != IMAGE_FIELD or not any(arguments):
+                continue
+            if not arguments.startswith(_MAGIC):
+                # FFCV's own image field leaves zeros there.
+                raise self._damaged("the arguments of its image field are not ours")
+            _, version, start, size, crc, check = _MARK.unpack_from(arguments)
+            if version != _ANNEX_FORMAT:
+                raise DataError(
+                    f"{self.path} was written by a newer fastsiam (annex {version}); update "
+                    "fastsiam"
+                )
+            own = bytearray(self.file.read(0, self._tables))
+            place = HEADER.itemsize + number * FIELD.itemsize + 17 + _MARK.size - 4
+            own[place : place + 4] = bytes(4)
+            if zlib.crc32(own) != check:
+                raise self._damaged("its header does not have the checksum that was noted")
+            annex = start, start + size
+            if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
+                raise self._damaged("its annex is not where it should be")
+            return annex
+        return None
+
+    def _read_metadata(self) -> tuple[NDArray[np.void], str, str]:
+        """Return the metadata, and the names of their columns of images and, if any, of labels."""
+        kinds = [int(kind) for kind in self._fields["type_id"]]
+        unknown = [
+            name for name, kind in zip(self.fields, kinds, strict=True) if kind not in _FORMATS
+        ]
+        if unknown:
             raise DataError(
-                f"{path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which this version "
-                "does not read; convert the original images again: fastsiam convert folder "
-                "--source FOLDER (--raw stores pixels)"
+                f"{self.path} has a field of a type of its own, which cannot be read: {unknown}"
             )
-        if field["type_id"] != IMAGE_FIELD or not any(arguments):
-            continue
-        if not arguments.startswith(_MAGIC):
-            # FFCV's own image field leaves zeros there.
-            raise _damaged(path, "the arguments of its image field are not ours")
-        _, version, start, size, crc, check = _MARK.unpack_from(arguments)
-        if version != _ANNEX_FORMAT:
-            raise DataError(
-                f"{path} was written by a newer fastsiam (annex {version}); update fastsiam"
-            )
-        own = bytearray(file.read(0, HEADER.itemsize + len(fields) * FIELD.itemsize))
-        place = HEADER.itemsize + number * FIELD.itemsize + 17 + _MARK.size - 4
-        own[place : place + 4] = bytes(4)
-        if zlib.crc32(own) != check:
-            raise _damaged(path, "its header does not have the checksum that was noted")
-        if start + size > len(file) or zlib.crc32(file.read(start, start + size)) != crc:
-            raise _damaged(path, "its annex is not where it should be")
-        return start, start + size
-    return None
+        image = self._number_of(IMAGE_FIELD, b"image")
+        if image is None:
+            names = self._fields["name"].tolist()
+            raise DataError(f"{self.path} has no image field (only {names})")
+        row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
+        count = int(self._header["num_samples"])
+        if not count:
+            raise DataError(f"{self.path} holds no images")
+        end = self._tables + count * row.itemsize
+        if end > len(self.file):
+            raise self._damaged(f"it ends before its metadata of {count:,} images")
+        label = self._number_of(INT_FIELD, b"label")
+        rows = np.frombuffer(self.file.read(self._tables, end), row, count)
+        return rows, f"f{image}", "" if label is None else f"f{label}"
 
+    def _number_of(self, kind: int, name: bytes) -> int | None:
+        """Return the number of the field of a kind that has a name, or of the first of the kind."""
+        of_kind = [i for i, field in enumerate(self._fields) if field["type_id"] == kind]
+        named = [i for i in of_kind if self._fields[i]["name"] == name]
+        return next(iter(named + of_kind), None)
 
-def _read_metadata(
-    path: Place, file: File, header: np.void, fields: NDArray[np.void]
-) -> tuple[NDArray[np.void], NDArray[np.int64] | None]:
-    """Return the columns of the image field and, if there is one, of the label field."""
-    kinds = [int(kind) for kind in fields["type_id"]]
-    unknown = [f["name"].decode("ascii", "replace") for f in fields if f["type_id"] not in _FORMATS]
-    if unknown:
-        raise DataError(f"{path} has a field of a type of its own, which cannot be read: {unknown}")
-    if IMAGE_FIELD not in kinds:
-        raise DataError(f"{path} has no image field (only {fields['name'].tolist()})")
-    row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
-    at, count = HEADER.itemsize + len(fields) * FIELD.itemsize, int(header["num_samples"])
-    if not count:
-        raise DataError(f"{path} holds no images")
-    if at + count * row.itemsize > len(file):
-        raise _damaged(path, f"it ends before its metadata of {count:,} images")
-    rows = np.frombuffer(file.read(at, at + count * row.itemsize), row, count)
-    image, label = _choose(fields, IMAGE_FIELD, b"image"), _choose(fields, INT_FIELD, b"label")
-    assert image is not None
-    return rows[f"f{image}"], None if label is None else rows[f"f{label}"]
+    def _read_sizes(self, start: NDArray[np.uint64], metadata_crc32: int) -> NDArray[np.int64]:
+        """Look up each image's record in the allocation table, which may be in any order.
 
+        Args:
+            start: (images,) where each record begins.
+            metadata_crc32: checksum of the metadata, which the annex notes together with the table.
+        """
+        at = int(self._header["alloc_table_ptr"])
+        size = len(self.file) - at
+        most = RECORD.itemsize * int(self._header["num_samples"]) * len(self.fields)
+        if size > most:  # of a file on another machine, it would all be fetched
+            raise self._damaged("its allocation table is not where it should be")
+        if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
+            raise self._damaged("its allocation table is not whole")
+        table = np.frombuffer(self.file.read(at, at + size), RECORD)
+        order = np.argsort(table["ptr"], kind="stable")
+        place = np.searchsorted(table["ptr"], start, sorter=order)
+        found = table[order[np.minimum(place, len(table) - 1)]]
+        if (found["ptr"] != start).any():
+            raise self._damaged("its allocation table lacks images")
+        if self.annex and zlib.crc32(table.data, metadata_crc32) != self.about.get("tables_crc32"):
+            raise self._damaged("its metadata do not have the checksum that was noted")
+        return found["size"].astype(np.int64)
 
-def _choose(fields: NDArray[np.void], kind: int, name: bytes) -> int | None:
-    """Return the number of the field of a kind that has a name, or of the first of that kind."""
-    of_kind = [i for i, field in enumerate(fields) if field["type_id"] == kind]
-    named = [i for i in of_kind if fields[i]["name"] == name]
-    return next(iter(named + of_kind), None)
-
-
-def _read_table(path: Place, file: File, header: np.void) -> NDArray[np.void]:
-    at = int(header["alloc_table_ptr"])
-    size = len(file) - at
-    most = RECORD.itemsize * int(header["num_samples"]) * int(header["num_fields"])
-    if size > most:  # of a file on another machine, it would all be fetched
-        raise _damaged(path, "its allocation table is not where it should be")
-    if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
-        raise _damaged(path, "its allocation table is not whole")
-    return np.frombuffer(file.read(at, at + size), RECORD)
-
-
-def _record_sizes(
-    path: Place, table: NDArray[np.void], start: NDArray[np.uint64]
-) -> NDArray[np.int64]:
-    """Look up each image's record in the table, which may be in any order."""
-    if len(table) == len(start) and (table["ptr"] == start).all():
-        return table["size"].astype(np.int64)
-    order = np.argsort(table["ptr"], kind="stable")
-    place = np.searchsorted(table["ptr"], start, sorter=order)
-    if (place == len(table)).any():
-        raise _damaged(path, "its allocation table lacks images")
-    found = table[order[place]]
-    if (found["ptr"] != start).any():
-        raise _damaged(path, "its allocation table lacks images")
-    return found["size"].astype(np.int64)
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.path} is damaged or no .beton file: {why}; convert it again")
