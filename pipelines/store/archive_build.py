@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -50,8 +51,8 @@ log = logging.getLogger(__name__)
 
 _WNID = re.compile(r"n\d{8}")
 _MIXED = "{path} holds both images and tars ({name}): unpack it, or make two of it"
-_CHUNK = 4096
-"""Rows are made so many at a time."""
+_PACKED = struct.Struct("<QIiHHHH")
+"""A row of the index, of type ROW."""
 _LARGEST_CLASS_FILE = 1024
 _HEADER_BYTES = 2**20
 """Of a gzipped image so much is decompressed to read its header."""
@@ -192,7 +193,7 @@ def _scan(
     read, heads = _reader(file, hop), _HEADS if isinstance(file, RemoteFile) else ()
     names: list[str] = []
     keys: list[str] = []
-    rows: list[NDArray[np.void]] = []
+    rows = bytearray()
     texts: dict[str, str] = {}
     for member, start in members(read, part.start, part.end, file.path):
         path = safe_name(member.name)
@@ -206,31 +207,27 @@ def _scan(
         elif is_tar_name(name):
             raise DataError(_MIXED.format(path=file.path, name=member.name))
         elif is_image_name(name):
-            if len(names) % _CHUNK == 0:
-                rows.append(np.zeros(_CHUNK, ROW))
-            rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, read, heads)
+            width, height, flags = _probed(start, member.size, read, heads)
+            rows += _PACKED.pack(start, member.size, -1, part.file, width, height, flags)
             names.append(f"{part.group}/{name}" if part.group else path)
             keys.append(key)
             note()
-    found = np.concatenate([*rows, np.zeros(0, ROW)])[: len(names)]
-    return _Found(found, names, [texts.get(key, "") for key in keys])
+    return _Found(np.frombuffer(rows, ROW), names, [texts.get(key, "") for key in keys])
 
 
 def _probed(
-    file: int, start: int, size: int, read: Callable[[int, int], Bytes], heads: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the row of an image, without its label; ``heads`` of it are tried before all of it."""
+    start: int, size: int, read: Callable[[int, int], Bytes], heads: Sequence[int]
+) -> tuple[int, int, int]:
+    """Return width, height and flags of an image; ``heads`` of it are tried before all of it."""
+    flags = 0
     for length in (*(head for head in heads if head < size), size):
-        data, flags = read(start, start + length), 0
+        data = read(start, start + length)
         try:
             if data[:2] == GZIP_MAGIC:
-                flags |= int(Flags.GZIP)
+                flags = int(Flags.GZIP)
                 data = gunzip(data, _HEADER_BYTES)
-            found = probe(data)
-            break
+            head = probe(data)
         except (ValueError, DataError):
             continue
-    else:
-        return start, size, -1, file, 0, 0, flags | int(Flags.BAD)
-    width, height = min(found.width, 0xFFFF), min(found.height, 0xFFFF)
-    return start, size, -1, file, width, height, flags | found.flags
+        return min(head.width, 0xFFFF), min(head.height, 0xFFFF), flags | head.flags
+    return 0, 0, flags | int(Flags.BAD)
