@@ -17,7 +17,8 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
-from .columns import Columns, columns_of, reading, require_pyarrow
+from ..remote.path import Place
+from .columns import Columns, reading, require_pyarrow
 from .mapped import Mapped
 from .table import TableStore
 
@@ -40,32 +41,20 @@ class ArrowStore(TableStore):
 
     def __init__(self, root: Path, names: ColumnNames = AUTOMATIC) -> None:
         require_pyarrow(root)
-        self._wanted = names
         paths = _data_files(root)
         files = [Mapped(path) for path in paths]
-        tables = [_read(file, names) for file in files]
-        rows = [len(table) for _, table in tables]
-        labels = [table.column(own.label) for own, table in tables if own.label is not None]
-        if len(labels) < len(tables):
-            labels = []
-        super().__init__(root, paths, [columns for columns, _ in tables], rows, labels)
-        places = [_placed(file, *own) for file, own in zip(files, tables, strict=True)]
+        tables = [_read(file) for file in files]
+        schemas, rows = [table.schema for table in tables], list(map(len, tables))
+        super().__init__(root, paths, schemas, rows, names)
+        columns = zip(files, self._columns, tables, strict=True)
+        places = [_placed(*own) for own in columns]
         start, size = (np.concatenate(column) for column in zip(*places, strict=True))
         self._lie_in(files, np.repeat(np.arange(len(files)), rows), start, size)
         self._refuse_paths_alone()
 
-    def _named_paths(self) -> list[str | None]:
-        paths: list[str | None] = []
-        for file in self._files:
-            assert isinstance(file, Mapped)
-            columns, table = _read(file, self._wanted)
-            images = table.column(columns.image)
-            if columns.bare or images.type.get_field_index("path") < 0:
-                paths += [None] * len(table)
-            else:
-                for chunk in images.chunks:
-                    paths += chunk.field("path").to_pylist()
-        return paths
+    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+        assert isinstance(path, Path)
+        return _read(Mapped(path)).column(column)
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -80,16 +69,15 @@ def _data_files(root: Path) -> list[Path]:
         return [root / str(file["filename"]) for file in state["_data_files"]]
 
 
-def _read(file: Mapped, names: ColumnNames) -> tuple[Columns, Any]:
-    """Return an Arrow file's columns, and its table, which looks into the mapping."""
+def _read(file: Mapped) -> Any:
+    """Return an Arrow file's table, which looks into the mapping."""
     import pyarrow
 
     with reading(f"{file.path} is no whole Arrow stream", "; save the data set again"):
         stream = pyarrow.ipc.open_stream(pyarrow.BufferReader(pyarrow.py_buffer(file.view)))
-        columns = columns_of(file.path, stream.schema, names)
         table = stream.read_all()
         table.validate(full=True)  # pyarrow itself trusts what a file says of offsets
-    return columns, table
+        return table
 
 
 def _placed(

@@ -36,9 +36,6 @@ STAT_THREADS, _STAT_CHUNK = 16, 512
 A network file system takes long to answer, but answers many at once.
 """
 
-_SHOWN = 64
-"""Files after which the count on the screen is looked at."""
-
 
 class FileStore(Store):
     """Image files, each of which is opened when it is read.
@@ -203,11 +200,9 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
 
     Images of formats that are not read are counted in ``unread``, by their endings.
     """
-    images, folders, number = [], [], 0
+    images, folders = [], []
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
-        for number, entry in enumerate(entries, 1):
-            if number % _SHOWN == 0:
-                listed.add(_SHOWN)
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
             if is_image_name(entry.name) and entry.is_file():
@@ -217,7 +212,7 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
                     folders.append(entry.name)
             elif (ending := os.path.splitext(entry.name)[1].lower()) in _UNREAD_ENDINGS:
                 unread[ending] += 1
-        listed.add(number % _SHOWN)
+    listed.add(len(images) + len(folders))
     return sorted(images), sorted(folders)
 
 

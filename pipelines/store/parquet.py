@@ -6,7 +6,6 @@ group is decoded as a whole, so a conversion reads images in order by pyarrow, o
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -20,7 +19,7 @@ from fastsiam.files import quoted
 
 from ..remote.path import Place
 from .base import Split, Store
-from .columns import columns_of, errors, path_column, reading, require_pyarrow
+from .columns import path_column, require_pyarrow
 from .files import on_disk
 from .index import indexed
 from .listed import ListedStore
@@ -63,20 +62,12 @@ class ParquetStore(TableStore):
     ) -> None:
         require_pyarrow(root)
         tables = [open_table(path) for path in files]
-        columns = [
-            columns_of(path, table.schema_arrow, names)
-            for path, table in zip(files, tables, strict=True)
-        ]
+        schemas = [table.schema_arrow for table in tables]
         rows = [table.metadata.num_rows for table in tables]
-        labels = []
-        if all(own.label is not None for own in columns) and any(rows):
-            for path, own, table in zip(files, columns, tables, strict=True):
-                with reading(f"{path} is damaged in column {own.label!r}"):
-                    labels.append(table.read([own.label]).column(own.label))
-        super().__init__(root, files, columns, rows, labels)
+        super().__init__(root, files, schemas, rows, names)
         groups = [
             RowGroup(file, path, own, number)
-            for file, (path, own) in enumerate(zip(files, columns, strict=True))
+            for file, (path, own) in enumerate(zip(files, self._columns, strict=True))
             for number in range(tables[file].metadata.num_row_groups)
         ]
         self._reader: _GroupReader | None = None
@@ -127,17 +118,10 @@ class ParquetStore(TableStore):
             return super()._range(index, allocate)
         return self._reader.read(self.position(index))
 
-    def _named_paths(self) -> list[str | None]:
-        paths: list[str | None] = []
-        for file, columns in zip(self._paths, self._columns, strict=True):
-            table = open_table(file)
-            own: list[str | None] = []
-            with contextlib.suppress(*errors()):  # an image column without paths
-                column = table.read([f"{columns.image}.path"]).column(columns.image)
-                own = [row and row["path"] for row in column.to_pylist()]
-            rows = table.metadata.num_rows
-            paths += own if len(own) == rows else [None] * rows
-        return paths
+    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+        leaf = f"{column}.{part}" if part else column
+        with open_table(path) as table:
+            return table.read([leaf]).column(column)
 
 
 class _GroupReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from abc import abstractmethod
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..remote.path import Place
 from .blocks import blocks
-from .columns import Columns, labels_in
+from .columns import columns_of, errors, labels_in, reading
 from .labels import numbered
 from .placed import PlacedStore
 from .probe import Bytes
@@ -28,12 +30,13 @@ class TableStore(PlacedStore):
     Args:
         root: folder or file, for messages.
         paths: of the files.
-        columns: of each.
+        schemas: of each, as Arrow has it.
         rows: how many each has.
-        labels: the label column of each, as Arrow has it; empty if some have none.
+        names: columns that the user named.
 
     Raises:
-        DataError: there are no rows, or the labels are no classes.
+        DataError: there are no rows, no column or several can hold images, a named column is not
+            there, or the labels are no classes.
     """
 
     repair = "take the row away"
@@ -43,22 +46,31 @@ class TableStore(PlacedStore):
         self,
         root: Place,
         paths: Sequence[Place],
-        columns: Sequence[Columns],
-        rows: list[int],
-        labels: list[Any],
+        schemas: Sequence[Any],
+        rows: Sequence[int],
+        names: ColumnNames,
     ) -> None:
-        self.root, self._paths, self._columns = root, paths, columns
+        self.root, self._paths = root, paths
+        self._columns = [
+            columns_of(path, schema, names) for path, schema in zip(paths, schemas, strict=True)
+        ]
         self._first_rows = np.cumsum([0, *rows])
         self._names: list[str | None] | None = None
-        if not self._first_rows[-1]:
+        images = int(self._first_rows[-1])
+        if not images:
             raise DataError(f"{root} holds tables without rows")
-        self.labels, self.classes = np.full(sum(rows), -1), ()
-        if labels:
-            self.labels, self.classes = numbered(labels_in(labels, root), root, columns[0].classes)
+        self.labels, self.classes = np.full(images, -1), ()
+        if all(own.label is not None for own in self._columns):
+            labels = []
+            for path, own in zip(paths, self._columns, strict=True):
+                with reading(f"{path} is damaged in column {own.label!r}"):
+                    labels.append(self._read_column(path, str(own.label)))
+            known = self._columns[0].classes
+            self.labels, self.classes = numbered(labels_in(labels, root), root, known)
 
     @abstractmethod
-    def _named_paths(self) -> list[str | None]:
-        """Read the path that each row names, if any: (images,)."""
+    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+        """Read a column of a file, as Arrow has it; of a struct, a part suffices."""
 
     def name(self, index: int) -> str:
         """Return the path that the row names, else its number; the class before it."""
@@ -101,6 +113,20 @@ class TableStore(PlacedStore):
         if self._names is None:
             self._names = self._named_paths()
         return self._names[self.position(index)]
+
+    def _named_paths(self) -> list[str | None]:
+        """Read the path that each row names, if any: (images,)."""
+        from pyarrow import compute
+
+        paths: list[str | None] = []
+        rows = np.diff(self._first_rows).tolist()
+        for path, columns, count in zip(self._paths, self._columns, rows, strict=True):
+            own: list[str | None] = []
+            with contextlib.suppress(*errors()):  # an image column without paths
+                images = self._read_column(path, columns.image, "path")
+                own = compute.struct_field(images, "path").to_pylist()
+            paths += own if len(own) == count else [None] * count
+        return paths
 
     def _refuse_paths_alone(self) -> None:
         """Raise a ``DataError`` if no row has bytes, and some have paths of files."""
