@@ -147,7 +147,7 @@ def build(
             parts = in_processes(find, len(groups), f"indexing {source}, row groups")
         rows = [part for part in parts if part is not None]
         if len(rows) == len(parts):
-            return Index({"rows": np.concatenate(rows)})
+            return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
     return _unpack(groups, sum(piece.size for piece in pieces), places, source, advice)
 
 
