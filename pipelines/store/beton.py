@@ -9,11 +9,10 @@ field does not use; so FFCV reads the same files.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import struct
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -67,35 +66,12 @@ _FORMATS: dict[int, Any] = {
     6: "<u8",
 }
 """Type of the metadata of one image, for each of FFCV's kinds of fields."""
-_MARK = struct.Struct("<8sHQQII")
-_MAGIC = b"fastsiam"
-_ANNEX_FORMAT = 1
+MARK = struct.Struct("<8sHQQII")
+"""Begins the image field's arguments: magic, format, place, size and checksum of the annex, and a
+checksum of all that is before the metadata."""
+MAGIC = b"fastsiam"
+ANNEX_FORMAT = 1
 _MOST_FIELDS = 64
-
-
-@dataclass(frozen=True)
-class Annex:
-    """What files of ``fastsiam convert`` hold beyond FFCV's format: names and checksums."""
-
-    about: dict[str, Any]
-    """The split's part of the manifest."""
-    classes: tuple[str, ...]
-    crc: NDArray[np.uint32]
-    """(images,) CRC-32 of each record."""
-    names: bytes
-    """Names of the images, joined by zeros."""
-
-    def pack(self) -> bytes:
-        """Return the annex as bytes: an npz archive, whose members have checksums of their own."""
-        text = json.dumps({"about": self.about, "classes": self.classes}).encode()
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            text=np.frombuffer(text, np.uint8),
-            crc=self.crc,
-            names=np.frombuffer(self.names, np.uint8),
-        )
-        return buffer.getvalue()
 
 
 class BetonStore(PlacedStore):
@@ -234,31 +210,6 @@ def _warn_once(message: str) -> None:
     log.warning(message)
 
 
-def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
-    """Return the first bytes of a file of ours: header and field descriptors.
-
-    Args:
-        images: how many there are.
-        page_size: a power of 2 that no record crosses.
-        table: where the allocation table begins.
-        annex: the packed annex.
-        annex_start: where it begins.
-    """
-    header = np.zeros(1, HEADER)
-    header[0] = (VERSION, 2, page_size, images, table)
-    mark = [_MAGIC, _ANNEX_FORMAT, annex_start, len(annex), zlib.crc32(annex)]
-
-    def with_check(check: int) -> bytes:
-        fields = np.zeros(2, FIELD)
-        arguments = np.zeros(1024, np.uint8)
-        arguments[: _MARK.size] = np.frombuffer(_MARK.pack(*mark, check), np.uint8)
-        fields[0] = (IMAGE_FIELD, b"image", arguments.tobytes())
-        fields[1] = (INT_FIELD, b"label", bytes(1024))
-        return header.tobytes() + fields.tobytes()
-
-    return with_check(zlib.crc32(with_check(0)))
-
-
 class _Part:
     """A .beton file: its header, its tables and its annex.
 
@@ -338,7 +289,7 @@ class _Part:
         """Find the annex by the mark in the image field's arguments, and check it."""
         for number, field in enumerate(self._fields):
             arguments = field["arguments"].tobytes()
-            if field["type_id"] == _PLANES_FIELD and arguments.startswith(_MAGIC):
+            if field["type_id"] == _PLANES_FIELD and arguments.startswith(MAGIC):
                 raise DataError(
                     f"{self.path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which "
                     "this version does not read; convert the original images again: fastsiam "
@@ -346,17 +297,17 @@ class _Part:
                 )
             if field["type_id"] != IMAGE_FIELD or not any(arguments):
                 continue
-            if not arguments.startswith(_MAGIC):
+            if not arguments.startswith(MAGIC):
                 # FFCV's own image field leaves zeros there.
                 raise self._damaged("the arguments of its image field are not ours")
-            _, version, start, size, crc, check = _MARK.unpack_from(arguments)
-            if version != _ANNEX_FORMAT:
+            _, version, start, size, crc, check = MARK.unpack_from(arguments)
+            if version != ANNEX_FORMAT:
                 raise DataError(
                     f"{self.path} was written by a newer fastsiam (annex {version}); update "
                     "fastsiam"
                 )
             own = bytearray(self.file.read(0, self._tables))
-            place = HEADER.itemsize + number * FIELD.itemsize + 17 + _MARK.size - 4
+            place = HEADER.itemsize + number * FIELD.itemsize + 17 + MARK.size - 4
             own[place : place + 4] = bytes(4)
             if zlib.crc32(own) != check:
                 raise self._damaged("its header does not have the checksum that was noted")

@@ -16,6 +16,7 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
+from fastsiam.pipelines.convert.layout import head, packed_annex
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.beton import (
     FIELD,
@@ -24,8 +25,6 @@ from fastsiam.pipelines.store.beton import (
     METADATA,
     RECORD,
     VERSION,
-    Annex,
-    head,
 )
 from tests import read_with_ffcv
 from tests.conftest import ROOT, write_images
@@ -306,7 +305,8 @@ def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
     about = {"tables_crc32": zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))}
     names = b"\0".join(b"n%08d/image_%07d.JPEG" % (i // 1282, i) for i in range(count))
     classes = tuple(f"n{i:08d}" for i in range(1000))
-    annex = Annex(about, classes, np.full(count, zlib.crc32(record), np.uint32), names).pack()
+    crc = np.full(count, zlib.crc32(record), np.uint32)
+    annex = packed_annex(about, classes, crc, names)
     end = start + count * 110_000
     table_start = end + len(annex) + -len(annex) % 8
     path = tmp_path / "train.beton"
