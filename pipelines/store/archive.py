@@ -46,7 +46,7 @@ class ArchiveStore(PlacedStore):
     """
 
     kind = "tar, read in place"
-    columns = (*PlacedStore.columns, "flags", "width", "height")
+    columns = (*PlacedStore.columns, "flags", "width", "height", "_number")
 
     def __init__(
         self, paths: Sequence[Place], split: Split = "train", of_split: bool = True
@@ -57,10 +57,12 @@ class ArchiveStore(PlacedStore):
         index = indexed(files, source, lambda _: build(files, source)).arrays
         self.classes, self._packed = tuple(unpacked(index["classes"])), index["names"]
         self._rows = index["rows"]
+        self._number = np.arange(len(self._rows))
+        """(images,) of each one's name, among those of both splits."""
         if index["split"]:
             held_out = (self._rows["flags"] & Flags.HELD_OUT) > 0
-            self.positions = np.flatnonzero(held_out == (split == "val"))
-            self._rows = self._rows[self.positions]
+            self._number = np.flatnonzero(held_out == (split == "val"))
+            self._rows = self._rows[self._number]
         if not len(self._rows) or not (index["split"] or of_split):
             raise NoSplitError(f"{source} holds no {split} images")
         self.labels = self._rows["label"].astype(np.int64)
@@ -71,7 +73,7 @@ class ArchiveStore(PlacedStore):
 
     def name(self, index: int) -> str:
         """Return an image's path within the tar, without parents that all share."""
-        return self._names[self.position(index)]
+        return self._names[self._number[index]]
 
     def where(self, index: int) -> str:
         """Return an image's tar, place and name, for messages."""
@@ -86,7 +88,8 @@ class ArchiveStore(PlacedStore):
             return None  # the index does not say by how much
         return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
+        """Return a text that changes with the tars, and with what was found in them."""
         text = json.dumps(file_facts(self._files))
         return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
 

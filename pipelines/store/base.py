@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -46,7 +45,7 @@ class Store(ABC):
     without copying.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("labels", "groups", "positions")
+    columns: ClassVar[tuple[str, ...]] = ("labels", "groups")
     """Attributes that are arrays with one element for each image, or None."""
     kind: str
     """What sort of source it is, for people."""
@@ -70,8 +69,8 @@ class Store(ABC):
     """(images,) position of each image in the whole data set; None if this is all of it."""
     rules: ImageRules = ImageRules()
     """How its files become RGB where they leave a choice."""
-    _picked: tuple[Store, NDArray[np.int64]] | None = None
-    """The store that this one was picked from, and what was picked."""
+    _whole: Store | None = None
+    """The whole data set, if this is not all of it."""
 
     def __str__(self) -> str:
         """Say where the images come from."""
@@ -139,19 +138,8 @@ class Store(ABC):
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,)."""
 
-    def stamp(self) -> str:
-        """Return a text that changes when the files do, or what is picked of them.
-
-        Raises:
-            DataError: a file is gone.
-        """
-        if self._picked is None:
-            return self._stamp()
-        whole, positions = self._picked
-        return f"{whole.stamp()} {zlib.crc32(positions.tobytes()):08x} {len(positions)}"
-
     @abstractmethod
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
         """Return a text that changes when the files do (names, sizes, modification times)."""
 
     def blocks(self) -> NDArray[np.int64]:
@@ -159,10 +147,9 @@ class Store(ABC):
 
         See ``blocks.blocks``.
         """
-        if self._picked is None:
-            return self._blocks()
-        whole, positions = self._picked
-        return whole.blocks()[positions]
+        if self._whole is not None:
+            return self._whole.blocks()[self.positions]
+        return self._blocks()
 
     def _blocks(self) -> NDArray[np.int64]:
         """Return the blocks of the whole data set; by default images lie in their order."""
@@ -268,12 +255,10 @@ def picked(store: Store, positions: NDArray[np.int64]) -> Store:
     if np.array_equal(positions, np.arange(len(store))):
         return store
     own = copy(store)  # files are open, read and checked already
-    own._picked = store, positions
-    if store.positions is None:
-        own.positions = positions
     for name in own.columns:
         if (column := getattr(store, name)) is not None:
             setattr(own, name, column[positions])
+    own._whole, own.positions = store._whole or store, store.in_whole(positions)
     return own
 
 

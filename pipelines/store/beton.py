@@ -181,7 +181,8 @@ class BetonStore(PlacedStore):
         """Return the numbers of the blocks that images lie in, by where their records begin."""
         return blocks(self.file, self.start)
 
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
+        """Return a text that changes with the files."""
         with explained(DataError, f"cannot read {self.root}"):
             stats = [(part.path.resolve(), part.path.stat()) for part in self._parts]
         return " ".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)

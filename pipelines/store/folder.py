@@ -117,30 +117,32 @@ class FileStore(Store):
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""
-        if self._picked is not None:
-            whole, positions = self._picked
-            return whole.sizes()[positions]
+        if self._whole is not None:
+            return self._whole.sizes()[self.positions]
         return self._stat()[:, 0]
 
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
+        """Return a text that changes with the files' names, sizes and modification times."""
         parts = (self._names.tobytes(), self.labels.tobytes(), self._stat().tobytes())
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def _stat(self) -> NDArray[np.int64]:
+        files = len(self._names)
+
         def stat(first: int) -> None:
-            for index in range(first, min(first + _STAT_CHUNK, len(self))):
+            for index in range(first, min(first + _STAT_CHUNK, files)):
                 with contextlib.suppress(OSError):
                     found = os.stat(self._file(index))
                     stats[index] = found.st_size, found.st_mtime_ns
 
         if self._stats is None:
-            stats = np.zeros((len(self), 2), np.int64)
+            stats = np.zeros((files, 2), np.int64)
             with (
-                tally(f"looking at files of {self.root}", len(self)) as done,
+                tally(f"looking at files of {self.root}", files) as done,
                 ThreadPoolExecutor(STAT_THREADS) as pool,
             ):
-                for _ in pool.map(stat, range(0, len(self), _STAT_CHUNK)):
-                    done.add(min(_STAT_CHUNK, len(self) - done.done))
+                for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
+                    done.add(min(_STAT_CHUNK, files - done.done))
             self._stats = stats
         return self._stats
 

@@ -89,7 +89,8 @@ class TableStore(PlacedStore):
         rows = np.arange(len(self))
         return blocks(np.searchsorted(self._first_rows, rows, side="right"), rows)
 
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
+        """Return a text that changes with the files' names, sizes and times, and the column."""
         with explained(DataError, f"cannot read the files of {self.root}"):
             stats = [(path.name, path.stat()) for path in self._paths]
         found: list[object] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]

@@ -76,7 +76,7 @@ class ListStore(Store):
     def sizes(self) -> NDArray[np.int64]:
         return np.array([len(image) for image in self.images])
 
-    def _stamp(self) -> str:
+    def stamp(self) -> str:
         return ""
 
 
