@@ -73,7 +73,7 @@ class ArchiveStore(PlacedStore):
 
     def name(self, index: int) -> str:
         """Return an image's path within the tar, without parents that all share."""
-        return self._names[self._number[index]]
+        return self._names[int(self._number[index])]
 
     def where(self, index: int) -> str:
         """Return an image's tar, place and name, for messages."""
