@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive_build
 from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, packed
 from fastsiam.pipelines.store.mapped import Mapped
@@ -75,6 +76,17 @@ def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
     store = ArchiveStore([path])
     assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)
+
+
+def test_an_index_cannot_lead_out_of_its_files(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+    rows = np.zeros(2, ROW)
+    rows["offset"], rows["size"] = 512, [1, 2**31]
+    texts = {"names": packed(["a", "b"]), "classes": packed(["a"])}
+    index = Index({"rows": rows, **texts, "split": np.array(False)})
+    keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
+    with pytest.raises(DataError, match=r"t\.tar is damaged: image 1 lies outside of it"):
+        ArchiveStore([path])
 
 
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
