@@ -19,7 +19,7 @@ from fastsiam.files import parsed_json
 
 from ..remote.path import Place
 from .columns import Columns, reading, require_pyarrow
-from .mapped import Mapped
+from .files import Mapped
 from .table import TableStore
 
 STATE = "state.json"

@@ -24,7 +24,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .blocks import blocks
+from .base import blocks
 from .decode import ImageRules
 from .files import open_file
 from .labels import numbered_classes

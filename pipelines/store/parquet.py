@@ -20,10 +20,9 @@ from fastsiam.files import quoted
 from ..remote.path import Place
 from .base import Split, Store
 from .columns import path_column, require_pyarrow
-from .files import on_disk
+from .files import Mapped, on_disk
 from .index import indexed
 from .listed import ListedStore
-from .mapped import Mapped
 from .placed import Allocate
 from .probe import Bytes
 from .row_groups import PARQUET, RowGroup, build, open_table

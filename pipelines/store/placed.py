@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
-from .base import NewChunk, Store
-from .blocks import blocks
-from .files import File
-from .mapped import Mapped
+from .base import NewChunk, Store, blocks
+from .files import File, Mapped
 from .probe import Bytes
 
 Allocate = Callable[[int], memoryview]

@@ -29,9 +29,8 @@ from fastsiam.files import written_whole
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .columns import Columns, reading
-from .files import FileReader
+from .files import FileReader, Mapped
 from .index import ALONE_BYTES, ROW, Index, images_beside, in_processes
-from .mapped import Mapped
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from .blocks import blocks
+from .base import blocks
 from .columns import columns_of, errors, labels_in, reading
 from .labels import numbered
 from .placed import PlacedStore

@@ -28,7 +28,7 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import EncodedBatch, Engine, Lookahead
 from fastsiam.pipelines.job import JPEG
 from fastsiam.pipelines.store import BetonStore, Store
-from fastsiam.pipelines.store.mapped import Mapped
+from fastsiam.pipelines.store.files import Mapped
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, equal, levels, readable

@@ -11,8 +11,8 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive_build
+from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, packed
-from fastsiam.pipelines.store.mapped import Mapped
 from tests.sources import imagenet_train_tar, jpeg, tar
 
 
