@@ -35,8 +35,9 @@ JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 
 BLOCK_IMAGES = 64
-"""Most images of a block, which lie side by side in a file: 7 MB of ImageNet's. Larger ones would save little more of what is read at
-their edges, 4%, and of a data set that is sorted by class a window would show fewer classes."""
+"""Most images of a block, which lie side by side in a file: 7 MB of ImageNet's. Larger blocks would
+save little more of what is read at their edges, 4%, and a window of a data set that is sorted by
+class would show fewer classes."""
 
 _FEW_FILES = 16
 
