@@ -79,7 +79,7 @@ def page_size(length: int) -> int:
     return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length()) if length else _SMALLEST_PAGE
 
 
-def packed_annex(
+def pack_annex(
     about: dict[str, Any], classes: Sequence[str], crc: NDArray[np.uint32], names: bytes
 ) -> bytes:
     """Return what a file holds beyond FFCV's format, as an npz archive with checksums of its own.

@@ -169,7 +169,7 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
     about = describe(store, done, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes())))
     names = "\0".join(store.name(index).replace("\0", "_") for index in rows["source"].tolist())
     joined = names.encode("utf-8", "surrogateescape")
-    annex = layout.packed_annex(about, store.classes, rows["crc"].astype(np.uint32), joined)
+    annex = layout.pack_annex(about, store.classes, rows["crc"].astype(np.uint32), joined)
     annex_start = layout.aligned(done[-1].end, 8)
     table_start = layout.aligned(annex_start + len(annex), 8)
     header = layout.head(

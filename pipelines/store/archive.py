@@ -19,7 +19,7 @@ from ..remote.path import Place
 from .archive_build import build
 from .base import Split
 from .files import open_file
-from .index import file_facts, indexed, unpacked
+from .index import file_facts, open_index, unpack_texts
 from .placed import PlacedStore
 from .probe import Bytes, Flags
 from .tar import gunzip
@@ -54,8 +54,8 @@ class ArchiveStore(PlacedStore):
         self.root = paths[0] if len(paths) == 1 else paths[0].parent
         source = str(self.root) if len(paths) == 1 else f"{len(paths)} tars in {self.root}"
         files = [open_file(path) for path in paths]
-        index = indexed(files, source, lambda _: build(files, source)).arrays
-        self.classes, self._packed = tuple(unpacked(index["classes"])), index["names"]
+        index = open_index(files, source, lambda _: build(files, source)).arrays
+        self.classes, self._packed = tuple(unpack_texts(index["classes"])), index["names"]
         self._rows = index["rows"]
         self._number = np.arange(len(self._rows))
         """(images,) of each one's name, among those of both splits."""
@@ -69,7 +69,7 @@ class ArchiveStore(PlacedStore):
         self.flags, self.width, self.height = (
             self._rows[name] for name in ("flags", "width", "height")
         )
-        self._lie_in(files, *(self._rows[name] for name in ("file", "offset", "size")))
+        self._set_places(files, *(self._rows[name] for name in ("file", "offset", "size")))
 
     def name(self, index: int) -> str:
         """Return an image's path within the tar, without parents that all share."""
@@ -93,7 +93,7 @@ class ArchiveStore(PlacedStore):
         text = json.dumps(file_facts(self._files))
         return hashlib.sha256(text.encode() + self._rows.tobytes()).hexdigest()
 
-    def _unpacked(self, index: int, data: Bytes) -> Bytes:
+    def _unpack(self, index: int, data: Bytes) -> Bytes:
         """Decompress a gzipped image."""
         if not self.flags[index] & Flags.GZIP:
             return data
@@ -105,9 +105,9 @@ class ArchiveStore(PlacedStore):
             raise self.cannot_decode(index, "unpacked it is above 256 MiB")
         return image
 
-    def _lie_plain(self, indices: NDArray[np.int64]) -> bool:
-        return super()._lie_plain(indices) and not (self.flags[indices] & Flags.GZIP).any()
+    def _are_plain(self, indices: NDArray[np.int64]) -> bool:
+        return super()._are_plain(indices) and not (self.flags[indices] & Flags.GZIP).any()
 
     @cached_property
     def _names(self) -> list[str]:
-        return unpacked(self._packed)
+        return unpack_texts(self._packed)

@@ -28,7 +28,7 @@ from ..processes import AbandonedError
 from ..remote import RemoteFile
 from ..remote.file import Onward
 from ..remote.storage import PARALLEL
-from .archive_classes import arranged
+from .archive_classes import arrange
 from .base import is_image_name
 from .files import File
 from .index import (
@@ -38,11 +38,11 @@ from .index import (
     Index,
     file_facts,
     homes,
-    in_processes,
     keep,
     load,
-    packed,
-    unpacked,
+    pack_texts,
+    run_in_processes,
+    unpack_texts,
 )
 from .probe import Bytes, Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
@@ -105,7 +105,7 @@ def build(files: Sequence[File], source: str) -> Index:
         with tally(f"indexing {source}, images") as images:
             found = [_scan(files, part, images.add) for part in parts]
     else:
-        found = in_processes(
+        found = run_in_processes(
             lambda number: _scan(files, parts[number]), len(parts), f"indexing {source}, tars"
         )
     names = [name for part in found for name in part.names]
@@ -114,7 +114,7 @@ def build(files: Sequence[File], source: str) -> Index:
     counts = {flag.name or "": int((rows["flags"] & flag > 0).sum()) for flag in Flags}
     if odd := ", ".join(f"{n:,} {name.lower()}" for name, n in counts.items() if n):
         log.info(f"odd images in {source}: {odd.replace('_', ' ')}")
-    return arranged(rows, names, texts, source)
+    return arrange(rows, names, texts, source)
 
 
 def _parts(number: int, file: File) -> list[_Part]:
@@ -153,10 +153,12 @@ def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: st
         place = home / str(number) if home else None
         if place and (kept := load(place, own)) is not None:
             arrays = kept.arrays
-            return _Found(arrays["rows"], unpacked(arrays["names"]), unpacked(arrays["texts"]))
+            return _Found(
+                arrays["rows"], unpack_texts(arrays["names"]), unpack_texts(arrays["texts"])
+            )
         rows, names, texts = found = _scan(files, part, note, hop)
         if place:
-            arrays = {"rows": rows, "names": packed(names), "texts": packed(texts)}
+            arrays = {"rows": rows, "names": pack_texts(names), "texts": pack_texts(texts)}
             keep(Index(arrays), [place], own)
         return found
 

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
-from .index import Index, packed
-from .labels import numbered
+from .index import Index, pack_texts
+from .labels import number_classes
 from .probe import Flags
 
 
-def arranged(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
+def arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
     """Give every image its class, and put the images in the order that a folder of them has.
 
     Args:
@@ -53,17 +53,17 @@ def arranged(rows: NDArray[np.void], names: list[str], texts: list[str], source:
     if of_webdataset and all(text.isascii() and text.isdigit() for text in texts):
         # as shards of ImageNet have them
         numbers = np.array([int(text[:18]) for text in texts])
-        rows["label"], classes = numbered(numbers, source)
+        rows["label"], classes = number_classes(numbers, source)
     else:
-        rows["label"], classes = numbered([text or None for text in texts], source)
+        rows["label"], classes = number_classes([text or None for text in texts], source)
     names = ["/".join(parts[shared:]) for parts in paths]
     order = sorted(range(len(names)), key=[_files_first(name) for name in names].__getitem__)
     order = [order[i] for i in np.argsort(rows["label"][order], kind="stable")]
     return Index(
         {
             "rows": rows[order],
-            "names": packed([names[i] for i in order]),
-            "classes": packed(classes),
+            "names": pack_texts([names[i] for i in order]),
+            "classes": pack_texts(classes),
             "split": np.array(split),
         }
     )

@@ -49,7 +49,7 @@ class ArrowStore(TableStore):
         columns = zip(files, self._columns, tables, strict=True)
         places = [_placed(*own) for own in columns]
         start, size = (np.concatenate(column) for column in zip(*places, strict=True))
-        self._lie_in(files, np.repeat(np.arange(len(files)), rows), start, size)
+        self._set_places(files, np.repeat(np.arange(len(files)), rows), start, size)
         self._refuse_paths_alone()
 
     def _read_column(self, path: Place, column: str, part: str = "") -> Any:

@@ -27,7 +27,7 @@ from ..remote.path import Place
 from .base import blocks
 from .decode import ImageRules
 from .files import open_file
-from .labels import numbered_classes
+from .labels import name_classes
 from .placed import PlacedStore
 from .probe import Bytes
 
@@ -129,7 +129,7 @@ class BetonStore(PlacedStore):
         self.crc = table.crc if self.ours else None
         """(images,) CRC-32 of each record, where the files name them."""
         file = np.repeat(np.arange(len(parts)), counts)
-        self._lie_in([part.file for part in parts], file, table.start, table.size)
+        self._set_places([part.file for part in parts], file, table.start, table.size)
 
     def set_rules(self, rules: ImageRules) -> None:
         """Warn where the rules are not those of the conversion, which decided for good."""
@@ -256,7 +256,7 @@ class _Part:
         size = self._read_sizes(image["data_ptr"], zlib.crc32(rows.data))
         crc = np.zeros(0, np.uint32)
         if self.annex is None:
-            self.classes = numbered_classes(labels, self.path)
+            self.classes = name_classes(labels, self.path)
         else:
             crc = self._annex_array("crc")
             if len(crc) != len(labels):

@@ -132,7 +132,7 @@ def path_column(schema: Any, name: str = "") -> str:
     return schema.field(at).name if at >= 0 and is_text(schema.field(at).type) else ""
 
 
-def labels_in(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
+def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
     """Return what label columns hold: numbers of classes, or names of classes.
 
     Args:

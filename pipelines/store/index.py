@@ -62,7 +62,7 @@ class Index:
     """The file beside the index that the images were unpacked into, if they were."""
 
 
-def indexed(
+def open_index(
     files: Sequence[File],
     source: str,
     build: Callable[[Sequence[Path]], Index],
@@ -181,18 +181,18 @@ def _about(facts: Facts, images: Path | None) -> list[Any]:
     return [_FORMAT, facts, [found.st_size, found.st_mtime_ns]]
 
 
-def packed(texts: Sequence[str]) -> NDArray[np.uint8]:
+def pack_texts(texts: Sequence[str]) -> NDArray[np.uint8]:
     """Return texts as a compressed array: names are long, and seldom wanted."""
     joined = "".join(text.replace("\0", "_") + "\0" for text in texts)
     return np.frombuffer(zlib.compress(joined.encode("utf-8", "surrogateescape"), 1), np.uint8)
 
 
-def unpacked(array: NDArray[np.uint8]) -> list[str]:
-    """Return the texts of an array that ``packed`` made."""
+def unpack_texts(array: NDArray[np.uint8]) -> list[str]:
+    """Return the texts of an array that ``pack_texts`` made."""
     return str(zlib.decompress(array.tobytes()), "utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def in_processes(work: Callable[[int], T], tasks: int, what: str) -> list[T]:
+def run_in_processes(work: Callable[[int], T], tasks: int, what: str) -> list[T]:
     """Return the results of a function for the tasks 0, 1, ..., which forked processes share."""
     results: dict[int, T] = {}
     with tally(what, tasks) as done, forked(-1, _begin, work) as run:

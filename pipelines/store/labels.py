@@ -12,7 +12,7 @@ from fastsiam.errors import DataError
 _MOST_CLASSES = 10**6
 
 
-def numbered(
+def number_classes(
     labels: NDArray[np.int64] | Sequence[str | None], source: object, classes: tuple[str, ...] = ()
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Turn labels into numbers of classes.
@@ -31,7 +31,7 @@ def numbered(
     """
     if isinstance(labels, np.ndarray):
         numbers = np.maximum(labels, -1)
-        classes = classes or numbered_classes(numbers, source)
+        classes = classes or name_classes(numbers, source)
         if numbers.max(initial=-1) >= len(classes):
             raise DataError(f"{source} has labels without a class name")
         return numbers, classes
@@ -40,7 +40,7 @@ def numbered(
     return np.array([number.get(name, -1) for name in labels], np.int64), classes
 
 
-def numbered_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:
+def name_classes(labels: NDArray[np.int64], source: object) -> tuple[str, ...]:
     """Name the classes of bare labels by their numbers: "0", "1", ...; none if all are negative.
 
     Raises:

@@ -18,9 +18,9 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import reason
 
 from .base import SPLIT_NAMES, Split
-from .columns import LABELS, PATH, label_of, labels_in, path_column, reading
+from .columns import LABELS, PATH, label_of, path_column, read_labels, reading
 from .folder import STAT_THREADS, FileStore
-from .labels import numbered
+from .labels import number_classes
 
 CSV = ".csv"
 _SPLIT = "split"
@@ -133,9 +133,9 @@ def _read_csv(path: Path, names: ColumnNames) -> _Rows:
     found = dict(zip(wanted, columns, strict=True))
     texts = found.get(_label_of(header, names), [""] * len(columns[0]))
     if all(map(_WHOLE_NUMBER.fullmatch, set(texts) - {""})):
-        labels = numbered(np.array([int(text or -1) for text in texts], np.int64), path)
+        labels = number_classes(np.array([int(text or -1) for text in texts], np.int64), path)
     else:
-        labels = numbered([text or None for text in texts], path)
+        labels = number_classes([text or None for text in texts], path)
     return _Rows(columns[0], *labels, found.get(_SPLIT))
 
 
@@ -176,10 +176,10 @@ def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
         table = file.read(list(dict.fromkeys(wanted)))
     labels: NDArray[np.int64] | Sequence[str | None] = np.full(len(table), -1)
     if label is not None:
-        labels = labels_in([table.column(label)], path)
+        labels = read_labels([table.column(label)], path)
         if isinstance(labels, list):
             labels = [name or None for name in labels]
     splits = None
     if _SPLIT in table.column_names:
         splits = [str(name or "") for name in table.column(_SPLIT).to_pylist()]
-    return _Rows(table.column(paths).to_pylist(), *numbered(labels, path, classes), splits)
+    return _Rows(table.column(paths).to_pylist(), *number_classes(labels, path, classes), splits)

@@ -21,7 +21,7 @@ from ..remote.path import Place
 from .base import Split, Store
 from .columns import path_column, require_pyarrow
 from .files import Mapped, on_disk
-from .index import indexed
+from .index import open_index
 from .listed import ListedStore
 from .placed import Allocate
 from .probe import Bytes
@@ -77,7 +77,7 @@ class ParquetStore(TableStore):
             self.groups = np.repeat(np.arange(len(groups)), counts)
             self._reader = _GroupReader(groups, np.cumsum([0, *counts]))
             nowhere = np.zeros(len(self), np.int64)
-            self._lie_in((), nowhere, nowhere, np.repeat(means, counts))
+            self._set_places((), nowhere, nowhere, np.repeat(means, counts))
         else:
             self._index(groups)
 
@@ -99,7 +99,7 @@ class ParquetStore(TableStore):
             f"convert them: fastsiam convert parquet --source {quoted(root)}{option} --out DIR, "
             "and name DIR with --data"
         )
-        index = indexed(
+        index = open_index(
             mapped,
             source,
             lambda places: build(mapped, groups, places, source, advice),
@@ -109,12 +109,12 @@ class ParquetStore(TableStore):
         if len(rows) != len(self):
             raise DataError(f"{root} is damaged: its columns are of several lengths")
         files = [Mapped(index.images)] if index.images else mapped
-        self._lie_in(files, rows["file"], rows["offset"], rows["size"])
+        self._set_places(files, rows["file"], rows["offset"], rows["size"])
         self._refuse_paths_alone()
 
-    def _range(self, index: int, allocate: Allocate | None = None) -> Bytes:
+    def _read_range(self, index: int, allocate: Allocate | None = None) -> Bytes:
         if self._reader is None:
-            return super()._range(index, allocate)
+            return super()._read_range(index, allocate)
         return self._reader.read(self.position(index))
 
     def _read_column(self, path: Place, column: str, part: str = "") -> Any:

@@ -19,13 +19,13 @@ Allocate = Callable[[int], memoryview]
 
 
 class PlacedStore(Store):
-    """Images that lie in files: each is a range of bytes, see ``_lie_in``."""
+    """Images that lie in files: each is a range of bytes, see ``_set_places``."""
 
     columns: ClassVar[tuple[str, ...]] = (*Store.columns, "file", "start", "size")
     remedy: ClassVar[str] = "fetch it again"
     """What can be done about a damaged file."""
 
-    def _lie_in(
+    def _set_places(
         self,
         files: Sequence[File],
         file: NDArray[np.integer],
@@ -55,19 +55,19 @@ class PlacedStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or unpacked ones."""
-        return self._unpacked(index, self._range(index))
+        return self._unpack(index, self._read_range(index))
 
     def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
         """Return the bytes of several images; those of remote files lie in ``new_chunk``."""
         allocate = _allocator(new_chunk)
-        return [self._unpacked(i, self._range(i, allocate)) for i in indices.tolist()]
+        return [self._unpack(i, self._read_range(i, allocate)) for i in indices.tolist()]
 
     def locate(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
         addresses = [file.address for file in self._files if isinstance(file, Mapped)]
-        if not addresses or len(addresses) < len(self._files) or not self._lie_plain(indices):
+        if not addresses or len(addresses) < len(self._files) or not self._are_plain(indices):
             return None
         base = np.array(addresses, np.int64)[self.file[indices]]
         return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
@@ -93,18 +93,18 @@ class PlacedStore(Store):
     def _blocks(self) -> NDArray[np.int64]:
         return blocks(self.file, self.start)
 
-    def _range(self, index: int, allocate: Allocate | None = None) -> Bytes:
+    def _read_range(self, index: int, allocate: Allocate | None = None) -> Bytes:
         file, start = self._files[int(self.file[index])], int(self.start[index])
         stop = start + int(self.size[index])
         if allocate is None or isinstance(file, Mapped):
             return file.read(start, stop)
         return file.read(start, stop, allocate)
 
-    def _unpacked(self, index: int, data: Bytes) -> Bytes:
+    def _unpack(self, index: int, data: Bytes) -> Bytes:
         """Return what is encoded in an image's range."""
         return data
 
-    def _lie_plain(self, indices: NDArray[np.int64]) -> bool:
+    def _are_plain(self, indices: NDArray[np.int64]) -> bool:
         """Tell whether the ranges of images are what ``read`` returns of them."""
         return bool(self.size[indices].all())
 

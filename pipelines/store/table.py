@@ -18,8 +18,8 @@ from fastsiam.files import explained
 
 from ..remote.path import Place
 from .base import blocks
-from .columns import columns_of, errors, labels_in, reading
-from .labels import numbered
+from .columns import columns_of, errors, read_labels, reading
+from .labels import number_classes
 from .placed import PlacedStore
 from .probe import Bytes
 
@@ -66,7 +66,7 @@ class TableStore(PlacedStore):
                 with reading(f"{path} is damaged in column {own.label!r}"):
                     labels.append(self._read_column(path, str(own.label)))
             known = self._columns[0].classes
-            self.labels, self.classes = numbered(labels_in(labels, root), root, known)
+            self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
     @abstractmethod
     def _read_column(self, path: Place, column: str, part: str = "") -> Any:
@@ -97,7 +97,7 @@ class TableStore(PlacedStore):
         found += [columns.named for columns in self._columns if columns.named]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
-    def _unpacked(self, index: int, data: Bytes) -> Bytes:
+    def _unpack(self, index: int, data: Bytes) -> Bytes:
         """Refuse a row without bytes."""
         if len(data):
             return data

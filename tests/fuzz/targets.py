@@ -35,7 +35,7 @@ from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
 from fastsiam.pipelines.store import Store, open_store
-from fastsiam.pipelines.store.index import ROW, Index, keep, packed
+from fastsiam.pipelines.store.index import ROW, Index, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.study.record import read_record as read_study_record
 from fastsiam.training.log import read_metrics
@@ -226,7 +226,7 @@ def _committed(pattern: str) -> Callable[[Path], list[bytes]]:
 
 
 def _tar_index(folder: Path) -> list[bytes]:
-    arrays = {"rows": np.zeros(3, ROW), "names": packed(["0.jpg", "1.jpg", "2.jpg"])}
+    arrays = {"rows": np.zeros(3, ROW), "names": pack_texts(["0.jpg", "1.jpg", "2.jpg"])}
     home = keep(Index(arrays), [folder / "index"], [])
     assert home is not None
     return _bytes_of(home)

@@ -12,7 +12,7 @@ import pytest
 from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive_build
 from fastsiam.pipelines.store.files import Mapped
-from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, packed
+from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, pack_texts
 from tests.sources import imagenet_train_tar, jpeg, tar
 
 
@@ -70,8 +70,8 @@ def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(1_281_167, ROW)
     rows["offset"], rows["size"] = 512, len(jpeg(0))
-    names = packed([f"a/{i:07}.jpg" for i in range(len(rows))])
-    arrays = {"rows": rows, "names": names, "classes": packed(["a"]), "split": np.array(False)}
+    names = pack_texts([f"a/{i:07}.jpg" for i in range(len(rows))])
+    arrays = {"rows": rows, "names": names, "classes": pack_texts(["a"]), "split": np.array(False)}
     kept = keep(Index(arrays), [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
     assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
     store = ArchiveStore([path])
@@ -82,7 +82,7 @@ def test_an_index_cannot_lead_out_of_its_files(tmp_path: Path) -> None:
     path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(2, ROW)
     rows["offset"], rows["size"] = 512, [1, 2**31]
-    texts = {"names": packed(["a", "b"]), "classes": packed(["a"])}
+    texts = {"names": pack_texts(["a", "b"]), "classes": pack_texts(["a"])}
     index = Index({"rows": rows, **texts, "split": np.array(False)})
     keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
     with pytest.raises(DataError, match=r"t\.tar is damaged: image 1 lies outside of it"):

@@ -16,7 +16,7 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
-from fastsiam.pipelines.convert.layout import head, packed_annex
+from fastsiam.pipelines.convert.layout import head, pack_annex
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.beton import (
     FIELD,
@@ -306,7 +306,7 @@ def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
     names = b"\0".join(b"n%08d/image_%07d.JPEG" % (i // 1282, i) for i in range(count))
     classes = tuple(f"n{i:08d}" for i in range(1000))
     crc = np.full(count, zlib.crc32(record), np.uint32)
-    annex = packed_annex(about, classes, crc, names)
+    annex = pack_annex(about, classes, crc, names)
     end = start + count * 110_000
     table_start = end + len(annex) + -len(annex) % 8
     path = tmp_path / "train.beton"
