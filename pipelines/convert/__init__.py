@@ -20,7 +20,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from ..store import BetonStore, JoinedStore, Store
+from ..store import BetonStore, Store
 from ..store.base import JPEG_ENDINGS, is_image_name
 from ..store.decode import ImageRules
 from ..subsets import sample
@@ -129,7 +129,7 @@ def encoded_again(about: dict[str, Any]) -> int:
 
 def _some_lose_detail(store: Store, images: NDArray[np.int64]) -> bool:
     """Tell, if file names show it, whether images will be encoded as JPEGs unasked."""
-    if isinstance(store, BetonStore | JoinedStore):  # it has the names of its own source
+    if isinstance(store, BetonStore):  # it has the names of its own source
         return False
     names = ((index, store.name(index).rpartition("/")[2]) for index in images.tolist())
     return any(

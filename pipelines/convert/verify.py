@@ -70,7 +70,7 @@ def verify(
             report.bad.append(f"{file} is not in the manifest")
         elif known is not None and known[file.name] != store.about:
             report.bad.append(f"{file} is another file than its manifest describes")
-        report.images, report.bytes = len(store), int(store.bytes.sum())
+        report.images, report.bytes = len(store), int(store.size.sum())
         checks = {
             "manifest": known is not None,
             "checksums": store.crc is not None,
@@ -102,7 +102,7 @@ def _bad_images(
         for task, bad in run(_check_images, tasks):
             found += bad
             images += len(task)
-            size += int(store.bytes[task.start : task.stop].sum())
+            size += int(store.size[task.start : task.stop].sum())
             progress(images, size)
     return [f"{store.where(index)}: {reason}" for index, reason in sorted(found)]
 
