@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,22 +29,6 @@ class Cuts:
     """(V, N, 2): height and width that the box gets."""
     corner: NDArray[np.int32]
     """(V, N, 2): top and left of the square in the resized box; what lies outside that is black."""
-
-    def rows(self, which: slice) -> Cuts:
-        """Return the cuts of some of the images."""
-        return Cuts(*(getattr(self, name)[:, which] for name in self.__slots__))
-
-    def moved(self, rows: NDArray[np.integer], columns: NDArray[np.integer]) -> Cuts:
-        """Return the cuts in parts of the images.
-
-        Args:
-            rows: (N,) of each image above its part.
-            columns: (N,) on its left.
-        """
-        box = self.box.copy()
-        box[..., 0] -= rows
-        box[..., 1] -= columns
-        return replace(self, box=box)
 
 
 def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:

@@ -8,8 +8,8 @@ graph.
 On a GPU the resize is PIL's triangle filter in floating point and rounded once, so a pixel of a
 crop is within one level of PIL's. Where a box is shrunk, its outermost pixels can be further off:
 beyond the box DALI repeats its edge, where PIL does with fewer pixels. On a CPU, where DALI's
-resize is slow, DALI decodes no more than what lies about an image's boxes, and our own kernels cut
-and resize it where it lies, to the last bit as PIL does.
+resize is slow, DALI only decodes, and the engine crops the images where they lie, to the last bit
+as PIL does.
 """
 
 from __future__ import annotations
@@ -90,10 +90,8 @@ class DaliLoader:
             return
         engine = self._engine
 
-        def make(
-            images: EncodedBatch, cuts: Sequence[Cuts], params: ViewParams
-        ) -> tuple[Tensor, ...]:
-            return engine.make_views(images, params, self._augment, self._dtype, cuts=cuts)
+        def make(images: EncodedBatch, params: ViewParams) -> tuple[Tensor, ...]:
+            return engine.make_views(images, params, self._augment, self._dtype)
 
         batches = self._cropper.run(self._tasks(number, skip), make)
         for step, (index, params, views) in enumerate(batches, skip):
@@ -115,7 +113,8 @@ class DaliLoader:
         engine, sides = self._engine, list(self._augment.by_side)
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
 
-        def make(images: EncodedBatch, cuts: Sequence[Cuts], _: ViewParams) -> Crops:
+        def make(images: EncodedBatch, params: ViewParams) -> Crops:
+            cuts = cut_views(params, self._augment)
             engine.submit(images, cuts, sides, crops=crops).result()
             return crops
 

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -26,30 +26,26 @@ from fastsiam.views.batch import Shape
 
 from .cuts import Cuts
 from .dali_decoder import no_memory, reason, refuses_an_image, say_what_decodes
-from .dali_graph import build_graph, cut_arguments, part_arguments
+from .dali_graph import build_graph, cut_arguments
 from .engine import EncodedBatch
 from .job import Images
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code
-from .workers import closes_at_exit, count
+from .survey import decoded_bytes
+from .workers import closes_at_exit, count, made_ahead
 
 log = logging.getLogger(__name__)
 
 _PART = 16
 """Images that one thread reads in one go."""
 _DECODED_AHEAD = 2**30
-"""Bytes of decoded parts in flight on a CPU from which on no other batch is begun."""
-_SAMPLE = 8
-"""Images whose headers tell how large a decoded batch is, where the store does not."""
-
-_Encoded = list[tuple[NDArray[np.uint8], int, int]]
-"""Of each image: encoded bytes, height, width."""
+"""Bytes of decoded images in flight on a CPU from which on no other batch is begun."""
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
-Make = Callable[[EncodedBatch, Sequence[Cuts], Plan], tuple[Tensor, ...]]
-"""Makes crops or views of decoded images, each a part of the original that holds its boxes."""
+Make = Callable[[EncodedBatch, Plan], tuple[Tensor, ...]]
+"""Makes crops or views of decoded images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +67,8 @@ class _Batch(Generic[Plan]):
     cuts: tuple[Cuts, ...]
     plan: Plan
     encoded: list[NDArray[np.uint8]]
-    part: dict[str, NDArray[np.int32]]
-    """Which part of each image is to be decoded, where DALI does no more."""
+    decoded: int
+    """Bytes of the images when they are decoded, where DALI does no more; else 0."""
     by_pil: bool
     """All of its images were decoded by PIL."""
 
@@ -110,15 +106,18 @@ class Cropper:
         assert self._dali_resizes or device.type == "cpu"
         self._pads, self._warned, self._closed = pads, False, False
         self._dimensions = store.dimensions()
-        if not self._dali_resizes and shapes[0][1] * _mean_bytes(store) > _DECODED_AHEAD:
-            # DALI's pool never shrinks, and each batch larger than all before it adds to the pool.
-            os.environ.setdefault("DALI_MALLOC_POOL_THRESHOLD", "0")
+        if not self._dali_resizes:
+            taken, _ = decoded_bytes(store)
+            if shapes[0][1] * taken > len(store) * _DECODED_AHEAD:
+                # DALI's pool never shrinks; each batch larger than all before it adds to the pool.
+                os.environ.setdefault("DALI_MALLOC_POOL_THRESHOLD", "0")
         self._dali: Any = None
         """DALI's graph; None where it is to be built anew."""
         self._build()
         if device.type == "cuda":
             say_what_decodes(_number(device), hw_decoder_load)
         self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
+        self._batches: Generator[_Batch[Any] | DataError] | None = None
         self._flight: deque[_Batch[Any] | DataError] = deque()
         closes_at_exit(self)
 
@@ -146,7 +145,8 @@ class Cropper:
         crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
         flight: deque[_Batch[Plan] | DataError] = deque()
         self._flight = flight
-        batches = self._read_ahead(tasks)
+        ahead = self._prefetch + 1
+        batches = self._batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
         self._fill(flight, batches)
         while flight:
             batch, made = self._receive(flight, crops, make)
@@ -175,7 +175,6 @@ class Cropper:
                 threads=self._threads,
                 device=_number(self._device) if gpu else None,
                 hw_decoder_load=self._hw_decoder_load,
-                dimensions=self._dimensions,
                 resizes=self._dali_resizes,
                 pads=self._pads,
             )
@@ -202,34 +201,27 @@ class Cropper:
                     raise BackendError(line) from error
             raise
 
-    def _read_ahead(self, tasks: Iterator[Task[Plan]]) -> Iterator[_Batch[Plan] | DataError]:
-        """Yield the batches, reading some ahead; an error is the last."""
-        reading: deque[tuple[Task[Plan], list[Future[_Encoded]]]] = deque()
-        try:
-            while True:
-                for task in islice(tasks, self._prefetch + 1 - len(reading)):
-                    reading.append((task, self._read(task.index)))
-                if not reading:
-                    return
-                batch = self._batch(*reading.popleft())
-                yield batch
-                if isinstance(batch, DataError):
-                    return
-        finally:
-            for _, parts in reading:
-                for part in parts:
-                    part.cancel()
+    def _read(self, task: Task[Plan], *, by_pil: bool = False) -> _Batch[Plan] | DataError:
+        """Read the images of a batch and settle its cuts.
 
-    def _read(self, index: NDArray[np.int64], *, by_pil: bool = False) -> list[Future[_Encoded]]:
-        """Begin to read images in our threads."""
+        An error travels as a value: it belongs to its batch, and those before it go first.
+        """
 
-        def read(images: list[int]) -> _Encoded:
+        def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
             with span("read"):
                 return [self._encoded(i, by_pil) for i in images]
 
+        index = task.index
         self._store.ahead(index.tolist())
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
-        return [self._readers.submit(read, part) for part in parts]
+        try:
+            found = [image for part in self._readers.map(read, parts) for image in part]
+        except DataError as error:
+            return error
+        size = np.array([(height, width) for _, height, width in found])
+        cuts, plan = task.cut(size)
+        decoded = 0 if self._dali_resizes else 3 * int(size.prod(1).sum())
+        return _Batch(task, cuts, plan, [data for data, _, _ in found], decoded, by_pil)
 
     def _encoded(self, index: int, by_pil: bool) -> tuple[NDArray[np.uint8], int, int]:
         """Read an image as bytes of which DALI makes the pixels that PIL makes, and its size."""
@@ -249,22 +241,6 @@ class Cropper:
             return _as_ppm(self._store.decode(index))
         return _ppm(data, height, width), height, width
 
-    def _batch(
-        self, task: Task[Plan], parts: list[Future[_Encoded]], *, by_pil: bool = False
-    ) -> _Batch[Plan] | DataError:
-        """Wait for a batch to be read and settle its cuts.
-
-        An error travels as a value: it belongs to its batch, and those before it go first.
-        """
-        try:
-            found = [image for part in parts for image in part.result()]
-        except DataError as error:
-            return error
-        size = np.array([(height, width) for _, height, width in found])
-        cuts, plan = task.cut(size)
-        part = {} if self._dali_resizes else part_arguments(cuts, size)
-        return _Batch(task, cuts, plan, [data for data, _, _ in found], part, by_pil)
-
     def _fill(
         self,
         flight: deque[_Batch[Plan] | DataError],
@@ -279,7 +255,7 @@ class Cropper:
     def _send(self, batch: _Batch[Plan] | DataError) -> _Batch[Plan] | DataError:
         """Let DALI begin with a batch."""
         if isinstance(batch, _Batch):
-            arguments: dict[str, Any] = {"encoded": batch.encoded, **batch.part}
+            arguments: dict[str, Any] = {"encoded": batch.encoded}
             if self._dali_resizes:
                 arguments |= cut_arguments(batch.cuts, self._shapes, pads=self._pads)
             with self._calling(batch.task.name):
@@ -322,8 +298,7 @@ class Cropper:
             # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
             decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
             images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
-            cuts = [own.moved(*batch.part["start"].T) for own in batch.cuts]
-            return batch, make(images, cuts, batch.plan)
+            return batch, make(images, batch.plan)
         raise batch
 
     def _begin_again(
@@ -339,8 +314,7 @@ class Cropper:
         _, *others = flight
         flight.clear()
         self._build()
-        parts = self._read(batch.task.index, by_pil=True)
-        decoded = self._batch(batch.task, parts, by_pil=True)
+        decoded = self._read(batch.task, by_pil=True)
         if isinstance(decoded, DataError):
             raise decoded
         if not self._warned:
@@ -354,6 +328,8 @@ class Cropper:
     def _land(self) -> None:
         """Wait for what an abandoned run left in flight, and let it go."""
         self._flight.clear()
+        if self._batches is not None:
+            self._batches.close()
         try:
             while self._dali is not None:
                 self._dali.outputs()
@@ -363,22 +339,8 @@ class Cropper:
             self._dali = None
 
 
-def _mean_bytes(store: Store) -> float:
-    """Estimate the bytes of a decoded image."""
-    if (known := store.dimensions()) is not None:
-        return float(3 * known.prod(1).mean())
-    found = [0]
-    for index in np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(int)).tolist():
-        with contextlib.suppress(DataError):  # said where the image is shown
-            head = store.header(index, store.read(index))
-            found.append(3 * head.height * head.width)
-    return sum(found) / max(1, len(found) - 1)
-
-
 def _decoded_bytes(flight: Iterable[_Batch[Any] | DataError]) -> int:
-    """Return what decoded parts of images take; 0 where DALI resizes and makes crops."""
-    parts = [batch.part for batch in flight if isinstance(batch, _Batch) and batch.part]
-    return sum(3 * int((p["end"] - p["start"]).astype(np.int64).prod(1).sum()) for p in parts)
+    return sum(batch.decoded for batch in flight if isinstance(batch, _Batch))
 
 
 def _as_ppm(image: Image.Image) -> tuple[NDArray[np.uint8], int, int]:

@@ -14,11 +14,6 @@ from fastsiam.views.batch import Shape
 from .cuts import Cuts
 from .dali_decoder import decoded
 
-_MARGIN = 8
-"""Pixels around the boxes that are decoded too. A pixel of a JPEG whose colours have a lower
-resolution hangs on their samples beside it, which are two pixels wide; libjpeg-turbo, asked for a
-part, lacks those beyond its border."""
-
 
 def build_graph(
     shapes: Sequence[Shape],
@@ -26,7 +21,6 @@ def build_graph(
     threads: int,
     device: int | None,
     hw_decoder_load: float,
-    dimensions: NDArray[np.int64] | None,
     resizes: bool,
     pads: bool,
 ) -> Any:
@@ -37,17 +31,15 @@ def build_graph(
         threads: DALI's.
         device: number of the GPU, None for the CPU.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
-        dimensions: (images, 2) height and width of the data set's images, if known.
-        resizes: whether it cuts and resizes; else it makes decoded parts, and takes no cuts.
+        resizes: whether it cuts and resizes; else it makes decoded images, and takes no cuts.
         pads: whether crops can reach beyond what the boxes become.
     """
     # What DALI's decoders find wrong with an image is said by our error, with its name.
     os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
     from nvidia.dali import Pipeline, types
 
-    batch = shapes[0][1]
     dali = Pipeline(
-        batch_size=batch,
+        batch_size=shapes[0][1],
         num_threads=threads,
         device_id=device,
         seed=0,
@@ -56,14 +48,8 @@ def build_graph(
         prefetch_queue_depth=1,
     )
     with dali:
-        image = decoded(
-            _fed("encoded", types.UINT8),
-            gpu=device is not None,
-            batch=batch,
-            hw_decoder_load=hw_decoder_load,
-            dimensions=dimensions,
-            part=None if resizes else (_fed("start", types.INT32), _fed("end", types.INT32)),
-        )
+        encoded = _fed("encoded", types.UINT8)
+        image = decoded(encoded, gpu=device is not None, hw_decoder_load=hw_decoder_load)
         if resizes:
             dali.set_outputs(*(_view(image, *view, pads=pads) for view in _names(shapes)))
         else:
@@ -134,22 +120,6 @@ def cut_arguments(
         name + view: array.astype(np.int32 if name == "corner" else np.float32)
         for (view, _), arrays in zip(_names(shapes), of_each, strict=True)
         for name, array in arrays.items()
-    }
-
-
-def part_arguments(cuts: Sequence[Cuts], size: NDArray[np.int64]) -> dict[str, NDArray[np.int32]]:
-    """Return what the graph asks for that only decodes: the part of each image with all its boxes.
-
-    Args:
-        cuts: of each side.
-        size: (N, 2) height and width of the images.
-    """
-    box = np.concatenate([own.box for own in cuts])
-    start = box[..., :2].min(0) - _MARGIN
-    end = (box[..., :2] + box[..., 2:]).max(0) + _MARGIN
-    return {
-        "start": np.maximum(start, 0).astype(np.int32),
-        "end": np.minimum(end, size).astype(np.int32),
     }
 
 

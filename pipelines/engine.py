@@ -189,8 +189,6 @@ class Engine:
         params: ViewParams,
         augment: AugmentConfig,
         dtype: torch.dtype,
-        *,
-        cuts: Sequence[Cuts] | None = None,
     ) -> tuple[Tensor, ...]:
         """Make the views of a batch and wait for them.
 
@@ -199,7 +197,6 @@ class Engine:
             params: the augmentations that are drawn for them.
             augment: for the sides and the normalisation.
             dtype: of the views.
-            cuts: of each side, if the images are parts of larger ones; ``cut_views`` by default.
 
         Returns:
             The views, as ``photometric`` returns them.
@@ -208,7 +205,7 @@ class Engine:
             DataError: an image cannot be decoded; names it.
         """
         stages = stages_of(params, augment, dtype)
-        cuts = cut_views(params, augment) if cuts is None else cuts
+        cuts = cut_views(params, augment)
         self.submit(batch, cuts, list(augment.by_side), stages=stages).result()
         return in_views_order([stage.views() for stage in stages], augment)
 
