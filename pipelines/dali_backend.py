@@ -23,28 +23,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Batch, Crops, crop_shapes
-from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.batch import Batch, Crops
+from fastsiam.views.draws import ViewParams
 
 from .cuts import Cuts, cut_centres, cut_views
 from .dali_cropper import Cropper, Task
 from .engine import EncodedBatch, Engine
-from .finish import Finisher
+from .loaders import StoreLoader
 from .order import Order
 from .store import Store
 
 
-class DaliLoader:
-    """Batches by DALI; see ``fastsiam.views.batch.Loader``.
+class DaliLoader(StoreLoader):
+    """Batches by DALI.
 
     Args:
         store: the images.
-        order: of the epochs.
-        augment: ranges and probabilities.
+        order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
         workers: DALI's threads, and as many that read; -1 is one for each core of this rank, and
             there is at least one.
-        device: where the views shall lie; on a GPU the images are decoded there too.
-        dtype: floating type of the views.
         prefetch: batches in the making while the caller works on one.
         hw_decoder_load: share of the images, 0 to 1, that goes to the GPU's JPEG engine.
         dali_resizes: whether DALI cuts and resizes too, or the decoded images come to our own
@@ -65,13 +62,10 @@ class DaliLoader:
         hw_decoder_load: float = 0.9,
         dali_resizes: bool | None = None,
     ) -> None:
-        self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._dtype = order, augment, dtype
+        super().__init__(store, order, augment, device=device, dtype=dtype)
         if dali_resizes is None:
             dali_resizes = device.type == "cuda"
         self._engine = None if dali_resizes else Engine(store, workers=workers)
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
-        self._shapes = crop_shapes(augment, order.batch // order.world)
         self._cropper = Cropper(
             store,
             self._shapes,
@@ -86,7 +80,7 @@ class DaliLoader:
         """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
         if self._engine is None:
             for step, made in enumerate(self.crops(number, skip=skip), skip):
-                yield self._finisher.finish(*made, epoch=number, step=step)
+                yield self._finish(*made, number, step)
             return
         engine = self._engine
 
@@ -95,7 +89,7 @@ class DaliLoader:
 
         batches = self._cropper.run(self._tasks(number, skip), make)
         for step, (index, params, views) in enumerate(batches, skip):
-            yield self._finisher.made(index, params, views, epoch=number, step=step)
+            yield self._with_views(index, params, views, number, step)
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -130,15 +124,11 @@ class DaliLoader:
         return (self._task(epoch, step) for step in range(skip, self.steps))
 
     def _task(self, epoch: int, step: int) -> Task[ViewParams]:
-        index, drawn_for = self._order.indices(epoch, step), self._order.drawn_for(epoch, step)
-
         def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
-            params = draw_views(
-                self._augment, seed=self._order.seed, epoch=epoch, index=drawn_for, size=size
-            )
+            params = self._draw(epoch, step, size)
             return cut_views(params, self._augment), params
 
-        return Task(f"step {step} of epoch {epoch}", index, cut)
+        return Task(f"step {step} of epoch {epoch}", self._order.indices(epoch, step), cut)
 
 
 def central_crops(

@@ -172,15 +172,7 @@ class Engine:
                 are wanted.
             stages: of each side, where views are wanted.
         """
-        job = Job(
-            batch.images,
-            cuts,
-            sides,
-            crops,
-            stages,
-            decode=self._headers.decode,
-            longest_first=True,
-        )
+        job = Job(batch.images, cuts, sides, crops, stages, decode=self._headers.decode)
         return PendingBatch(self._store, batch, job, self._threads, self._workers)
 
     def make_views(

@@ -17,20 +17,19 @@ from fastsiam.console import size, tally
 from fastsiam.errors import DataError, ImageError
 from fastsiam.free_memory import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.views.batch import Batch, Crops
-from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.draws import ViewParams
 
-from .cuts import crop_views
 from .engine import EncodedBatch, Engine
-from .finish import Finisher
-from .job import Images
+from .job import Images, crop_views
+from .loaders import StoreLoader
 from .order import Order
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
 
 
-class MemoryLoader:
-    """Batches from device memory; see ``fastsiam.views.batch.Loader``."""
+class MemoryLoader(StoreLoader):
+    """Batches from device memory."""
 
     def __init__(
         self,
@@ -42,12 +41,10 @@ class MemoryLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
+        super().__init__(store, order, augment, device=device, dtype=dtype)
         self._pixels: Pixels | None = Pixels(
             store, order.chosen, workers, device, keeps_on=order.bad is not None
         )
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype, resident=True)
         if device.type == "cpu":
             self._engine = Engine(store, workers=workers)
 
@@ -55,7 +52,7 @@ class MemoryLoader:
         """Yield the batches of an epoch from step ``skip`` on."""
         if self._device.type == "cuda":
             for step, made in enumerate(self.crops(number, skip=skip), skip):
-                yield self._finisher.finish(*made, epoch=number, step=step)
+                yield self._finish(*made, number, step)
             return
         for step, (pixels, chosen, params) in enumerate(self._drawn(number, skip), skip):
             images = Images.of_pixels(
@@ -63,7 +60,7 @@ class MemoryLoader:
             )
             batch = EncodedBatch(chosen, images)
             views = self._engine.make_views(batch, params, self._augment, self._dtype)
-            yield self._finisher.made(chosen, params, views, epoch=number, step=step)
+            yield self._with_views(chosen, params, views, number, step)
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -86,20 +83,16 @@ class MemoryLoader:
             for index in chosen.tolist():
                 if index in pixels.refused:
                     raise pixels.refused[index]
-            params = draw_views(
-                self._augment,
-                seed=self._order.seed,
-                epoch=epoch,
-                index=self._order.drawn_for(epoch, step),
-                size=pixels.size[chosen],
-            )
-            yield pixels, chosen, params
+            yield pixels, chosen, self._draw(epoch, step, pixels.size[chosen])
 
     def close(self) -> None:
         """Free the pixels and end the threads."""
         self._pixels = None
         if self._device.type == "cpu":
             self._engine.close()
+
+    def _check_files(self) -> None:
+        """Leave files alone, which are read already."""
 
 
 _STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24

@@ -14,7 +14,7 @@ import torch
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
 from fastsiam.pipelines import Store, headers
-from fastsiam.pipelines.cuts import crop_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import (
     SMALL,
