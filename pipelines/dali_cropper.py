@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -229,17 +228,21 @@ class Cropper:
         try:
             head = self._store.header(index, data)
         except ImageError:  # PIL may bear with more than we do
-            return _as_ppm(self._store.decode(index))
+            return self._by_pil(index)
         height, width = self._store.rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
-            return _as_ppm(self._store.decode(index))  # which may refuse it for that
+            return self._by_pil(index)  # which may refuse it for that
         if self._store.raw_size(index) is None:
             # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
             odd = self._store.rules.needs_pillow(head) or width * height > MOST_PIXELS
             if not (by_pil or odd) and is_all_code(data, head):
                 return np.frombuffer(data, np.uint8), height, width
-            return _as_ppm(self._store.decode(index))
+            return self._by_pil(index)
         return _ppm(data, height, width), height, width
+
+    def _by_pil(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
+        image = self._store.decode(index)
+        return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
 
     def _fill(
         self,
@@ -343,12 +346,8 @@ def _decoded_bytes(flight: Iterable[_Batch[Any] | DataError]) -> int:
     return sum(batch.decoded for batch in flight if isinstance(batch, _Batch))
 
 
-def _as_ppm(image: Image.Image) -> tuple[NDArray[np.uint8], int, int]:
-    """Return a decoded image as bytes of which DALI makes the same pixels, and its size."""
-    return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
-
-
 def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
+    """Return bytes of which DALI makes these pixels."""
     return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
 
 
