@@ -147,7 +147,7 @@ def central_crops(
     Args:
         store: the images.
         batches: the images of each.
-        resize: shorter side before the crop is taken.
+        resize: shorter side before the crop is taken, at least ``side``.
         side: of the crops.
         workers: as for ``DaliLoader``, as are the rest.
         prefetch: batches in the making while the caller works on one.
@@ -166,7 +166,6 @@ def central_crops(
         prefetch=prefetch,
         hw_decoder_load=hw_decoder_load,
         dali_resizes=True,
-        pads=resize < side,
     )
     tasks = (Task(f"images {index[0]} to {index[-1]}", index, cut) for index in batches)
     with contextlib.closing(cropper):

@@ -84,7 +84,6 @@ class Cropper:
         prefetch: batches in the making while the caller works on one.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
         dali_resizes: whether DALI cuts and resizes too.
-        pads: whether crops can reach beyond what the boxes become.
     """
 
     def __init__(
@@ -97,13 +96,12 @@ class Cropper:
         prefetch: int,
         hw_decoder_load: float,
         dali_resizes: bool,
-        pads: bool = False,
     ) -> None:
         self._store, self._shapes, self._device, self._prefetch = store, shapes, device, prefetch
         self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
         self._dali_resizes = dali_resizes
         assert self._dali_resizes or device.type == "cpu"
-        self._pads, self._warned, self._closed = pads, False, False
+        self._warned, self._closed = False, False
         self._dimensions = store.dimensions()
         if not self._dali_resizes:
             taken, _ = decoded_bytes(store)
@@ -175,7 +173,6 @@ class Cropper:
                 device=_number(self._device) if gpu else None,
                 hw_decoder_load=self._hw_decoder_load,
                 resizes=self._dali_resizes,
-                pads=self._pads,
             )
 
     @contextlib.contextmanager
@@ -260,7 +257,7 @@ class Cropper:
         if isinstance(batch, _Batch):
             arguments: dict[str, Any] = {"encoded": batch.encoded}
             if self._dali_resizes:
-                arguments |= cut_arguments(batch.cuts, self._shapes, pads=self._pads)
+                arguments |= cut_arguments(batch.cuts, self._shapes)
             with self._calling(batch.task.name):
                 for name, data in arguments.items():
                     self._dali.feed_input(name, data)

@@ -117,7 +117,6 @@ def test_what_the_decoder_refuses_is_told_from_the_rest(image: bytes) -> None:
         device=None,
         hw_decoder_load=0.9,
         resizes=False,
-        pads=False,
     )
     fed(graph, jpeg(1), jpeg(2))
     with pytest.raises(RuntimeError) as caught:
