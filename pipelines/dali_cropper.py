@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -115,7 +115,7 @@ class Cropper:
             say_what_decodes(_number(device), hw_decoder_load)
         self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
         self._batches: Generator[_Batch[Any] | DataError] | None = None
-        self._flight: deque[_Batch[Any] | DataError] = deque()
+        self._flight: deque[_Batch[Any]] = deque()
         closes_at_exit(self)
 
     def run(
@@ -140,17 +140,19 @@ class Cropper:
         assert (make is None) == self._dali_resizes
         shapes = self._shapes if make is None else ()
         crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
-        flight: deque[_Batch[Plan] | DataError] = deque()
+        flight: deque[_Batch[Plan]] = deque()
         self._flight = flight
         ahead = self._prefetch + 1
         batches = self._batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
-        self._fill(flight, batches)
+        failed = self._fill(flight, batches)
         while flight:
             batch, made = self._receive(flight, crops, make)
-            self._fill(flight, batches)
+            failed = failed or self._fill(flight, batches)
             yield batch.task.index, batch.plan, made
             if flight is not self._flight and not self._closed:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
+        if failed and not self._closed:
+            raise failed
 
     def close(self) -> None:
         """End DALI's threads and ours, and free the memory."""
@@ -242,33 +244,33 @@ class Cropper:
         return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
 
     def _fill(
-        self,
-        flight: deque[_Batch[Plan] | DataError],
-        batches: Iterator[_Batch[Plan] | DataError],
-    ) -> None:
-        """Let DALI begin with batches while few of them, and few bytes, are in flight."""
-        while len(flight) < self._prefetch and _decoded_bytes(flight) < _DECODED_AHEAD:
-            if (batch := next(batches, None)) is None:
-                return
-            flight.append(self._send(batch))
+        self, flight: deque[_Batch[Plan]], batches: Iterator[_Batch[Plan] | DataError]
+    ) -> DataError | None:
+        """Let DALI begin with batches while few of them, and few bytes, are in flight.
 
-    def _send(self, batch: _Batch[Plan] | DataError) -> _Batch[Plan] | DataError:
+        Returns:
+            The error of the next batch, if it has one.
+        """
+        while len(flight) < self._prefetch and sum(own.decoded for own in flight) < _DECODED_AHEAD:
+            batch = next(batches, None)
+            if not isinstance(batch, _Batch):
+                return batch
+            self._send(batch)
+            flight.append(batch)
+        return None
+
+    def _send(self, batch: _Batch[Plan]) -> None:
         """Let DALI begin with a batch."""
-        if isinstance(batch, _Batch):
-            arguments: dict[str, Any] = {"encoded": batch.encoded}
-            if self._dali_resizes:
-                arguments |= cut_arguments(batch.cuts, self._shapes)
-            with self._calling(batch.task.name):
-                for name, data in arguments.items():
-                    self._dali.feed_input(name, data)
-                self._dali.schedule_run()
-        return batch
+        arguments: dict[str, Any] = {"encoded": batch.encoded}
+        if self._dali_resizes:
+            arguments |= cut_arguments(batch.cuts, self._shapes)
+        with self._calling(batch.task.name):
+            for name, data in arguments.items():
+                self._dali.feed_input(name, data)
+            self._dali.schedule_run()
 
     def _receive(
-        self,
-        flight: deque[_Batch[Plan] | DataError],
-        crops: Sequence[Tensor],
-        make: Make[Plan] | None,
+        self, flight: deque[_Batch[Plan]], crops: Sequence[Tensor], make: Make[Plan] | None
     ) -> tuple[_Batch[Plan], tuple[Tensor, ...]]:
         """Wait for DALI to finish the first batch in flight, and put its crops where told.
 
@@ -276,33 +278,33 @@ class Cropper:
             The batch, and its crops or what was made in their place.
         """
         gpu = self._device.type == "cuda"
-        while isinstance(batch := flight[0], _Batch):
+        while True:
+            batch = flight[0]
             stream = torch.cuda.current_stream(self._device) if gpu else None
             try:
                 with span("decode"), self._calling(batch.task.name):  # what is left to wait for
                     made = self._dali.outputs(cuda_stream=stream)
+                break
             except RuntimeError as error:
                 if batch.by_pil or not refuses_an_image(error):
                     raise
                 self._begin_again(flight, batch, error)
-                continue
-            flight.popleft()
-            if make is None:
-                sides = tuple(own[:, : len(batch.encoded)] for own in crops)
-                # Without a copy into torch's hands; when torch lets go of its memory, DALI waits
-                # for the device, in a thread of its own, before it uses that again.
-                views = (from_dlpack(view.as_tensor()) for view in made)
-                for own in sides:
-                    torch.stack(list(islice(views, len(own))), out=own)
-                return batch, sides
-            # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
-            decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
-            images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
-            return batch, make(images, batch.plan)
-        raise batch
+        flight.popleft()
+        if make is None:
+            sides = tuple(own[:, : len(batch.encoded)] for own in crops)
+            # Without a copy into torch's hands; when torch lets go of its memory, DALI waits for
+            # the device, in a thread of its own, before it uses that again.
+            views = (from_dlpack(view.as_tensor()) for view in made)
+            for own in sides:
+                torch.stack(list(islice(views, len(own))), out=own)
+            return batch, sides
+        # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
+        decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
+        images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
+        return batch, make(images, batch.plan)
 
     def _begin_again(
-        self, flight: deque[_Batch[Plan] | DataError], batch: _Batch[Plan], error: RuntimeError
+        self, flight: deque[_Batch[Plan]], batch: _Batch[Plan], error: RuntimeError
     ) -> None:
         """Put the images of a batch that DALI refused into the pixels that PIL decodes.
 
@@ -323,7 +325,9 @@ class Cropper:
                 f"DALI cannot decode an image of {batch.task.name} ({reason(error)}), "
                 "but PIL can: such batches are decoded by PIL, which is slower"
             )
-        flight.extend(map(self._send, (decoded, *others)))
+        for own in (decoded, *others):
+            self._send(own)
+            flight.append(own)
 
     def _land(self) -> None:
         """Wait for what an abandoned run left in flight, and let it go."""
@@ -337,10 +341,6 @@ class Cropper:
             pass  # all have landed
         except RuntimeError:
             self._dali = None
-
-
-def _decoded_bytes(flight: Iterable[_Batch[Any] | DataError]) -> int:
-    return sum(batch.decoded for batch in flight if isinstance(batch, _Batch))
 
 
 def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
