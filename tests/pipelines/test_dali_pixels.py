@@ -60,17 +60,6 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_cropped_to_the_last_bit_on_a_cpu(
-    kind: str, tmp_path: Path, loaders: Loaders
-) -> None:
-    for i in range(8):
-        (tmp_path / f"{i}.jpg").write_bytes(KINDS[kind](i))
-    store = open_store(tmp_path, "train")
-    loader = loaders(store, augment=AugmentConfig.alike(crop=48), dali_resizes=False)
-    assert gaps(loader, store, 48, epochs=3).max() == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_image_is_cropped_as_pil_does(
     kind: str, tmp_path: Path, loaders: Loaders
 ) -> None:
