@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import os
-import signal
 import sys
-from collections.abc import Callable
 from typing import Any
+
+from fastsiam.signals import ending_with
 
 LAUNCHER = "FASTSIAM_LAUNCHER"
 """The variable in which our launcher's ranks find its process number."""
-_PR_SET_PDEATHSIG = 1
-"""prctl(2): which signal this process gets when the thread that started it ends."""
 
 
 def is_worker() -> bool:
@@ -33,28 +30,6 @@ def begin() -> None:
     ending_with(int(os.environ.get(LAUNCHER) or os.getppid()))()
     if (rank := os.environ.get("RANK", "0")) != "0":
         sys.stderr = _Named(sys.stderr, f"[rank {rank}] ")
-
-
-def ending_with(parent: int, number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
-    """Return what a new process does to get a signal when the thread that started it ends.
-
-    It may be called between fork and exec, where little is safe: all it needs is loaded before.
-
-    Args:
-        parent: the number of the process that starts it. If that is gone already by the time of
-            the call, the signal comes at once.
-        number: the signal.
-    """
-    if sys.platform != "linux":  # no other system has it
-        return lambda: None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), number)
-
-    return ask
 
 
 class _Named(io.TextIOBase):

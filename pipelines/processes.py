@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -21,9 +19,8 @@ from typing import Any
 from fastsiam.errors import WorkerError
 from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import cores
-from fastsiam.signals import STOPS, handled, signal_name
+from fastsiam.signals import STOPS, ending_with, handled, signal_name
 
-_PR_SET_PDEATHSIG = 1
 _GRACE_SECONDS = 5
 
 
@@ -225,10 +222,8 @@ def _enter(
     leave_signals_to_the_parent()
     if not parent:
         end_with_the_parent()
-    elif sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the parent
-        if os.getppid() != parent:
-            os._exit(1)
+    else:
+        ending_with(parent, signal.SIGKILL)()
     os.environ.update(environment)
     global _known_lost
     _known_lost = mappings.lost_places()

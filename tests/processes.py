@@ -13,6 +13,7 @@ import fcntl
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -132,6 +133,12 @@ def _begin(
     os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # what it starts, it starts as any program
     function(*arguments)
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens."""
+    with socket.create_server(("", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def command(*arguments: str, **how: Any) -> Forked:

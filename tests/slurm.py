@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.distributed.posts import free_port
+from tests.processes import free_port
 
 _PROGRAMS = "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol"
 _NODES = "127.1", "127.2"

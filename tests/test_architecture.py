@@ -16,7 +16,7 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "jobs", "detection", "pipelines", "report", "interchange",
     "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint",
-    "bad_images", "config", "environment", "kernels", "console", "leaving", "launched", "caches",
+    "bad_images", "config", "environment", "kernels", "console", "launched", "caches",
     "files", "free_memory", "signals", "textures", "trace", "urls", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""

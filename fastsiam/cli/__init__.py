@@ -19,7 +19,7 @@ from fastsiam.cli import bench, config, convert, evaluate, export, look, slurm, 
 from fastsiam.cli.help import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.launched import begin, is_worker
-from fastsiam.leaving import is_hanging, leave_at_the_second
+from fastsiam.signals import is_hanging, leave_at_the_second
 
 app = Commands(
     no_args_is_help=True,

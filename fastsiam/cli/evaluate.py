@@ -92,13 +92,13 @@ def _on_ranks(
 ) -> None:
     """Do something with a network on as many ranks as are asked for, once it was checked."""
     from fastsiam import distributed
+    from fastsiam.distributed.launch import launch
 
     where = RunConfig(gpus=config.gpus, device=config.device)
-    if config.gpus * config.nodes > 1 and not distributed.is_worker():
+    if config.gpus * config.max_nodes > 1 and not distributed.is_worker():
         distributed.check_devices(where)
         check(run, config)
-        ranks = distributed.Work(arguments=sys.argv[1:], gpus=config.gpus)
-        sys.exit(distributed.launch_ranks(ranks, config))
+        sys.exit(launch(sys.argv[1:], config, gpus=config.gpus))
     place = distributed.start(where)
     work(run, config, place)
     distributed.finish()

@@ -292,6 +292,7 @@ _CALLBACKS = {"method": _use_method, "resume": _resume}
 
 
 def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
+    annotation = str if annotation == int | str else annotation  # Typer knows no unions
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
     )

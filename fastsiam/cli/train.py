@@ -30,17 +30,21 @@ def train(recipe: str, config: TrainConfig) -> None:
 def _train(recipe: str, config: TrainConfig) -> None:
     from fastsiam import distributed
     from fastsiam.jobs import train as jobs
-    from fastsiam.jobs.restart import ranks_of
 
-    asked = config.run.gpus * config.run.nodes
-    world = int(os.environ["WORLD_SIZE"]) if distributed.is_worker() else asked
+    machines = range(config.run.min_nodes, config.run.max_nodes + 1)
+    worlds = [number * config.run.gpus for number in machines]
+    if distributed.is_worker():
+        worlds = [int(os.environ["WORLD_SIZE"])]
     try:
-        jobs.preflight(config, world=world)
+        if config.run.max_nodes > 1 and not config.run.out:
+            raise ValueError("several machines need --out: a run folder that all of them share")
+        for world in worlds:
+            jobs.check_shares(config, world)
+        jobs.preflight(config, world=worlds[-1])
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    if world > 1 and not distributed.is_worker():
-        with ranks_of(config, recipe, sys.argv[1:]) as work:
-            sys.exit(distributed.launch_ranks(work, config.run))
+    if worlds[-1] > 1 and not distributed.is_worker():
+        sys.exit(jobs.train_on_ranks(config, recipe, sys.argv[1:]))
     jobs.train_here(config, recipe)
 
 

@@ -1,10 +1,11 @@
-"""Settings of several machines, which train and the evaluations have alike."""
+"""Settings of several machines, which train and the evaluations share."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from .checks import require, require_at_least_one, require_positive
+from .checks import require, require_positive
 
 DEFAULT_PORT = 29500
 """Port of ``--rendezvous`` if it names none."""
@@ -14,41 +15,49 @@ DEFAULT_PORT = 29500
 class NodesConfig:
     """Machines: where several of them meet."""
 
-    nodes: int = 1
-    """Machines; the same command runs on each, and --gpus counts those of one machine."""
+    nodes: int | str = 1
+    (
+        "Machines: N, or MIN:MAX to continue with fewer when some are lost and with more when some "
+        "join. The same command runs on each; --gpus counts those of one machine."
+    )
     rendezvous: str = ""
     (
-        "Several machines: HOST:PORT where they meet, the name or address of one of them and a "
-        "port that is free there. The command on that machine has rank 0."
-    )
-    node_rank: int = -1
-    (
-        "Several machines: number of this one, 0 on the machine of --rendezvous; -1 lets them "
-        "number themselves."
+        "Several machines: HOST:PORT where they meet: the name or address of one of them, and a "
+        "port that is free there."
     )
     rendezvous_timeout: float = 600.0
-    """Several machines: seconds in which all have to be there, at the start and at a restart."""
-    node_timeout: float = 30.0
-    """Several machines: seconds without a word from one after which it is lost."""
+    """Several machines: seconds to wait for the others, at the start and at a restart."""
 
     def check_nodes(self) -> None:
-        """Refuse what contradicts itself.
+        """Refuse settings that contradict each other.
 
         Raises:
-            ValueError: says what.
+            ValueError: says which.
         """
-        require_at_least_one(self, "nodes")
-        require_positive(self, "rendezvous_timeout", "node_timeout")
         require(
-            self.nodes == 1 or bool(self.rendezvous),
-            f"nodes {self.nodes} needs rendezvous: HOST:PORT of one of the machines",
+            bool(re.fullmatch(r"\d+(:\d+)?", str(self.nodes))) and self.min_nodes >= 1,
+            f"nodes must be a number of machines from 1 on, or MIN:MAX, not {self.nodes!r}",
         )
+        if str(self.nodes).isdecimal():  # the command line has text alone
+            object.__setattr__(self, "nodes", int(self.nodes))
+        require(self.min_nodes <= self.max_nodes, f"nodes {self.nodes}: MIN is above MAX")
+        require_positive(self, "rendezvous_timeout")
         require(
-            -1 <= self.node_rank < self.nodes,
-            f"node-rank must lie between 0 and nodes - 1 ({self.nodes - 1}), not {self.node_rank}",
+            self.max_nodes == 1 or bool(self.rendezvous),
+            f"nodes {self.nodes} needs rendezvous: HOST:PORT of one of the machines",
         )
         if self.rendezvous:
             _ = self.meeting
+
+    @property
+    def min_nodes(self) -> int:
+        """The fewest machines that the ranks start on."""
+        return int(str(self.nodes).partition(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        """The most machines that the ranks start on."""
+        return int(str(self.nodes).rpartition(":")[2])
 
     @property
     def meeting(self) -> tuple[str, int]:

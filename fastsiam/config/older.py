@@ -1,4 +1,4 @@
-"""Settings as version 0.1 wrote them, so that its runs can go on, be evaluated and exported."""
+"""Settings as older versions wrote them, so that their runs can be resumed, evaluated, exported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 _OF_THE_METHOD = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
 _OF_ALL_VIEWS = "mean", "std"
+_REMOVED = "node_rank", "node_timeout"
+"""Settings of 0.2 in ``run`` that torch's rendezvous decides now."""
 
 
 def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
@@ -21,6 +23,8 @@ def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
     model, augment, optim = (sections.get(name, {}) for name in ("model", "augment", "optim"))
     if not all(isinstance(section, dict) for section in (model, augment, optim)):
         return sections  # whoever builds the settings refuses it by name
+    if isinstance(run := sections.get("run"), dict):
+        _taken(run, _REMOVED)
     if "method" not in model:
         method = _taken(model, _OF_THE_METHOD) | _taken(optim, ("predictor_lr",))
         sections["model"] = model | {"method": {"name": "simsiam"} | method}

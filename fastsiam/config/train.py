@@ -253,7 +253,7 @@ class RunConfig(NodesConfig):
     """GPUs of this machine to train on, one process each; with --device cpu, CPU processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """auto takes the GPU if there is one."""
-    rank_timeout: float = 600.0
+    rank_timeout: float = 120.0
     (
         "Several ranks: seconds that one waits for the others in an exchange before the run ends "
         "with an error. Reading the data and compiling are included, where one is slower."
@@ -265,8 +265,8 @@ class RunConfig(NodesConfig):
     )
     max_restarts: int = 0
     (
-        "Several ranks: how often to start again, from the last checkpoint, after one was killed "
-        "or hung: on as many GPUs as are left and share the batch equally. An error ends the run."
+        "Several ranks: how often each machine restarts its ranks, from the last checkpoint, after "
+        "one of them failed, was killed or hung, or a machine was lost."
     )
     numa_binding: bool = True
     """Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."""

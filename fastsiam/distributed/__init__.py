@@ -21,19 +21,16 @@ from .collectives import (
     sum_across_ranks,
 )
 from .failures import peer_is_gone, peer_is_late
-from .launch import launch
-from .nodes import Work, launch_ranks
 from .parallel import bn_group, data_parallel
 from .place import Place, check_devices, finish, meet, start
+from .rank_location import in_step
 from .signals import STOPPING, Signalled, StopSignals
-from .whereabouts import in_step
 
 __all__ = [
     "STOPPING",
     "Place",
     "Signalled",
     "StopSignals",
-    "Work",
     "bn_group",
     "check_devices",
     "complete",
@@ -46,8 +43,6 @@ __all__ = [
     "gather_with_gradient",
     "in_step",
     "is_worker",
-    "launch",
-    "launch_ranks",
     "mean_across_ranks",
     "meet",
     "minimum_across_ranks",

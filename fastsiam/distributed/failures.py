@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 from fastsiam.launched import is_worker
 
-from . import whereabouts
-from .meeting import RankMissing
+from . import rank_location
 
 _GONE = (
     "closed by peer",
@@ -44,8 +43,7 @@ def peer_is_late(error: BaseException) -> str:
     if not _of_exchange(error, _LATE):
         return ""
     function, at = _where(error)
-    who = error.who if isinstance(error, RankMissing) else whereabouts.missing(function)
-    who = who or "another rank, which did not come in time"
+    who = rank_location.missing(function) or "another rank, which did not come in time"
     return (
         f"waited{at} for {who}; look at what the others wrote; if one of them was only slow, train "
         "with a longer --rank-timeout"
@@ -55,13 +53,13 @@ def peer_is_late(error: BaseException) -> str:
 def _where(error: BaseException) -> tuple[str, str]:
     """Return the function of ours that waited; and say where it is and what it waited for."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename.startswith(whereabouts.HOME)]
+    own = [frame for frame in frames if frame.filename.startswith(rank_location.HOME)]
     if not own:
         return "", ""
     called = [x.name for x in frames if x.filename.endswith("distributed_c10d.py")]
     name = own[-1].name
     what = _OURS.get(name) or (called[0] if called else "")
-    at = f"{own[-1].filename.removeprefix(whereabouts.HOME)}:{own[-1].lineno}"
+    at = f"{own[-1].filename.removeprefix(rank_location.HOME)}:{own[-1].lineno}"
     return name, f" in {name} ({at}{what and f', {what}'})"
 
 

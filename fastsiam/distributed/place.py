@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from fastsiam.config import RunConfig
 from fastsiam.errors import DeviceError
 
-from . import whereabouts
+from . import rank_location
 from .cores import take_cores
-from .meeting import meeting_place
 
 _TIMEOUT = timedelta(seconds=RunConfig().rank_timeout)
 _BEFORE_NCCL = timedelta(seconds=60)
@@ -87,25 +89,35 @@ def start(config: RunConfig) -> Place:
     place = Place(rank, world, device, timedelta(seconds=config.rank_timeout))
     if world > 1 and not dist.is_initialized():
         meet(place)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if place.leads and restarts != "0":
+        of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
+        print(f"restart {restarts} of {of}, from the last checkpoint", file=sys.stderr)
     return place
 
 
 def meet(place: Place) -> None:
     """Meet the other ranks; on GPUs connect to them at once, so that what is wrong shows here."""
     on_gpu = place.device.type == "cuda"
+    store, *_ = next(rendezvous("env://", place.rank, place.world, timeout=place.timeout))
+    store.set_timeout(place.timeout)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # The agent's store outlives a restart: it holds addresses of ranks that are gone.
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"fastsiam/restart-{restart}", store)
+    rank_location.begin(store, place.rank, place.world)
     dist.init_process_group(
         "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
-        store=meeting_place(place.rank, place.world, timeout=place.timeout),
+        store=store,
         rank=place.rank,
         world_size=place.world,
         timeout=place.device_timeout,
         device_id=place.device if on_gpu else None,
     )
-    whereabouts.tell()
 
 
 def finish() -> None:
     """Part from the other ranks when all are done; after one's error it could wait for ever."""
-    whereabouts.stop()
+    rank_location.end()
     if dist.is_initialized():
         dist.destroy_process_group()

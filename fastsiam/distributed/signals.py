@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from fastsiam.distributed.place import Place
 from fastsiam.errors import FastSiamError, OtherRankError
-from fastsiam.leaving import ECHO, first_is_handled, leave_at_once
+from fastsiam.signals import ECHO, first_is_handled, leave_at_once
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class StopSignals:
             if self._got and time.monotonic() - self._since > self._grace:
                 self._say(
                     f"{signal.Signals(self._got).name}: not saved within --grace {self._grace:g} "
-                    "s: leaving; the same command goes on from the last checkpoint"
+                    "s: leaving; the same command resumes from the last checkpoint"
                 )
                 leave_at_once(self._got)
 

@@ -15,7 +15,6 @@ from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
 from fastsiam.errors import DataError, Interrupted
 from fastsiam.files import quoted
-from fastsiam.leaving import ECHO, first_is_handled, leave_at_once
 from fastsiam.pipelines.convert import (
     BadImagesError,
     Kind,
@@ -24,7 +23,7 @@ from fastsiam.pipelines.convert import (
     encoded_again,
     verify,
 )
-from fastsiam.signals import STOPS, handled
+from fastsiam.signals import ECHO, STOPS, first_is_handled, handled, leave_at_once
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:

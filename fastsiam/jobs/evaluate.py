@@ -66,7 +66,7 @@ def preflight(path: Path, config: EvalConfig) -> None:
     Raises:
         FastSiamError: says what is wrong.
     """
-    ranks = config.gpus * config.nodes
+    ranks = config.gpus * config.max_nodes
     place = Place(0, ranks, torch.device("cpu"))
     open_subject(path, config, place).loaders()
     if config.json:

@@ -121,7 +121,7 @@ def preflight(path: Path, config: FeaturesConfig) -> None:
         FastSiamError: says what is wrong.
     """
     _targets(config)
-    place = Place(0, config.gpus * config.nodes, torch.device("cpu"))
+    place = Place(0, config.gpus * config.max_nodes, torch.device("cpu"))
     _images(open_subject(path, config, place, layer=config.layer), config.split)
 
 

@@ -79,7 +79,7 @@ def kept_beside(model: ModelConfig, images: int) -> str:
 def idle_gpus(config: TrainConfig, place: Place) -> str:
     """Say it if this machine has more GPUs than ``--gpus`` takes, and no other launcher chose."""
     there = torch.cuda.device_count() if place.device.type == "cuda" else 0
-    asked = config.run.gpus * config.run.nodes
+    asked = config.run.gpus * config.run.max_nodes
     ours = place.world == asked == config.run.gpus and (
         place.world > 1 or not distributed.is_worker()
     )

@@ -22,9 +22,9 @@ from fastsiam.environment import be_found_by_children
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.files import quoted
 from fastsiam.jobs.convert import convert_data, lossy_line, stoppable
-from fastsiam.launched import ending_with
 from fastsiam.pipelines.convert import Kind, beside, read_manifests
 from fastsiam.pipelines.remote.path import opened
+from fastsiam.signals import ending_with
 
 _RETRIES = 2
 """Times that dask restarts a part whose process was killed. Of workers that die dask allows

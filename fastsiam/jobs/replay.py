@@ -144,7 +144,7 @@ def _here(trained: TrainConfig, place: Place) -> TrainConfig:
         DeviceError: it cannot.
     """
     optim, numerics, step = trained.optim, trained.numerics, trained.step
-    ranks = trained.run.gpus * trained.run.nodes
+    ranks = trained.run.gpus * trained.run.max_nodes
     if place.device.type == "cpu":
         if numerics.precision == "fp16":
             raise DeviceError("the run was trained in fp16, which needs a GPU to be replayed")

@@ -18,7 +18,7 @@ from fastsiam.config.flags import to_flags
 from fastsiam.config.slurm import SlurmConfig
 from fastsiam.errors import FastSiamError
 
-_BY_THE_JOB = "nodes", "rendezvous", "node_rank", "out"
+_BY_THE_JOB = "nodes", "rendezvous", "out"
 """Settings whose values stand in the script itself."""
 _PORT = "$((20000 + SLURM_JOB_ID % 40000))"
 """Where machines meet: two jobs of one machine seldom have the same."""
@@ -28,15 +28,15 @@ _SCRIPT = """\
 {options}
 
 # Written by fastsiam {version}. On each machine a launcher starts one process for each GPU.
-# {warning} s before the time limit, and when the job is preempted, the run saves and ends with one
-# of the exit codes below; the job goes into the queue again, and the run on where it was.
-trap : TERM USR1 CONT  # for the run: this shell waits for it
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # from sbatch, which srun does not ask by itself
+# {warning} s before the time limit, and when the job is preempted, the run saves and exits with one
+# of the codes below. The job then requeues itself, and the run resumes.
+trap : TERM USR1 CONT  # these are for the run, which this shell waits for
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun ignores the job's own since SLURM 22.05
 out={out}
 {head}srun --kill-on-bad-exit=0 {command}
 code=$?
 job=$SLURM_JOB_ID
-if [[ ${{SLURM_ARRAY_TASK_ID-}} ]]; then  # the last of an array bears the number of them all
+if [[ ${{SLURM_ARRAY_TASK_ID-}} ]]; then  # the last task has the job number of the whole array
     job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 fi
 state=$(scontrol show job --oneliner "$job" | grep -o 'JobState=[A-Z]*')
@@ -48,6 +48,8 @@ exit $code
 """
 _HEAD = """\
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# srun exits with the highest code of all machines: an error, 255, outweighs a lost rank, 75.
+launch='trap : TERM USR1 CONT; "$@"; code=$?; exit $((code == 1 ? 255 : code))'
 """
 
 
@@ -59,13 +61,14 @@ def slurm_script(recipe: str, config: TrainConfig, job: SlurmConfig) -> str:
         config: the run's settings.
         job: what SLURM is asked for.
     """
-    several = config.run.nodes > 1
+    several = config.run.max_nodes > 1
     words = [sys.executable, "-m", "fastsiam", "train", *_arguments(recipe, config, job)]
     command = shlex.join(words) + ' --out "$out"'
     if job.seeds:
         command += ' --seed "$SLURM_ARRAY_TASK_ID"'
     if several:
         command += f' --nodes {config.run.nodes} --rendezvous "$head:{_PORT}"'
+        command = f'bash -c "$launch" fastsiam {command}'
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {line}" for line in _options(config, job)),
         version=fastsiam.__version__,
@@ -85,7 +88,7 @@ def _options(config: TrainConfig, job: SlurmConfig) -> list[str]:
         "partition": job.partition,
         "account": job.account,
         "array": job.seeds,
-        "nodes": run.nodes,
+        "nodes": str(run.nodes).replace(":", "-"),
         "ntasks-per-node": 1,
         "gpus-per-node": 0 if run.device == "cpu" else run.gpus,
         "cpus-per-task": job.cpus * run.gpus,

@@ -146,10 +146,8 @@ def _starting_point(
     """
     start, damaged = checkpoints.load_newest(run)
     folder = run
-    if config.run.resume == "never" and start is not None:
-        raise CheckpointError(
-            f"--resume never: {run} holds a run already; choose another --out or delete it"
-        )
+    if config.run.resume == "never":
+        refuse_existing_run(run)
     if _branches(config, run):
         path = Path(config.run.resume)
         given = checkpoints.load(path)
@@ -167,6 +165,18 @@ def _starting_point(
             f"the ranks find different checkpoints under {run}; all machines must share that folder"
         )
     return (None, None, "") if start is None else (start, folder, damaged)
+
+
+def refuse_existing_run(run: Path) -> None:
+    """Refuse a folder with a checkpoint, under ``--resume never``.
+
+    Raises:
+        CheckpointError: it has one.
+    """
+    if checkpoints.is_there(run):
+        raise CheckpointError(
+            f"--resume never: {run} holds a run already; choose another --out or delete it"
+        )
 
 
 def _branches(config: TrainConfig, run: Path) -> bool:

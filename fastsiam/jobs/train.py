@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import TrainConfig
+from fastsiam.config.flags import changes_text, differences
 from fastsiam.console import Console
 from fastsiam.distributed import Place, minimum_across_ranks
 from fastsiam.environment import environment
@@ -34,6 +35,7 @@ from fastsiam.jobs.pipeline import with_settled_pipeline
 from fastsiam.jobs.start import (
     goes_on,
     initial_weights,
+    refuse_existing_run,
     start_of,
     take_weights,
 )
@@ -130,6 +132,38 @@ def run_folder(config: TrainConfig, recipe: str) -> Iterator[Path]:
         yield folder
 
 
+def train_on_ranks(config: TrainConfig, recipe: str, arguments: Sequence[str]) -> int:
+    """Start the ranks of a run on this machine; return the exit code.
+
+    Args:
+        config: the settings.
+        recipe: their name.
+        arguments: the command line, which the ranks get too.
+
+    Raises:
+        FastSiamError: the run's folder is in use, or cannot be made.
+        CheckpointError: ``--resume never``, and the folder holds a run.
+    """
+    from fastsiam.distributed.launch import launch
+
+    with contextlib.ExitStack() as stack:
+        folder, more = Path(config.run.out), list[str]()
+        if config.run.max_nodes == 1:
+            folder = stack.enter_context(run_folder(config, recipe))
+            with RunFolder(folder).taken():
+                pass  # refused here, before ranks start
+            more = ["--out", str(folder)]
+        if config.run.resume == "never":  # at the first start; a restart has to find a checkpoint
+            refuse_existing_run(folder)
+            more += ["--resume", "auto"]
+        return launch(
+            [*arguments, *more],
+            config.run,
+            gpus=config.run.gpus,
+            max_restarts=config.run.max_restarts,
+        )
+
+
 def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
@@ -150,6 +184,7 @@ def _train(
     config: TrainConfig, recipe: str, folder: RunFolder, place: Place, console: Console
 ) -> None:
     """Train in a folder that is this run's alone."""
+    _refuse_other_settings(config)
     config, beginning = start_of(config, folder.path, place)
     start = beginning.checkpoint
     images = run_images(config, beginning.folder)
@@ -302,6 +337,22 @@ def _monitor(
         return found[0]
 
     return evaluate
+
+
+def _refuse_other_settings(config: TrainConfig) -> None:
+    """Refuse to train on ranks that were started with different commands.
+
+    Raises:
+        DeviceError: names the settings that differ from those of rank 0.
+    """
+    leader = TrainConfig.from_dict(
+        json.loads(distributed.from_leader(json.dumps(config.to_dict())))
+    )
+    if changed := differences(leader, config):
+        raise DeviceError(
+            f"settings differ between ranks (rank 0 -> this rank): {changes_text(changed)}; start "
+            "the same command on each machine"
+        )
 
 
 def _on_all_ranks(true_here: bool, place: Place) -> bool:

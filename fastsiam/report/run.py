@@ -43,7 +43,7 @@ _CURVES = (
     ),
 )
 
-_OF_ONE_RUN = ("out", "resume", "rendezvous", "node_rank")
+_OF_ONE_RUN = ("out", "resume", "rendezvous")
 """Settings that say where a run is, not what it does: runs are not compared by them."""
 
 

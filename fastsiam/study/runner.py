@@ -20,9 +20,7 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
-from fastsiam.launched import ending_with
-from fastsiam.leaving import ECHO, first_is_handled
-from fastsiam.signals import STOPS, handled, signal_name
+from fastsiam.signals import ECHO, STOPS, ending_with, first_is_handled, handled, signal_name
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
 

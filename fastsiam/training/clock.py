@@ -43,10 +43,14 @@ class Clock:
         self._waits: _Waits = _DeviceWaits() if self._device.type == "cuda" else _HostWaits()
 
     @property
+    def running(self) -> float:
+        """Seconds since ``resume``; 0 while the clock stands still."""
+        return 0.0 if self._begun is None else time.perf_counter() - self._begun
+
+    @property
     def now(self) -> float:
         """Training time of the whole run up to this moment, in seconds."""
-        running = 0.0 if self._begun is None else time.perf_counter() - self._begun
-        return self.seconds + running
+        return self.seconds + self.running
 
     def over(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield the batches, timing how long each one keeps us waiting; call it running.

@@ -6,9 +6,9 @@ The loader and the evaluation are arguments; nothing here knows where images com
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -32,7 +32,7 @@ from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_
 from fastsiam.training.oom import oom_error
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.views.batch import Loader
 
 
 def last_step(config: TrainConfig, steps_per_epoch: int) -> int:
@@ -72,207 +72,173 @@ def train(
         DataError: an image cannot be read; the state is saved first, by all ranks together.
         OtherRankError: as much on another rank, which says what it is.
     """
-    console = console or Console(quiet=not take_step.place.leads)
+    config, place = take_step.config, take_step.place
+    console = console or Console(quiet=not place.leads)
     if start is not None:
         take_step.load(model=start.model, optimizer=start.optimizer, scaler=start.scaler)
-    training = _Training(take_step, loader, folder, start, knn, console, before_saving, opening)
-    return training.run()
+    done, total = 0 if start is None else start.step, take_step.total
+    per_epoch = take_step.steps_per_epoch
+    end = last_step(config, per_epoch)
+    stop = StopSignals(place, grace=config.run.grace)
+    clock = Clock(0.0 if start is None else start.seconds, device=place.device)
+    digest = DataDigest(start, world=place.world)
+    saver = Saver(
+        folder,
+        take_step,
+        clock=clock,
+        digest=digest,
+        images=loader.images,
+        start=start,
+        before=before_saving,
+    )
+    evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
+    again = evaluations.due(done)
+    log = metrics_log(folder, take_step, done=done, end=end, evaluates_again=again)
+    points = LogPoints(take_step, log=log, console=console, clock=clock, digest=digest, end=end)
+    forecast = Forecast(clock, last=per_epoch * (done // per_epoch + 1) - 1)
+    run = _Run(done, end, take_step, clock, points, saver, stop)
+    if done >= end:
+        more = "--max-steps 0 continues" if done < total else "--extend N trains longer"
+        said = f"nothing left to do: {saver.path} is at step {done:,} of {total:,}"
+        console.say(f"{said}; {more}")
+
+    def evaluate() -> None:
+        points.settle()  # loaders may fork here, which threads at work do not go well with
+        if evaluations.due(run.done):
+            if run.done:
+                saver.try_to(run.done)  # it takes minutes, and a scheduler's patience less
+            evaluations.run(run.done, log, watched=stop.over)
+
+    with closing(points):
+        with stop, console.progress(end, done), run.saved_whatever_ends_it():
+            while run.done < end:
+                evaluate()
+                epoch, skip = divmod(run.done, per_epoch)
+                take_step.method.train()
+                clock.resume()
+                for batch in clock.over(stop.over(loader.epoch(epoch, skip=skip))):
+                    if run.done == done:
+                        console.say(_first_batch(opening, clock.running))
+                        points.check_images(batch)
+                    run.unlogged = loss, _ = take_step(batch, at=run.done)
+                    run.done += 1
+                    digest.add(batch.seen)
+                    points.note(run.done, loss)
+                    if (each := forecast.note(run.done)) and run.done < end:
+                        console.say(_outlook(each, config, per_epoch, end - run.done))
+                    run.log_and_save()
+                    if run.done == end:
+                        break
+                clock.pause(after_steps=evaluations.due(run.done))
+            saver.save(run.done)
+            if run.done == total:
+                evaluate()
+        ended = "done" if run.done == total else f"stopped by --max-steps {end}"
+        console.say(f"{ended}: step {run.done:,} of {total:,}, saved {saver.path}")
+    return saver.path
 
 
-class _Training:
-    """A run at work: its steps, and what is logged, saved and evaluated between them."""
+@dataclass
+class _Run:
+    """How far a run is, and how it is logged and saved, also when something ends it."""
 
-    def __init__(
-        self,
-        take_step: TrainingStep,
-        loader: Loader,
-        folder: RunFolder,
-        start: Checkpoint | None,
-        knn: Evaluate | None,
-        console: Console,
-        before_saving: Callable[[], None],
-        opening: float,
-    ) -> None:
-        config, place = take_step.config, take_step.place
-        self._take_step, self._loader, self._folder, self._console = (
-            take_step, loader, folder, console,
-        )  # fmt: skip
-        self._run, self._place = config.run, place
-        self._per_epoch, self._total = take_step.steps_per_epoch, take_step.total
-        self._done = self._first = 0 if start is None else start.step
-        """Steps that are taken, and that were when this process began."""
-        self._end = last_step(config, self._per_epoch)
-        self._clock = Clock(0.0 if start is None else start.seconds, device=place.device)
-        self._digest = DataDigest(start, world=place.world)
-        self._saver = Saver(
-            folder,
-            take_step,
-            clock=self._clock,
-            digest=self._digest,
-            images=loader.images,
-            start=start,
-            before=before_saving,
-        )
-        self._evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
-        again = self._evaluations.due(self._done)
-        self._log = metrics_log(
-            folder, take_step, done=self._done, end=self._end, evaluates_again=again
-        )
-        self._points = LogPoints(
-            take_step,
-            log=self._log,
-            console=console,
-            clock=self._clock,
-            digest=self._digest,
-            end=self._end,
-        )
-        self._unlogged: tuple[Tensor, Tensor] | None = None
-        """Loss and embedding of the last step, until they are logged."""
-        self._stop = StopSignals(place, grace=self._run.grace)
-        self._forecast = Forecast(
-            self._clock, last=self._per_epoch * (self._done // self._per_epoch + 1) - 1
-        )
-        self._opening = opening
+    done: int
+    """Steps that are taken."""
+    end: int
+    take_step: TrainingStep
+    clock: Clock
+    points: LogPoints
+    saver: Saver
+    stop: StopSignals
+    unlogged: tuple[Tensor, Tensor] | None = None
+    """Loss and embedding of the last step, until they are logged."""
 
-    def run(self) -> Path:
-        """Take the steps that are left."""
-        saver, total = self._saver, self._total
-        if self._done >= self._end:
-            more = "--max-steps 0 continues" if self._done < total else "--extend N trains longer"
-            said = f"nothing left to do: {saver.path} is at step {self._done:,} of {total:,}"
-            self._console.say(f"{said}; {more}")
-        try:
-            with self._stop, self._console.progress(self._end, self._done):
-                try:
-                    while self._done < self._end:
-                        self._evaluate()
-                        self._train_epoch()
-                    saver.save(self._done)
-                    if self._done == total:
-                        self._evaluate()
-                except Signalled as asked:
-                    self._leave(asked.number)
-                except (TrainingError, CheckpointError):
-                    raise
-                except KeyboardInterrupt:  # where SIGINT was handled before the run began
-                    if self._done == self._first:
-                        raise
-                    raise self._interrupted(signal.SIGINT) from None
-                except FastSiamError as error:
-                    if self._place.world == 1 or self._stop.is_known_to_all(error):
-                        self._save_for(error)
-                    raise
-                except (RuntimeError, MemoryError) as error:
-                    config, at = self._take_step.config, self._done + 1
-                    if lacking := oom_error(error, config, self._place, at=at, saved=saver):
-                        raise lacking from error
-                    raise
-            self._console.say(
-                f"{'done' if self._done == total else f'stopped by --max-steps {self._end}'}: "
-                f"step {self._done:,} of {total:,}, saved {saver.path}"
-            )
-        finally:
-            with closing(self._log) if self._log else nullcontext():
-                self._points.close()
-        return saver.path
+    def log_and_save(self) -> None:
+        """Log and save after a step, if it is time for it.
 
-    def _evaluate(self) -> None:
-        """Evaluate the features if it is time for it."""
-        self._points.settle()  # loaders may fork here, which threads at work do not go well with
-        if not self._evaluations.due(self._done):
-            return
-        if self._done:
-            self._saver.try_to(self._done)  # it takes minutes, and a scheduler's patience less
-        self._evaluations.run(self._done, self._log, watched=self._stop.over)
-
-    def _train_epoch(self) -> None:
-        """Take the steps that are left of an epoch, or of the run."""
-        epoch, skip = divmod(self._done, self._per_epoch)
-        self._take_step.method.train()
-        self._clock.resume()
-        self._began = time.monotonic()
-        batches = self._stop.over(self._loader.epoch(epoch, skip=skip))
-        for batch in self._clock.over(batches):
-            self._step(batch)
-            if self._done == self._end:
-                break
-        self._clock.pause(after_steps=self._evaluations.due(self._done))
-
-    def _step(self, batch: Batch) -> None:
-        """Take a step; log and save if it is time for it."""
-        if self._done == self._first:  # kernels may have been compiled, data decoded
-            took = self._opening + time.monotonic() - self._began
-            self._console.say(
-                f"first batch after {took:.1f} s ({self._opening:.1f} s to open the loader)"
-            )
-            self._points.check_images(batch)
-        self._unlogged = self._take_step(batch, at=self._done)
-        self._done += 1
-        self._digest.add(batch.seen)
-        self._points.note(self._done, self._unlogged[0])
-        if (each := self._forecast.note(self._done)) and self._done < self._end:
-            config, left = self._take_step.config, self._end - self._done
-            self._console.say(_outlook(each, config, self._per_epoch, left))
-        ends = self._done == self._end
-        logs = ends or self._done % self._run.log_every == 0
-        saves = ends or self._done % self._run.save_every == 0
+        The host waits for the device then: the check reads the losses, the log their mean and the
+        embeddings, and a checkpoint every weight.
+        """
+        run, ends = self.take_step.config.run, self.done == self.end
+        logs = ends or self.done % run.log_every == 0
+        saves = ends or self.done % run.save_every == 0
         if not (logs or saves):
             return
-        # From here on the host waits for the device: the check reads the losses, the log their
-        # mean and the embeddings, and a checkpoint every weight.
-        self._check_finite()
+        self.points.check_finite(self.done, saved=self.saver)
         if logs:
-            self._log_step()
-        self._clock.pause()
+            self._log()
+        self.clock.pause()
         if saves:
-            self._points.settle()
-            (self._saver.save if ends else self._saver.try_to)(self._done)
-        self._clock.resume()
+            self.points.settle()
+            (self.saver.save if ends else self.saver.try_to)(self.done)
+        self.clock.resume()
 
-    def _check_finite(self) -> None:
-        self._points.check_finite(self._done, saved=self._saver)
-
-    def _log_step(self) -> None:
+    def _log(self) -> None:
         """Log the last step, unless that is done."""
-        if self._unlogged:
-            loss, embedding = self._unlogged
-            self._points.log(self._done, loss, embedding)
-            self._unlogged = None
+        if self.unlogged:
+            self.points.log(self.done, *self.unlogged)
+            self.unlogged = None
 
-    def _leave(self, signalled: int) -> None:
-        """Log and save what was done until a signal came.
+    @contextmanager
+    def saved_whatever_ends_it(self) -> Iterator[None]:
+        """Save what was done when a signal or an error ends the block, if all ranks know of it.
 
         Raises:
-            Interrupted: says where it is saved.
+            Interrupted: a signal did; says where it is saved.
+            TrainingError: the memory was too small for a step.
         """
-        if self._unlogged:
-            self._check_finite()
-            self._log_step()
-        self._clock.pause()
-        self._points.settle()
-        self._saver.save(self._done)
-        raise self._interrupted(signalled)
+        first = self.done
+        try:
+            yield
+        except Signalled as asked:
+            if self.unlogged:
+                self.points.check_finite(self.done, saved=self.saver)
+                self._log()
+            self.clock.pause()
+            self.points.settle()
+            self.saver.save(self.done)
+            raise self._interrupted(asked.number) from asked
+        except (TrainingError, CheckpointError):
+            raise
+        except KeyboardInterrupt:  # where SIGINT was handled before the run began
+            if self.done == first:
+                raise
+            raise self._interrupted(signal.SIGINT) from None
+        except FastSiamError as error:
+            if self.take_step.place.world == 1 or self.stop.is_known_to_all(error):
+                self._save_for(error)
+            raise
+        except (RuntimeError, MemoryError) as error:
+            config, place, at = self.take_step.config, self.take_step.place, self.done + 1
+            if lacking := oom_error(error, config, place, at=at, saved=self.saver):
+                raise lacking from error
+            raise
 
     def _interrupted(self, signalled: int) -> Interrupted:
-        name = signal.Signals(signalled).name
+        name, path = signal.Signals(signalled).name, self.saver.path
         return Interrupted(
-            f"{name}: stopped after step {self._done:,}, saved {self._saver.path}; "
-            f"--resume {quoted(self._folder.path)} goes on from there",
+            f"{name}: stopped after step {self.done:,}, saved {path}; "
+            f"--resume {quoted(path.parents[1])} goes on from there",
             exit_code=128 + signalled,
         )
 
     def _save_for(self, error: FastSiamError) -> None:
         """Save before the run ends by an error, of which all ranks know; add to it where."""
         try:
-            self._check_finite()
-            self._points.settle()
-            saved = self._saver.save(self._done)
+            self.points.check_finite(self.done, saved=self.saver)
+            self.points.settle()
+            saved = self.saver.save(self.done)
         except FastSiamError as failure:  # the error is what ends the run
-            error.add_note(f"and step {self._done:,} is not saved: {failure}")
+            error.add_note(f"and step {self.done:,} is not saved: {failure}")
         else:
-            error.add_note(f"saved {saved} at step {self._done:,}{_way_on(error)}")
+            error.add_note(f"saved {saved} at step {self.done:,}{_way_on(error)}")
         finally:
-            self._stop.meet()  # the launcher ends the others when the first one leaves
+            self.stop.meet()  # the launcher ends the others when the first one leaves
+
+
+def _first_batch(opening: float, waited: float) -> str:
+    """Say how long the first batch took: kernels may have been compiled, data decoded."""
+    return f"first batch after {opening + waited:.1f} s ({opening:.1f} s to open the loader)"
 
 
 def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str:

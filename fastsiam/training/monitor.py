@@ -194,12 +194,14 @@ class LogPoints:
             self._console.warn(warning)
 
     def close(self) -> None:
-        """Write what is still to be written, without a verdict, and end the thread."""
+        """Write what is still to be written, without a verdict; end the thread and the log."""
         try:
             self._write()
         finally:
             if self._thread:
                 self._thread.shutdown()
+            if self._log:
+                self._log.close()
 
     def _settle_early(self) -> None:
         if self._settles_early and self._line and self._line[1].done():

@@ -22,7 +22,7 @@ from typing import Any
 
 from fastsiam.errors import BackendError
 from fastsiam.files import why
-from fastsiam.leaving import note_hanging
+from fastsiam.signals import note_hanging
 from fastsiam.training.folder import RunFolder
 
 Write = Callable[[dict[str, float], int], Any]

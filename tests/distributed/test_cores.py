@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._inductor import config as inductor
-from torch.distributed.launcher import api
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from fastsiam.config import NumericsConfig, RunConfig, TrainConfig
 from fastsiam.distributed import (
@@ -24,10 +24,9 @@ from fastsiam.distributed import (
     StopSignals,
     bn_group,
     cores,
-    launch,
     place,
+    rank_location,
     start,
-    whereabouts,
 )
 from fastsiam.jobs.introduction import idle_gpus
 from fastsiam.kernels.cores import own_cores
@@ -196,29 +195,6 @@ def test_compilers_are_shared_out(
         assert inductor.compile_threads == expected
 
 
-def test_the_launcher_starts_one_rank_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are each rank's own affair: nothing is set for all of them."""
-    calls: list[tuple[Any, ...]] = []
-
-    def elastic_launch(config: api.LaunchConfig, entrypoint: str) -> Any:
-        return lambda *arguments: calls.append((config, entrypoint, arguments, dict(os.environ)))
-
-    monkeypatch.setattr(api, "elastic_launch", elastic_launch)
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    before = dict(os.environ)
-    assert launch(8, ["train", "--gpus", "8"]) == 0
-    ((config, entrypoint, arguments, environment),) = calls
-    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (1, 1, 8)
-    assert config.max_restarts == 0 and config.numa_options is None
-    assert (entrypoint, *arguments) == (
-        sys.executable, "-m", "fastsiam", "train", "--gpus", "8",
-    )  # fmt: skip
-    assert environment == before | {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}/somewhere",
-        LAUNCHER: str(os.getpid()),
-    }
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default group, BN's, and that of the votes to stop; NCCL's a little longer."""
@@ -229,8 +205,9 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(dist, "init_process_group", note)
     monkeypatch.setattr(dist, "new_group", note)
-    monkeypatch.setattr(place, "meeting_place", lambda rank, world, timeout: timeout)
-    monkeypatch.setattr(whereabouts, "tell", lambda: None)
+    store = HashStore()
+    monkeypatch.setattr(place, "rendezvous", lambda *_, **__: iter([(store, 1, 4)]))
+    monkeypatch.setattr(rank_location, "begin", lambda store, rank, world: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
@@ -241,7 +218,9 @@ def test_all_groups_wait_as_long_as_is_said(device: str, monkeypatch: pytest.Mon
     StopSignals(here)
     bn_group(here, NumericsConfig(sync_bn_ranks=2))
     host, chip = timedelta(seconds=5), timedelta(seconds=5 if device == "cpu" else 65)
-    first: dict[str, Any] = {"store": host, "rank": 1, "world_size": 4, "timeout": chip}
+    assert groups[0].pop("store") is store
+    assert store.timeout == host
+    first: dict[str, Any] = {"rank": 1, "world_size": 4, "timeout": chip}
     if device == "cpu":
         first |= {"given": "gloo", "device_id": None}
     else:

@@ -3,7 +3,8 @@
 ``$FAULT`` says how, and ``$FAULT_AT`` where: after a step of this start, where the ranks agree to
 go on (its number, 3 if there is none), or in a save, in an evaluation or while compiling. With
 ``$FAULT_ONCE``, a path that is not there yet, only the first start fails; with ``$FAULT_WORLD``
-only a start on so many ranks. ``any`` is the rank that every process is.
+only a start on so many ranks. ``any`` is the rank that every process is. ``pause`` lasts until the
+file ``$FAULT_UNTIL`` is there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def _fault(*_: object, **__: object) -> int:
         case "machine":
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
+        case "pause":
+            while not os.path.exists(os.environ["FAULT_UNTIL"]):
+                time.sleep(0.02)
+            return 0
         case "wait":  # until the launcher or a scheduler stops this one
             came: list[object] = []
             for number in (signal.SIGTERM, signal.SIGUSR1):

@@ -17,7 +17,7 @@ from fastsiam import cli
 from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, LinearConfig
 from fastsiam.config.nodes import NodesConfig
-from fastsiam.distributed import Place, Work
+from fastsiam.distributed import Place
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.features import fingerprint, frozen
 from fastsiam.evaluate.finetune import FineTuning
@@ -296,11 +296,11 @@ def test_ranks_are_started_with_the_same_command_line(
 ) -> None:
     asked: list[tuple[int, Sequence[str]]] = []
 
-    def launch(work: Work, nodes: NodesConfig) -> int:
-        asked.append((work.gpus, work.arguments))
+    def launch(arguments: Sequence[str], nodes: NodesConfig, *, gpus: int) -> int:
+        asked.append((gpus, arguments))
         return 7
 
-    monkeypatch.setattr("fastsiam.distributed.launch_ranks", launch)
+    monkeypatch.setattr("fastsiam.distributed.launch.launch", launch)
     arguments = ["eval", "linear", str(run), *TWO_RANKS]
     monkeypatch.setattr("sys.argv", ["fastsiam", *arguments])
     with pytest.raises(SystemExit) as ended:

@@ -62,6 +62,8 @@ def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainC
     assert asked["signal"] == f"USR1@{job.warning}" and "requeue" in asked
     on_cpu = slurm_script("imagenet", with_settings(small, **run), job)
     assert "gpus-per-node" not in options(on_cpu)
+    elastic = slurm_script("imagenet", with_settings(small, **SEVERAL | {"nodes": "2:4"}), job)
+    assert options(elastic)["nodes"] == "2-4" and " --nodes 2:4 --rendezvous " in elastic
 
 
 @pytest.mark.parametrize("run", [{}, SEVERAL])
@@ -124,6 +126,23 @@ def test_it_is_requeued_for_what_goes_on_later(
     script = slurm_script("imagenet", small, SlurmConfig())
     ended, calls = ran(script, tmp_path, CODE=code, **how)
     assert ended == int(code) and ("scontrol requeue 7\n" in calls) == again
+
+
+@pytest.mark.parametrize(("codes", "code", "again"), [((75, 1), 255, False), ((75, 0), 75, True)])
+def test_an_error_of_one_machine_is_not_requeued(
+    codes: tuple[int, int], code: int, again: bool, small: TrainConfig, tmp_path: Path
+) -> None:
+    """srun's exit code is the highest of its tasks, of which one had an error, or lost another."""
+    script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig())
+    found = re.search(r"^launch='(.*)'$", script, re.M)
+    assert found
+    ended = [
+        subprocess.run(["bash", "-c", found[1], "-", "bash", "-c", f"exit {one}"]).returncode
+        for one in codes
+    ]
+    assert max(ended) == code
+    ended_script, calls = ran(script, tmp_path, CODE=str(code))
+    assert ended_script == code and ("scontrol requeue 7\n" in calls) == again
 
 
 def test_a_task_of_an_array_asks_for_itself_alone(small: TrainConfig, tmp_path: Path) -> None:

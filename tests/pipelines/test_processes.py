@@ -17,9 +17,8 @@ import pytest
 
 from fastsiam.errors import Interrupted
 from fastsiam.jobs.convert import stoppable
-from fastsiam.leaving import ECHO
 from fastsiam.pipelines.processes import forked, leave_signals_to_the_parent, signals_held
-from fastsiam.signals import STOPS
+from fastsiam.signals import ECHO, STOPS
 from tests.processes import Forked
 
 

@@ -18,7 +18,7 @@ from fastsiam.errors import Interrupted
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.jobs import train as job
 from fastsiam.jobs.train import train_here
-from fastsiam.leaving import ECHO
+from fastsiam.signals import ECHO
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.processes import Forked, command

@@ -27,7 +27,8 @@ from fastsiam.jobs.subject import labelled_loaders
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
-from fastsiam.training import loop, monitor
+from fastsiam.training import clock as clock_module
+from fastsiam.training import monitor
 from fastsiam.training.clock import Clock
 from fastsiam.training.collapse import rank_of_gram
 from fastsiam.training.log import read_metrics
@@ -362,8 +363,9 @@ def test_the_first_batch_counts_from_where_its_images_are_decoded(
         return build_loader(*args, **kwargs)
 
     monkeypatch.setattr(job, "build_loader", slow)
-    for module in (job, loop):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    fake = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
+    for module in (job, clock_module):
+        monkeypatch.setattr(module, "time", fake)
     knn = monitor.Evaluations.run
 
     def slow_knn(*args: Any, **kwargs: Any) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam import leaving
+from fastsiam import signals
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import to_flags
 from fastsiam.config.train import TRACKERS as NAMES
 from fastsiam.errors import BackendError
-from fastsiam.leaving import is_hanging
+from fastsiam.signals import is_hanging
 from fastsiam.training import trackers
 from fastsiam.training.folder import RunFolder
 from fastsiam.training.log import read_metrics
@@ -204,7 +204,7 @@ def test_a_slow_tracker_is_not_waited_for(
     monkeypatch.setitem(trackers.TRACKERS, "slow", slow)
     monkeypatch.setattr(trackers, "_load", lambda name: None)
     monkeypatch.setattr(trackers, "_PATIENCE", 0.1)
-    monkeypatch.setattr(leaving, "_is_hanging", False)
+    monkeypatch.setattr(signals, "_is_hanging", False)
     run = TrackedRun(folder=RunFolder(tmp_path), settings={}, step=0)
     ours = Trackers(["slow"], run)
     for step in range(4):
@@ -226,7 +226,7 @@ def test_a_slow_tracker_is_not_waited_for(
 def test_a_tracker_that_hangs_does_not_hold_up_the_end(code: int) -> None:
     """Its library would wait for it there; the exit code is the run's."""
     program = (
-        "import atexit, sys, time, fastsiam.cli as cli, fastsiam.leaving as leaving\n"
+        "import atexit, sys, time, fastsiam.cli as cli, fastsiam.signals as leaving\n"
         "atexit.register(time.sleep, 600)\n"
         f"cli.app = lambda: (leaving.note_hanging(), print('done'), sys.exit({code or None}))\n"
         "cli.main()\n"

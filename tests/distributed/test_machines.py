@@ -1,0 +1,284 @@
+"""Several machines: launchers that meet, lose one another, fail together and join.
+
+They run on this machine, over its loopback; one test has two network namespaces with a cable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.nodes import NodesConfig
+from fastsiam.distributed.launch import address_towards, interface_of, is_own
+from fastsiam.errors import RANK_LOST
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT
+from tests.machines import Machine, two_machines
+from tests.processes import Forked, command, fastsiam, free_port
+from tests.ranks import fastsiam_on_ranks
+from tests.training.runs import history
+
+FAULTS = str(Path(__file__).parents[1] / "faults")
+
+
+@pytest.fixture
+def config(small: TrainConfig) -> TrainConfig:
+    """A run on two machines with a rank each."""
+    return with_settings(
+        small, nodes=2, rendezvous=f"127.0.0.1:{free_port()}", save_every=2, knn_every=0
+    )
+
+
+def faulty(**faults: str) -> dict[str, str]:
+    """Return an environment in which a rank fails (see ``tests/faults``)."""
+    path = os.pathsep.join([FAULTS, os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, **faults}
+
+
+def undisturbed(config: TrainConfig, out: Path) -> list[tuple[object, ...]]:
+    """Train on two ranks of one machine; return the log lines."""
+    alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2, max_restarts=0))
+    fastsiam_on_ranks(2, "train", *alone, "--out", str(out))
+    return history(out)
+
+
+def on_two(*arguments: str, **environment: str) -> list[subprocess.CompletedProcess[str]]:
+    launchers = [command(*arguments, environment=environment) for _ in range(2)]
+    return [one.wait(300) for one in launchers]
+
+
+def test_two_machines_are_as_one(config: TrainConfig, tmp_path: Path) -> None:
+    done = on_two("train", *flags(config))
+    assert [one.returncode for one in done] == [0, 0], done
+    assert any("on 2 x CPU" in one.stderr for one in done)
+    assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
+    assert len(history(tmp_path / "run")) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", ["knn", "linear"])
+def test_an_evaluation_on_two_machines(measure: str, config: TrainConfig, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fastsiam("train", *flags(with_settings(config, nodes=1, rendezvous="")))
+    options = ["--device", "cpu", *(["--epochs", "2"] if measure == "linear" else [])]
+    alone, together = tmp_path / "alone.json", tmp_path / "together.json"
+    fastsiam("eval", measure, str(run), *options, "--json", str(alone))
+    where = ["--nodes", "2", "--rendezvous", config.run.rendezvous, "--json", str(together)]
+    done = on_two("eval", measure, str(run), *options, *where)
+    assert [one.returncode for one in done] == [0, 0], done
+    one, other = (json.loads(path.read_text()) for path in (alone, together))
+    assert [x["top1"] for x in one["results"]] == [x["top1"] for x in other["results"]]
+    assert one["results"]
+
+
+def test_an_error_on_one_machine_ends_the_run(config: TrainConfig) -> None:
+    done = on_two("train", *flags(config), **faulty(FAULT="error", FAULT_RANK="1"))
+    assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
+    said = "".join(one.stderr for one in done)
+    assert said.count("ZeroDivisionError") == 1 and "ChildFailedError" not in said
+
+
+def test_a_machine_that_never_comes_is_one_line(config: TrainConfig) -> None:
+    config = with_settings(config, rendezvous_timeout=1.0)
+    done = fastsiam("train", *flags(config), code=RANK_LOST)
+    assert done.stderr == (
+        f"error: fewer than 2 machines met at --rendezvous {config.run.rendezvous} within 1 s; "
+        "start the same command on each machine, or wait longer (--rendezvous-timeout)\n"
+    )
+    elsewhere = with_settings(config, rendezvous="192.0.2.1:29500")  # RFC 5737: nobody's
+    done = fastsiam("train", *flags(elsewhere), code=RANK_LOST)
+    assert "error: no connection to --rendezvous 192.0.2.1:29500 (" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_same_command_is_wanted_on_each(config: TrainConfig) -> None:
+    launchers = [command("train", *flags(config), *more) for more in ((), ("--lr", "0.7"))]
+    done = [one.wait(300) for one in launchers]
+    said = "".join(one.stderr for one in done)
+    assert sorted(one.returncode for one in done) == [1, RANK_LOST], done
+    assert re.search(
+        r"settings differ between ranks .*: lr: [\d.]+ -> [\d.]+; start the same", said
+    )
+
+
+def test_settings_of_machines_that_cannot_work(config: TrainConfig, small: TrainConfig) -> None:
+    done = fastsiam("train", *flags(with_settings(config, out="")), code=2)
+    assert "several machines need --out" in done.stderr
+    done = fastsiam("train", *flags(with_settings(config, nodes="1:3")), code=2)
+    assert "batch 8 cannot be shared equally by 3 ranks" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_is_killed_and_the_same_command_goes_on(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    """Without restarts the other one leaves with 75, and the run is resumed bit for bit."""
+    lost = faulty(FAULT="machine", FAULT_RANK="1", FAULT_AT="5")
+    codes = [one.returncode for one in on_two("train", *flags(config), **lost)]
+    assert sorted(codes) == [-signal.SIGKILL, RANK_LOST]
+    assert [one.returncode for one in on_two("train", *flags(config))] == [0, 0]
+    assert history(tmp_path / "run") == undisturbed(config, tmp_path / "whole")
+
+
+def _soon(*arguments: str) -> None:
+    """Be a launcher that waits for machines that may join for two seconds, not for thirty."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousTimeout
+
+    from fastsiam.cli import main
+
+    RendezvousTimeout._DEFAULT_TIMEOUTS["last_call"] = timedelta(seconds=2)
+    sys.argv = ["fastsiam", *arguments]
+    main()
+
+
+@pytest.mark.slow
+def test_a_machine_is_lost_and_another_joins(config: TrainConfig, tmp_path: Path) -> None:
+    """Two ranks, one, two: the same steps, rates and images, the losses to rounding.
+
+    The loss costs the one restart that there is; the join costs none.
+    """
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    config = with_settings(config, nodes="1:2", max_restarts=1, epochs=8, lr=0.1)  # 24 steps
+    arguments = ["train", *flags(config)]
+    alone = faulty(FAULT="wait", FAULT_RANK="0", FAULT_WORLD="1", FAULT_AT="6")
+    stays = Forked(_soon, *arguments, environment=alone)
+    wait_for(partial(_is_served, config), stays.poll)
+    lost = faulty(FAULT="machine", FAULT_RANK="any", FAULT_AT="5")
+    goes = Forked(_soon, *arguments, environment=lost)
+    assert goes.wait(120).returncode < 0
+    before = len(history(run))
+    wait_for(lambda: len(history(run)) >= 8, stays.poll)  # on one rank
+    comes = Forked(_soon, *arguments)
+    done = [one.wait(240) for one in (stays, comes)]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert 3 <= before < 12 and "restart 1 of 1" in done[0].stderr, done
+    said = done[0].stderr + done[1].stderr
+    assert "on 1 x CPU" in said and said.count("on 2 x CPU") == 2, said
+    assert len(history(run)) == len(undisturbed(config, whole)) == 24
+    assert history(run)[:3] == history(whole)[:3]
+    for one, other in zip(history(run), history(whole), strict=True):
+        assert one[:2] == other[:2] and one[5] == other[5]  # step, epoch, rate
+        assert one[2:4] == pytest.approx(other[2:4], abs=1e-3)  # loss, std
+
+
+def _is_served(config: TrainConfig) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(config.run.meeting):
+        return True
+    return False
+
+
+@pytest.fixture
+def machines() -> Iterator[tuple[Machine, Machine]]:
+    with two_machines() as both:
+        yield both
+
+
+@pytest.mark.slow
+def test_a_cable_is_pulled_out(
+    machines: tuple[Machine, Machine], config: TrainConfig, tmp_path: Path
+) -> None:
+    """Ranks notice after the rank timeout; the machine of the rendezvous continues alone.
+
+    The other launcher is told by the next packet that gets through.
+    """
+    here, there = machines
+    config = with_settings(
+        config,
+        nodes="1:2",
+        rank_timeout=30.0,
+        rendezvous=f"{here.address}:29500",
+        max_restarts=1,
+        rendezvous_timeout=100.0,
+    )
+    once, out = tmp_path / "once", tmp_path / "out"
+    paused = faulty(FAULT="pause", FAULT_RANK="0", FAULT_AT="5")
+    paused |= {"FAULT_ONCE": str(once), "FAULT_UNTIL": str(out)}
+    launchers, logs = [], []
+    for machine in machines:
+        logs.append(tmp_path / f"{machine.name}.log")
+        line = [*machine.inside, sys.executable, "-m", "fastsiam", "train", *flags(config)]
+        environment = {**os.environ, **paused}
+        with logs[-1].open("w") as log:
+            launchers.append(
+                subprocess.Popen(line, cwd=ROOT, stdout=log, stderr=log, env=environment)
+            )
+    try:
+        wait_for(once.exists, launchers[0].poll)
+        there.plug("down")
+        out.touch()
+        codes = [launchers[0].wait(300)]
+        there.plug("up")
+        codes.append(launchers[1].wait(100))
+    finally:
+        for one in launchers:
+            one.kill()
+            one.wait()
+    said = [log.read_text() for log in logs]
+    assert codes == [0, RANK_LOST], said
+    assert "restart 1 of 1, from the last checkpoint" in said[0], said
+    assert f"error: no connection to --rendezvous {here.address}:29500" in said[1], said
+    assert len(history(tmp_path / "run")) == 12
+
+
+def wait_for(what: Callable[[], bool], code: Callable[[], Any]) -> None:
+    """Wait for something, as long as a process runs."""
+    until = time.monotonic() + 300
+    while not what():
+        assert code() is None and time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_addresses_of_this_machine() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") == ""
+    assert is_own("localhost") and is_own(socket.gethostname())
+    assert not is_own("192.0.2.1") and not is_own("nowhere.invalid")  # RFC 5737, RFC 2606
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("node1:1234", ("node1", 1234)),
+        ("node1", ("node1", 29500)),
+        ("[fe80::1]:1234", ("fe80::1", 1234)),
+        ("[fe80::1]", ("fe80::1", 29500)),
+    ],
+)
+def test_where_machines_meet(text: str, where: tuple[str, int]) -> None:
+    assert NodesConfig(rendezvous=text).meeting == where
+
+
+@pytest.mark.parametrize("text", ["node1:", ":1", "node1:x", "node1:70000"])
+def test_where_they_cannot_meet(text: str) -> None:
+    with pytest.raises(ValueError, match="rendezvous is HOST:PORT"):
+        _ = NodesConfig(rendezvous=text).meeting
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        (2, "nodes 2 needs rendezvous"),
+        ("2:1", "MIN is above MAX"),
+        ("0:4", "nodes must be a number of machines"),
+        ("two", "nodes must be a number of machines"),
+    ],
+)
+def test_numbers_of_machines(nodes: int | str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NodesConfig(nodes=nodes).check_nodes()
+    assert (NodesConfig(nodes="1:4").min_nodes, NodesConfig(nodes="1:4").max_nodes) == (1, 4)
