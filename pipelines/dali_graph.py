@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -96,16 +97,13 @@ def _names(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
 
 def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, NDArray[Any]]:
     """Return what the graph asks for: boxes in pixels; flips as boxes from right to left."""
-    of_each = (
-        {name: array[view] for name, array in boxes.items()}
-        for boxes in map(_boxes, cuts, (shape[2] for shape in shapes))
-        for view in range(len(boxes["size"]))
-    )
-    return {
-        name + view: array.astype(np.float32)
-        for (view, _), arrays in zip(_names(shapes), of_each, strict=True)
-        for name, array in arrays.items()
-    }
+    names, arguments = iter(_names(shapes)), dict[str, NDArray[Any]]()
+    for own, shape in zip(cuts, shapes, strict=True):
+        boxes = _boxes(own, shape[2])
+        for row, (view, _) in enumerate(islice(names, shape[0])):
+            for name, array in boxes.items():
+                arguments[name + view] = array[row].astype(np.float32)
+    return arguments
 
 
 def _boxes(cuts: Cuts, side: int) -> dict[str, NDArray[Any]]:
