@@ -78,10 +78,9 @@ class BenchConfig:
     variants: str = ""
     (
         "Ways to take a training step, as a,b: default (compiled, bf16, channels last); without "
-        "one lever: eager, views-apart, fp32, fp16, nchw, memory-returned; with one more: "
-        "recompute, cuda-graphs, syncbn; with none, or one alone: plain, plain-bf16, "
-        "plain-channels-last, plain-compiled, plain-keeping-memory; or authors, the authors' "
-        "setting. Default: all that can run here."
+        "one lever: eager, fp32, fp16, nchw; with one more: recompute, cuda-graphs, syncbn; with "
+        "none, or one alone: plain, plain-bf16, plain-channels-last, plain-compiled; or authors, "
+        "the authors' setting. Default: all that can run here."
     )
     peers: str = ""
     """Other libraries to measure with, as a,b. Default: all that are installed."""

@@ -27,7 +27,6 @@ _PLAIN: dict[str, Any] = {
     "precision": "fp32",
     "channels_last": False,
     "compile": "off",
-    "keep_memory": False,
 }
 
 AUTHORS = "authors"
@@ -36,18 +35,15 @@ AUTHORS = "authors"
 VARIANTS: dict[str, Variant] = {
     "default": Variant(),
     "eager": Variant(settings={"compile": "off"}),
-    "views-apart": Variant(settings={"batch_views": False}),
     "fp32": Variant(settings={"precision": "fp32"}),
     "fp16": Variant(settings={"precision": "fp16"}, only_on="cuda"),
     "nchw": Variant(settings={"channels_last": False}),
-    "memory-returned": Variant(settings={"keep_memory": False}, only_on="cpu"),
     "recompute": Variant(settings={"activation_memory": 0.5}),
     "cuda-graphs": Variant(settings={"cuda_graphs": True}, only_on="cuda"),
     "plain": Variant(settings=_PLAIN),
     "plain-bf16": Variant(settings=_PLAIN | {"precision": "bf16"}),
     "plain-channels-last": Variant(settings=_PLAIN | {"channels_last": True}),
     "plain-compiled": Variant(settings=_PLAIN | {"compile": "on"}),
-    "plain-keeping-memory": Variant(settings=_PLAIN | {"keep_memory": True}, only_on="cpu"),
     "syncbn": Variant(settings={"sync_bn": True}, several_ranks=True),
     AUTHORS: Variant(settings=_PLAIN),
 }

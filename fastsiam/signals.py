@@ -43,6 +43,31 @@ def handled(
             signal.signal(number, old)
 
 
+@contextlib.contextmanager
+def stops_handled(
+    first: Callable[[int], object], *, again: Callable[[int], object]
+) -> Iterator[None]:
+    """Handle the signals that end a command early within the block.
+
+    Args:
+        first: called with the number of the first signal.
+        again: called with that of a later one, which is none of the first's echoes.
+    """
+    since: float | None = None
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal since
+        if since is None:
+            since = time.monotonic()
+            first_is_handled()  # for the program's own handler, once this one is gone
+            first(number)
+        elif time.monotonic() - since > ECHO:
+            again(number)
+
+    with handled(STOPS, stop):
+        yield
+
+
 def signal_name(number: int) -> str:
     """Return what a signal is called, such as SIGTERM; real-time signals have numbers alone."""
     try:

@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from fastsiam.distributed import (
     data_parallel,
     gather_uneven,
     mean_across_ranks,
+    parallel,
 )
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
@@ -198,13 +200,23 @@ def own_parts(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         return variant("mocov2", rank, world, sync_bn=False, **settings)
 
 
+@contextmanager
+def small_buckets() -> Iterator[None]:
+    """Exchange gradients in buckets of 1 MB, so that small networks have several."""
+    parallel._BUCKET_MB, usual = 1, parallel._BUCKET_MB
+    try:
+        yield
+    finally:
+        parallel._BUCKET_MB = usual
+
+
 def cut_variant(rank: int, world: int, compile: str = "on") -> dict[str, Any]:
     """Take compiled steps of a variant that encodes some views without gradients.
 
     The gradients' buckets cut it into several graphs.
     """
-    wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256, "bucket_mb": 1}
-    with short_resnet10():
+    wide: dict[str, Any] = {"dim": 512, "projector_dim": 512, "predictor_dim": 256}
+    with short_resnet10(), small_buckets():
         return variant("asymmetric", rank, world, compile=compile, **wide)
 
 
@@ -238,7 +250,8 @@ def compiled_steps(rank: int, world: int) -> dict[str, Any]:
         return result
 
     DDPOptimizer.compile_fn = counting  # type: ignore[method-assign]
-    found = steps(rank, world, compile="on", bucket_mb=1, dim=768, predictor_dim=256)
+    with small_buckets():
+        found = steps(rank, world, compile="on", dim=768, predictor_dim=256)
     assert len(cuts) == 1 and cuts[0] > 1, cuts
     return found
 
@@ -318,7 +331,7 @@ def own_bn(rank: int, world: int) -> dict[str, Any]:
     module = nn.Sequential(norm, layer)
     for owner, name in ((module, "rows"), (layer, "average")):
         owner.register_buffer(name, torch.tensor(float(rank)))
-    together = data_parallel(module.to(place.device), place, bucket_mb=1, same_buffers=False)
+    together = data_parallel(module.to(place.device), place, same_buffers=False)
     for _ in range(2):  # statistics are sent before a pass
         together(torch.tensor([[1.0 + rank], [3.0 + rank]], device=place.device)).sum().backward()
     assert norm.running_mean is not None

@@ -49,7 +49,6 @@ def lightly_step(own: Fed) -> Stepper:
         "precision": "fp32",
         "channels_last": layout == torch.channels_last,
         "compile": "off",
-        "keep_memory": own.config.step.keep_memory,
         "lightly": metadata.version("lightly"),
     }
     return Stepper(take, model, settings)

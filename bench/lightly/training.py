@@ -35,7 +35,7 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
 
     Args:
         config: all settings; ``run.out`` is the folder. Nothing is compiled, and precision is
-            float32. ``channels_last`` and ``keep_memory`` hold for this loop as for ours.
+            float32. ``channels_last`` holds for this loop as for ours.
         recipe: name of the recipe that the settings are changes of.
 
     Returns:
@@ -52,7 +52,7 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
         out.mkdir(parents=True, exist_ok=True)
     use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
     device = torch.device("cuda" if use_gpu else "cpu")
-    if config.step.keep_memory and not use_gpu:
+    if not use_gpu:
         keep_freed_memory()
     images = open_training_images(config.data, batch=config.optim.batch)
     batches = loader(config, images, workers=max(0, count_workers(config.data.workers)))

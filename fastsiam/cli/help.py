@@ -14,6 +14,13 @@ import typer.core
 
 from fastsiam.config.checks import or_nearest
 
+COMMON = frozenset({
+    "data", "pipeline", "workers", "bad_images", "crop", "backbone", "method", "epochs", "batch",
+    "lr", "accumulate", "seed", "precision", "compile", "knn_every", "device", "gpus", "nodes",
+    "rendezvous", "max_restarts", "out", "init", "resume", "tracker", "save_every",
+})  # fmt: skip
+"""Settings that ``--help`` shows of the commands that take all of them; ``--help-all`` has all."""
+_ALL = "fastsiam.help_all"
 _WHOLE = 1000
 """More characters than the first sentence of any command's help."""
 
@@ -33,6 +40,8 @@ class Command(typer.core.TyperCommand):
         """Write arguments, options of no section, and then the sections."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
+            if self._is_left_out(parameter, ctx):
+                continue
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             name = getattr(parameter, "rich_help_panel", None) or kind
             if record := parameter.get_help_record(ctx):
@@ -44,6 +53,20 @@ class Command(typer.core.TyperCommand):
                 formatter.indent()
                 formatter.write_dl(records)
                 formatter.dedent()
+
+    def _is_left_out(self, parameter: Any, ctx: Any) -> bool:
+        """Tell whether ``--help`` leaves an option to ``--help-all``."""
+        of_settings = getattr(parameter, "rich_help_panel", None) is not None
+        has_both = any(other.name == "help_all" for other in self.params)
+        return has_both and of_settings and parameter.name not in COMMON and _ALL not in ctx.meta
+
+
+def show_all(context: typer.Context, asked: bool) -> None:
+    """Print the help with all options and exit: the callback of ``--help-all``."""
+    if asked:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 def _refusal(error: typer.BadParameter) -> str:

@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 
 import typer
 
+from fastsiam.cli.help import show_all
 from fastsiam.config.docs import field_docs, heading, owner_of
 from fastsiam.config.files import (
     Settings,
@@ -67,6 +68,9 @@ def settings_command(
         help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat the "
         "recipe's; flags beat them. fastsiam config writes such a file.",
     )
+    every = typer.Option(
+        False, "--help-all", is_eager=True, callback=show_all, help="Show all options and exit."
+    )
     own = _own_parameters(run, 2 if beside is None else 3)
     fields_beside = [] if beside is None else _options_of(beside)
     flags = [flag for flag in train_flags() if options is None or flag.name in options]
@@ -80,6 +84,7 @@ def settings_command(
         *own,
         *fields_beside,
         *(_option_of(flag, defaults) for flag in flags),
+        *([] if options else [_parameter("help_all", bool, every)]),
     ]
 
     def command(context: typer.Context, **given: Any) -> None:
@@ -277,6 +282,8 @@ def _option_of(flag: Flag, defaults: Mapping[str, Any]) -> inspect.Parameter:
         default = defaults[flag.name]
     else:  # of another method
         default = next(f.default for f in fields(flag.owner) if f.name == flag.name)
+    if flag.name == "restarts":  # what --extend-schedule restart notes in a run's settings
+        how |= {"hidden": True}
     if flag.name in _CALLBACKS:
         how |= {"is_eager": True, "callback": _CALLBACKS[flag.name]}
     if flag.name == "views":

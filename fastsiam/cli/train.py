@@ -38,9 +38,9 @@ def _train(recipe: str, config: TrainConfig) -> None:
     try:
         if config.run.max_nodes > 1 and not config.run.out:
             raise ValueError("several machines need --out: a run folder that all of them share")
-        for world in worlds:
-            jobs.check_shares(config, world)
         jobs.preflight(config, world=worlds[-1])
+        for world in worlds[:-1]:
+            jobs.check_shares(config, world)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if worlds[-1] > 1 and not distributed.is_worker():

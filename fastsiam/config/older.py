@@ -6,8 +6,11 @@ from typing import Any
 
 _OF_THE_METHOD = "projector_layers", "dim", "projector_dim", "predictor_dim", "stop_gradient"
 _OF_ALL_VIEWS = "mean", "std"
-_REMOVED = "node_rank", "node_timeout"
-"""Settings of 0.2 in ``run`` that torch's rendezvous decides now."""
+_REMOVED = {
+    "run": ("node_rank", "node_timeout"),
+    "step": ("batch_views", "keep_memory", "bucket_mb"),
+}
+"""Settings of 0.2 that are decided by torch's rendezvous now, or always as they were by default."""
 
 
 def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
@@ -23,8 +26,9 @@ def upgraded(sections: dict[str, Any]) -> dict[str, Any]:
     model, augment, optim = (sections.get(name, {}) for name in ("model", "augment", "optim"))
     if not all(isinstance(section, dict) for section in (model, augment, optim)):
         return sections  # whoever builds the settings refuses it by name
-    if isinstance(run := sections.get("run"), dict):
-        _taken(run, _REMOVED)
+    for name, removed in _REMOVED.items():
+        if isinstance(section := sections.get(name), dict):
+            _taken(section, removed)
     if "method" not in model:
         method = _taken(model, _OF_THE_METHOD) | _taken(optim, ("predictor_lr",))
         sections["model"] = model | {"method": {"name": "simsiam"} | method}

@@ -171,11 +171,6 @@ class StepConfig:
         "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
         "auto does it for runs of 1,000 steps and more; a resumed run goes on as it began."
     )
-    batch_views: bool = True
-    (
-        "Compiled: take views of one side through the layers as one batch. "
-        "BN normalises each by its own statistics, with this or without."
-    )
     cuda_graphs: bool = False
     (
         "Compiled, on one GPU: record the kernels of a step and replay them, for models so small "
@@ -186,13 +181,6 @@ class StepConfig:
         "Share of the activations to keep for the backward pass, which computes the others again: "
         "less memory, more time. Not compiled, below 1 keeps each residual block's input."
     )
-    keep_memory: bool = True
-    (
-        "On a CPU, keep the memory of freed tensors for the next step: "
-        "the system takes long to hand it out anew. What a run held at its peak stays with it."
-    )
-    bucket_mb: int = 25
-    """Several ranks: MB of gradients to exchange at once, while the backward pass goes on."""
 
     def __post_init__(self) -> None:
         require(
@@ -203,7 +191,6 @@ class StepConfig:
             0 <= self.activation_memory <= 1,
             f"activation-memory is a share, 0 to 1, not {self.activation_memory}",
         )
-        require(self.bucket_mb >= 1, f"bucket-mb must be at least 1, not {self.bucket_mb}")
         require(
             not (self.cuda_graphs and self.compile == "off"),
             "cuda-graphs needs the compiled model: leave --compile off out",

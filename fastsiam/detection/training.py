@@ -74,7 +74,7 @@ class DetectorTraining:
         # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
         model.to(place.device)
         use_uneven_batch_norm(model, bn_group(place, NumericsConfig()))
-        self._together = data_parallel(model, place, bucket_mb=25, same_buffers=True)
+        self._together = data_parallel(model, place, same_buffers=True)
         sgd = torch.optim.SGD(_groups(model, rates.weight_decay), lr=0.0, momentum=MOMENTUM)
         self._optimizer = with_momenta(sgd)
         self._scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)

@@ -12,6 +12,9 @@ from torch import nn
 from fastsiam.config import NumericsConfig
 from fastsiam.distributed.place import Place
 
+_BUCKET_MB = 25
+"""MB of gradients that ranks exchange at once, beside the backward pass."""
+
 
 def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
     """Return the ranks that share BN statistics with this one, none if it is alone.
@@ -32,9 +35,7 @@ def bn_group(place: Place, config: NumericsConfig) -> dist.ProcessGroup | None:
     return own
 
 
-def data_parallel(
-    module: nn.Module, place: Place, *, bucket_mb: int, same_buffers: bool
-) -> nn.Module:
+def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.Module:
     """Wrap a module that is on its device for data-parallel training; alone it stays as it is.
 
     Args:
@@ -42,7 +43,6 @@ def data_parallel(
             keeps its own buffers equal on all ranks, and they are never sent: a row for each image
             is gigabytes.
         place: this rank.
-        bucket_mb: gradients that are exchanged at once, in MB.
         same_buffers: whether the buffers of its layers, BN's statistics, are the same on all ranks
             by themselves. Else those of rank 0 are sent to all before each pass.
     """
@@ -57,7 +57,7 @@ def data_parallel(
         module,
         device_ids=[place.device] if place.device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=bucket_mb,
+        bucket_cap_mb=_BUCKET_MB,
         **buffers,
     )
     _settle_buckets(together)

@@ -63,7 +63,7 @@ class FineTuning(HeadTraining):
         )
         super().__init__(
             network,
-            data_parallel(network, place, bucket_mb=25, same_buffers=True),
+            data_parallel(network, place, same_buffers=True),
             with_momenta(sgd),
             optim=optim,
             rates=[optim.lr],

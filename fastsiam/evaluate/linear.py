@@ -50,7 +50,7 @@ class LinearTraining(HeadTraining):
         self.heads = Heads(len(rates), features, classes, seed=seed).to(place.device)
         super().__init__(
             self.heads,
-            data_parallel(self.heads, place, bucket_mb=25, same_buffers=True),
+            data_parallel(self.heads, place, same_buffers=True),
             _optimizer(optim, self.heads.param_groups()),
             optim=optim,
             rates=rates,

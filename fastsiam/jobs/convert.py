@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from fastsiam.config import ConvertConfig
 from fastsiam.console import Console, FileProgress, duration
@@ -23,7 +22,7 @@ from fastsiam.pipelines.convert import (
     encoded_again,
     verify,
 )
-from fastsiam.signals import ECHO, STOPS, first_is_handled, handled, leave_at_once
+from fastsiam.signals import leave_at_once, stops_handled
 
 
 def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
@@ -150,16 +149,9 @@ def stoppable(then: str) -> Iterator[None]:
 
     A second signal ends the process at once; one that is ignored (``nohup``) stays so.
     """
-    first: float | None = None
 
-    def stop(number: int, _: FrameType | None) -> None:
-        nonlocal first
-        if first is None:
-            first = time.monotonic()
-            first_is_handled()  # the program's own handler, once this one is gone
-            raise Interrupted(f"stopped; {then}", exit_code=128 + number)
-        if time.monotonic() - first > ECHO:
-            leave_at_once(number)
+    def stop(number: int) -> NoReturn:
+        raise Interrupted(f"stopped; {then}", exit_code=128 + number)
 
-    with handled(STOPS, stop):
+    with stops_handled(stop, again=leave_at_once):
         yield

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from fastsiam.config.study import StudyRunConfig
@@ -20,7 +19,7 @@ from fastsiam.console import Console, duration
 from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
-from fastsiam.signals import ECHO, STOPS, ending_with, first_is_handled, handled, signal_name
+from fastsiam.signals import ending_with, signal_name, stops_handled
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
 
@@ -53,7 +52,7 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     done = len(runs) - len(left)
     console.say(f"{len(runs):,} runs, {done:,} of them done")
     work = _Work(console, total=len(left))
-    with handled(STOPS, work.stop):
+    with stops_handled(work.stop, again=work.kill):
         work.go(deque(left), slots=slots(config, gpus))
 
 
@@ -96,7 +95,7 @@ class _Work:
         self._console, self._left = console, total
         self._tasks: list[_Task] = []
         self._failures: list[FastSiamError] = []
-        self._signal, self._since = 0, 0.0
+        self._signal = 0
 
     def go(self, waiting: deque[Run], *, slots: list[dict[str, str]]) -> None:
         """Do the runs; after a failure or a signal no further one begins."""
@@ -112,7 +111,7 @@ class _Work:
                     if not self._goes_on(task):
                         slots.append(task.slot)
         finally:
-            self._kill()
+            self.kill()
         if self._signal and self._left:
             raise Interrupted(
                 f"{signal.Signals(self._signal).name}: stopped, runs left: {self._left:,}; "
@@ -122,19 +121,17 @@ class _Work:
         if self._failures:
             raise self._failures[0]
 
-    def stop(self, number: int, _: FrameType | None) -> None:
-        """Have the runs save and end; kill them if a signal comes again."""
-        if not self._signal:
-            self._signal, self._since = number, time.monotonic()
-            first_is_handled()
-            name = signal.Signals(number).name
-            self._console.say(f"{name}: the runs save and stop; again kills them, unsaved")
-            for task in self._tasks:
-                task.process.terminate()
-        elif time.monotonic() - self._since > ECHO:
-            self._kill()
+    def stop(self, number: int) -> None:
+        """Have the runs save and end."""
+        self._signal = number
+        self._console.say(
+            f"{signal_name(number)}: the runs save and stop; again kills them, unsaved"
+        )
+        for task in self._tasks:
+            task.process.terminate()
 
-    def _kill(self) -> None:
+    def kill(self, _: int = signal.SIGKILL) -> None:
+        """Kill the runs, unsaved."""
         for task in self._tasks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(task.process.pid, signal.SIGKILL)

@@ -70,7 +70,7 @@ def use_numerics(config: TrainConfig, place: Place) -> None:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.benchmark = True
-    if place.device.type == "cpu" and config.step.keep_memory:
+    if place.device.type == "cpu":
         keep_freed_memory()
 
 

@@ -258,10 +258,9 @@ class TrainingStep:
     def _assemble(self) -> None:
         """Put the model together as the settings say: BN, compilation, ranks."""
         step, method = self.config.step, self.method
-        together = self._is_compiled and step.batch_views
-        method.views_together = together
+        method.views_together = self._is_compiled
         method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
-        images = self.config.numerics.bn_images or (self._images if together else 0)
+        images = self.config.numerics.bn_images or (self._images if self._is_compiled else 0)
         use_view_batch_norm(method, images=images, group=self._bn_group)
         vars(method).pop("forward", None)
         if self._is_compiled:
@@ -272,7 +271,5 @@ class TrainingStep:
                 method.forward, fullgraph=True, dynamic=False, mode=mode
             )
         everywhere = self._bn_group is not None and self._bn_group.size() == self.place.world
-        self._model = data_parallel(
-            method, self.place, bucket_mb=step.bucket_mb, same_buffers=everywhere
-        )
+        self._model = data_parallel(method, self.place, same_buffers=everywhere)
         method.train()

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
+from fastsiam.cli.help import COMMON
 from fastsiam.cli.options import settings_command
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import to_flags, train_flags
@@ -45,14 +46,14 @@ def refused(*arguments: str) -> str:
     return invoke(*arguments, code=2)[1]
 
 
-def help_of(*command: str) -> str:
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*command, "--help"])
+def help_of(*command: str, option: str = "--help") -> str:
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, [*command, option])
     assert done.exit_code == 0
     return done.output
 
 
 def test_the_help_of_train_stands_in_sections() -> None:
-    text = help_of("train")
+    text = help_of("train", option="--help-all")
     assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+)[: ](?!.*OPTIONS)", text, re.MULTILINE)
     methods = {flag.heading for flag in train_flags() if flag.heading.startswith("Method ")}
@@ -61,13 +62,24 @@ def test_the_help_of_train_stands_in_sections() -> None:
         *("Optimiser", "Numerics", "Step", "Monitoring", "Run"),
     ]
     for flag in train_flags():
+        if flag.name == "restarts":  # a note of --extend-schedule restart, not for people
+            continue
         section = text[text.index(f"\n{flag.heading}\n") :].split("\n\n")[0]
         assert re.search(rf"^  --{flag.name.replace('_', '-')}\b", section, re.MULTILINE), flag.name
 
 
+def test_help_is_short() -> None:
+    """What people use most; the commands with few settings show them all."""
+    shown = set(re.findall(r"^  --([\w-]+)", help_of("train"), re.MULTILINE))
+    assert shown == {name.replace("_", "-") for name in COMMON} | {
+        "recipe", "config", "help-all", "help",
+    }  # fmt: skip
+    assert len(COMMON) == 25 and "--help-all" not in help_of("eval", "knn")
+
+
 def test_every_default_stands_in_the_help() -> None:
     """Those of the views, which may be several, and of what a recipe turns off, too."""
-    said = "".join(help_of("train").split())
+    said = "".join(help_of("train", option="--help-all").split())
     for option, default in (("crop", "224"), ("knn-first", "no-knn-first"), ("knn-every", "10")):
         found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
         assert found and found.group(1) == default

@@ -126,6 +126,15 @@ def test_settings_of_0_1_are_read() -> None:
     assert old["model"]["dim"] == 64, "what was given stays as it was"
 
 
+def test_settings_of_0_2_are_read() -> None:
+    old: dict[str, Any] = {
+        "run": {"node_rank": 1, "node_timeout": 30.0, "gpus": 4},
+        "step": {"batch_views": False, "keep_memory": True, "bucket_mb": 25, "compile": "on"},
+    }
+    config = TrainConfig.from_dict(old)
+    assert (config.run.gpus, config.step.compile) == (4, "on")
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -43,7 +43,7 @@ def test_every_way_to_take_a_step(little: BenchConfig) -> None:
     """One after the other; each says what it held at its peak."""
     with session(little) as own:
         records = {one.name: one for one in CASES["step"].measure(own)}
-    wanted = {"default", "eager", "views-apart", "fp32", "fp16", "nchw", "recompute"}
+    wanted = {"default", "eager", "fp32", "fp16", "nchw", "recompute"}
     wanted |= {"cuda-graphs", "plain", "plain-bf16", "plain-compiled", "authors"}
     assert wanted <= set(records)
     for one in records.values():

@@ -60,10 +60,8 @@ def test_a_compiled_step_is_the_same_step(network: None) -> None:
 @pytest.mark.parametrize(
     ("settings", "network"),
     [
-        ({"batch_views": False}, "stem"),
         ({"activation_memory": 0.3}, "block"),
         slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
-        slow(({"batch_views": False}, "whole")),
         slow(({"activation_memory": 0.3}, "whole")),
         slow(({"accumulate": 2}, "whole")),
     ],

@@ -76,7 +76,6 @@ def count_faults(kept: bool) -> None:
     [
         ({"compile": "yes"}, "compile must be auto, on or off"),
         ({"activation_memory": 1.5}, "activation-memory is a share"),
-        ({"bucket_mb": 0}, "bucket-mb"),
         ({"compile": "off", "cuda_graphs": True}, "cuda-graphs needs"),
     ],
 )
