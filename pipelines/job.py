@@ -109,6 +109,7 @@ class Job:
         taken, at = np.zeros(1, np.int64), library.at
         self._taken, self._images = taken, images
         made = (library.SideOf * len(cuts))()
+        kept: list[object] = [turn, stages, made]
         for number, (own, side) in enumerate(zip(cuts, sides, strict=True)):
             box, flip, resized, corner = arrays = _contiguous(own)
             _check_cuts(box, resized, images)
@@ -122,8 +123,8 @@ class Job:
                 None if target is None else target.data_ptr(),
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )
-            self._keep(arrays, target)
-        self._keep(taken, turn, stages, made)
+            kept += arrays, target
+        self._kept = kept  # whose addresses are used
         self._job = library.JobOf(
             count,
             at(taken, np.int64),
@@ -142,10 +143,6 @@ class Job:
         )
         self._make = library.kernels().fastsiam_make
         self._make_pixels = library.kernels().fastsiam_make_pixels
-
-    def _keep(self, *what: object) -> None:
-        """Keep objects alive whose addresses are used."""
-        self._kept = (*getattr(self, "_kept", ()), *what)
 
     def run(self) -> None:
         """Take one image after the other, as long as there are any.
