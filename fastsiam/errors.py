@@ -34,10 +34,6 @@ class ImageError(DataError):
         super().__init__(message)  # the rest has defaults, as an error between processes needs
         self.index, self.name, self.reason = index, name, reason
 
-    def at(self, index: int) -> ImageError:
-        """Return the same error of a data set in which the image has another position."""
-        return ImageError(str(self), index=index, name=self.name, reason=self.reason)
-
 
 class NoSplitError(DataError):
     """A data set has no such split."""

@@ -97,7 +97,8 @@ class Backend:
 
     def reads(self, store: Store) -> bool:
         """Tell whether it can read a store."""
-        return not self.needs_beton or (isinstance(store, BetonStore) and not store.is_remote)
+        whole = isinstance(store, BetonStore) and len(store.mapped()) == 1
+        return not self.needs_beton or (whole and not store.is_remote)
 
     def require_package(self) -> None:
         """Raise a ``BackendError`` if its package is not installed."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fastsiam.config import DataConfig
 from fastsiam.views import rng
 
-from .store.blocks import in_order
+from .store.base import in_order
 
 if TYPE_CHECKING:
     from .store import Store

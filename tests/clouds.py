@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+from fastsiam.pipelines import Store
 from tests.processes import Forked
 
 BUCKET = "bucket"
@@ -242,3 +243,9 @@ def upload(endpoint: str, folder: Path, prefix: str) -> str:
                 Body=path.read_bytes(),
             )
     return f"s3://{BUCKET}/{prefix}"
+
+
+def read_all(store: Store) -> list[bytes]:
+    """Fetch all images ahead, and return them."""
+    store.ahead(range(len(store)))
+    return [bytes(store.read(index)) for index in range(len(store))]

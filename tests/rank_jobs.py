@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastsiam.config import (
+    METHOD_CONFIGS,
     AugmentConfig,
     ModelConfig,
     NumericsConfig,
@@ -53,6 +54,7 @@ from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import model_of, with_settings
 from tests.conftest import write_images
+from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.methods.everything import EverythingConfig, registered
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
@@ -134,6 +136,22 @@ def everything(rank: int, world: int, **settings: Any) -> dict[str, Any]:
         share = batch.chunks(world)[rank]
         losses = [mean_across_ranks(step(share, at=at)[0]) for at in (0, 50, 500)]
         return {"loss": torch.stack(losses), "state": method.state_dict()}
+
+
+def barlow_twins(rank: int, world: int) -> dict[str, Any]:
+    """Take three steps of a method that lies in one file; return losses and state."""
+    METHOD_CONFIGS[BarlowTwinsConfig.name] = BarlowTwinsConfig
+    method = BarlowTwinsConfig(dim=16)
+    model = ModelConfig(backbone="resnet10", stem="cifar", width=4, method=method)
+    config = with_settings(replace(CONFIG, model=model), lr=0.1)
+    torch.manual_seed(0)
+    built = build_method(config.model)
+    place = Place(rank, world, torch.device("cpu"))
+    step = TrainingStep(config, built, place, steps_per_epoch=10)
+    step.prepare()
+    share = global_batch().chunks(world)[rank]
+    losses = [mean_across_ranks(step(share, at=at)[0]) for at in range(3)]
+    return {"loss": torch.stack(losses), "state": built.state_dict()}
 
 
 def variant(name: str, rank: int, world: int, **settings: Any) -> dict[str, Any]:

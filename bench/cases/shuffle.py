@@ -15,7 +15,7 @@ from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.shuffle import Window, full_shuffle, quality
-from fastsiam.pipelines.store.blocks import in_order
+from fastsiam.pipelines.store.base import in_order
 
 _WINDOWS = "1,1024,4096,16384,65536"
 _IMAGES, _CLASSES = 1_281_167, 1000

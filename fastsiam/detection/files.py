@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastsiam.errors import DataError
 from fastsiam.files import explained
-from fastsiam.pipelines.store.mapped import Mapped
+from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.tar import members, safe_name
 
 LARGEST_FILE = 2**28

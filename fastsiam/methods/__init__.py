@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
-from fastsiam.config import (
-    BYOLConfig,
-    FastSiamConfig,
-    MethodConfig,
-    MoCoV2Config,
-    ModelConfig,
-    SimCLRConfig,
-    SimSiamConfig,
-    SwAVConfig,
-)
+from fastsiam.config import ModelConfig
 from fastsiam.model.backbones import Backbone, build_backbone, skeleton
 
 from .base import Method, Moment, Output, ParamGroup, Schedule
@@ -26,12 +17,10 @@ from .fastsiam import FastSiam
 from .mocov2 import MoCoV2
 from .simclr import SimCLR
 from .simsiam import SimSiam
-from .simsiam_variants import build_simsiam
 from .swav import SwAV
 
 __all__ = [
     "BYOL",
-    "METHODS",
     "FastSiam",
     "Method",
     "MoCoV2",
@@ -46,16 +35,6 @@ __all__ = [
     "image_rows",
     "method_skeleton",
 ]
-
-METHODS: dict[type[MethodConfig], Callable[..., Method]] = {
-    SimSiamConfig: build_simsiam,
-    FastSiamConfig: FastSiam,
-    SimCLRConfig: SimCLR,
-    MoCoV2Config: MoCoV2,
-    BYOLConfig: BYOL,
-    SwAVConfig: SwAV,
-}
-"""What builds the method of each kind of settings: called with these, backbone and ``images``."""
 
 
 def build_method(config: ModelConfig, *, images: int = 0) -> Method:
@@ -94,4 +73,6 @@ def image_rows(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _build(config: ModelConfig, backbone: Backbone, images: int) -> Method:
-    return METHODS[type(config.method)](config.method, backbone, images=images)
+    build = resolve_name(config.method.builder)
+    method: Method = build(config.method, backbone, images=images)
+    return method

@@ -1,8 +1,8 @@
 """What a method is: the one interface behind which SimSiam, its ablations and its relatives differ.
 
 The loop, the step, checkpoints, import and export, evaluation and bench know nothing else of a
-method. A method of its own is one file beside this one: a class here, its settings in
-``fastsiam.config.methods``, and a line in ``METHODS``.
+method. A method of its own is its settings, which name what builds it, a class, and a line in
+``fastsiam.config.METHOD_CONFIGS``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from ..store import BetonStore, JoinedStore, Store
+from ..store import BetonStore, Store
 from ..store.base import JPEG_ENDINGS, is_image_name
 from ..store.decode import ImageRules
 from ..subsets import sample
@@ -145,7 +145,7 @@ def _said_lossy(
     store: Store, images: NDArray[np.int64], config: ConvertConfig, watcher: Watcher
 ) -> bool:
     """Warn, if file names tell it, that images will lose detail; return whether they do."""
-    if isinstance(store, BetonStore | JoinedStore):  # it has the names of its own source
+    if isinstance(store, BetonStore):  # it has the names of its own source
         return False
     for index in images.tolist():
         name = store.name(index)

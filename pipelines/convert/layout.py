@@ -5,12 +5,27 @@ FFCV reads a file in pages. No image crosses a page, so that its page cache can 
 
 from __future__ import annotations
 
+import io
 import itertools
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..store.beton import FIELD, HEADER, METADATA
+from ..store.beton import (
+    ANNEX_FORMAT,
+    FIELD,
+    HEADER,
+    IMAGE_FIELD,
+    INT_FIELD,
+    MAGIC,
+    MARK,
+    METADATA,
+    VERSION,
+)
 
 BLOCK_BYTES = 2**23
 """About how many bytes the images of a block have in the source."""
@@ -62,3 +77,50 @@ def image_offset(offset: int, length: int) -> int:
 def page_size(length: int) -> int:
     """Return the smallest page that holds an image: a power of 2, at least 8 MiB."""
     return max(_SMALLEST_PAGE, 1 << (length - 1).bit_length()) if length else _SMALLEST_PAGE
+
+
+def pack_annex(
+    about: dict[str, Any], classes: Sequence[str], crc: NDArray[np.uint32], names: bytes
+) -> bytes:
+    """Return what a file holds beyond FFCV's format, as an npz archive with checksums of its own.
+
+    Args:
+        about: the split's part of the manifest.
+        classes: their names.
+        crc: (images,) CRC-32 of each record.
+        names: of the images, joined by zeros.
+    """
+    text = json.dumps({"about": about, "classes": list(classes)}).encode()
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        text=np.frombuffer(text, np.uint8),
+        crc=crc,
+        names=np.frombuffer(names, np.uint8),
+    )
+    return buffer.getvalue()
+
+
+def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
+    """Return the first bytes of a file of ours: header and field descriptors.
+
+    Args:
+        images: how many there are.
+        page_size: a power of 2 that no record crosses.
+        table: where the allocation table begins.
+        annex: the packed annex.
+        annex_start: where it begins.
+    """
+    header = np.zeros(1, HEADER)
+    header[0] = (VERSION, 2, page_size, images, table)
+    mark = [MAGIC, ANNEX_FORMAT, annex_start, len(annex), zlib.crc32(annex)]
+
+    def with_check(check: int) -> bytes:
+        fields = np.zeros(2, FIELD)
+        arguments = np.zeros(1024, np.uint8)
+        arguments[: MARK.size] = np.frombuffer(MARK.pack(*mark, check), np.uint8)
+        fields[0] = (IMAGE_FIELD, b"image", arguments.tobytes())
+        fields[1] = (INT_FIELD, b"label", bytes(1024))
+        return header.tobytes() + fields.tobytes()
+
+    return with_check(zlib.crc32(with_check(0)))

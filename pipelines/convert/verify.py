@@ -75,7 +75,7 @@ def verify(
         if manifests:
             report.compared.append("manifest")
             _compare(report, store, known)
-        begin(file.name, len(store), int(store.bytes.sum()))
+        begin(file.name, len(store), int(store.size.sum()))
         _check(report, store, decoding, workers, progress)
     for name in known.keys() - {file.name for file in files}:
         reports.append(Report(path / name, bad=[f"{path / name} is in the manifest and not there"]))
@@ -106,7 +106,7 @@ def _check(
     progress: Callable[[int, int], None],
 ) -> None:
     """Compare every image with its checksum, in several processes."""
-    report.images, report.bytes = len(store), int(store.bytes.sum())
+    report.images, report.bytes = len(store), int(store.size.sum())
     what = [*report.compared, *(["checksums"] if store.crc is not None else [])]
     report.checked = ", ".join([*what, *(["decoded"] if decoding else [])]) or "structure"
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
@@ -116,7 +116,7 @@ def _check(
         for task, bad in run(_check_images, tasks):
             found += bad
             done += len(task)
-            size += int(store.bytes[task.start : task.stop].sum())
+            size += int(store.size[task.start : task.stop].sum())
             progress(done, size)
     report.bad += [f"{store.where(index)}: {reason}" for index, reason in sorted(found)]
     if not found and store.crc is not None:

@@ -24,7 +24,7 @@ from fastsiam.files import reason
 
 from ..processes import forked
 from ..store import Store
-from ..store.beton import METADATA, RECORD, Annex, head
+from ..store.beton import METADATA, RECORD
 from . import blocks, journal, layout
 from .journal import Block
 from .manifest import check_existing, describe, plan_of
@@ -169,10 +169,10 @@ def _finish(store: Store, done: list[Block], partial: Path, plan: dict[str, Any]
     about = describe(store, done, plan, zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes())))
     names = "\0".join(store.name(index).replace("\0", "_") for index in rows["source"].tolist())
     joined = names.encode("utf-8", "surrogateescape")
-    annex = Annex(about, store.classes, rows["crc"].astype(np.uint32), joined).pack()
+    annex = layout.pack_annex(about, store.classes, rows["crc"].astype(np.uint32), joined)
     annex_start = layout.aligned(done[-1].end, 8)
     table_start = layout.aligned(annex_start + len(annex), 8)
-    header = head(
+    header = layout.head(
         images=len(rows),
         page_size=layout.page_size(int(rows["size"].max())),
         table=table_start,

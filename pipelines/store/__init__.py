@@ -6,14 +6,12 @@ archive, folders of Hugging Face's ``datasets``, a folder or a list of images.
 
 from .archive import ArchiveStore
 from .arrow import ArrowStore
-from .base import Split, Store
+from .base import Split, Store, picked
 from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore
-from .joined import JoinedStore
 from .listed import ListedStore
 from .parquet import ParquetStore, open_parquet
-from .picked import picked
 from .probe import Bytes
 from .recognise import beton_files, open_store
 
@@ -24,7 +22,6 @@ __all__ = [
     "Bytes",
     "CifarStore",
     "FolderStore",
-    "JoinedStore",
     "ListedStore",
     "ParquetStore",
     "Split",

@@ -8,10 +8,11 @@ kept until all are done: a walk that was broken off goes on.
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
+import struct
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import PurePosixPath
@@ -23,25 +24,35 @@ from numpy.typing import NDArray
 from fastsiam.console import tally
 from fastsiam.errors import DataError
 
-from ..processes import AbandonedError, forked
+from ..processes import AbandonedError
 from ..remote import RemoteFile
 from ..remote.file import Onward
 from ..remote.storage import PARALLEL
-from .archive_classes import arranged, webdataset_key
-from .archive_index import ROW, Index, file_facts, homes, keep, load
+from .archive_classes import arrange
 from .base import is_image_name
 from .files import File
+from .index import (
+    ALONE_BYTES,
+    ROW,
+    Facts,
+    Index,
+    file_facts,
+    homes,
+    keep,
+    load,
+    pack_texts,
+    run_in_processes,
+    unpack_texts,
+)
 from .probe import Bytes, Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
 
-ALONE_BYTES = 2**28
-"""Tars of fewer bytes in all are walked by this process alone."""
+log = logging.getLogger(__name__)
+
 _WNID = re.compile(r"n\d{8}")
 _MIXED = "{path} holds both images and tars ({name}): unpack it, or make two of it"
-_MOST_FILES = 0xFFFF
-"""A row has two bytes for the number of its file."""
-_CHUNK = 4096
-"""Rows are made so many at a time."""
+_PACKED = struct.Struct("<QIiHHHH")
+"""A row of the index, of type ROW."""
 _LARGEST_CLASS_FILE = 1024
 _HEADER_BYTES = 2**20
 """Of a gzipped image so much is decompressed to read its header."""
@@ -68,11 +79,11 @@ class _Part(NamedTuple):
 class _Found(NamedTuple):
     """The images of one part."""
 
-    names: list[str]
     rows: NDArray[np.void]
     """(images,) of type ROW, without labels."""
-    classes: dict[str, str]
-    """Content of WebDataset's .cls files, by file and key."""
+    names: list[str]
+    texts: list[str]
+    """(images,) content of the WebDataset .cls file beside each image, "" if there is none."""
 
 
 def build(files: Sequence[File], source: str) -> Index:
@@ -85,10 +96,6 @@ def build(files: Sequence[File], source: str) -> Index:
     Raises:
         DataError: a tar is damaged or compressed, or what they hold is no data set.
     """
-    if len(files) > _MOST_FILES:
-        raise DataError(
-            f"{len(files):,} tars are more than the {_MOST_FILES:,} that can be indexed"
-        )
     remote = [file for file in files if isinstance(file, RemoteFile)]
     with ThreadPoolExecutor(PARALLEL if remote else 1) as pool:
         parts = [part for own in pool.map(_parts, range(len(files)), files) for part in own]
@@ -96,13 +103,18 @@ def build(files: Sequence[File], source: str) -> Index:
         found = _scan_in_threads(remote, parts, source)
     elif sum(map(len, files)) < ALONE_BYTES or len(parts) == 1:
         with tally(f"indexing {source}, images") as images:
-            found = {n: _scan(files, part, images.add) for n, part in enumerate(parts)}
+            found = [_scan(files, part, images.add) for part in parts]
     else:
-        found = _scan_in_processes(files, parts, source)
-    ordered = [found[number] for number in range(len(parts))]
-    names = [name for part in ordered for name in part.names]
-    texts = {key: text for part in ordered for key, text in part.classes.items()}
-    return arranged(names, np.concatenate([part.rows for part in ordered]), texts, source)
+        found = run_in_processes(
+            lambda number: _scan(files, parts[number]), len(parts), f"indexing {source}, tars"
+        )
+    names = [name for part in found for name in part.names]
+    texts = [text for part in found for text in part.texts]
+    rows = np.concatenate([part.rows for part in found])
+    counts = {flag.name or "": int((rows["flags"] & flag > 0).sum()) for flag in Flags}
+    if odd := ", ".join(f"{n:,} {name.lower()}" for name, n in counts.items() if n):
+        log.info(f"odd images in {source}: {odd.replace('_', ' ')}")
+    return arrange(rows, names, texts, source)
 
 
 def _parts(number: int, file: File) -> list[_Part]:
@@ -125,37 +137,8 @@ def _parts(number: int, file: File) -> list[_Part]:
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
 
-_shared: tuple[Sequence[File], list[_Part]]
-"""In a worker: what it was forked with."""
-
-
-def _scan_in_processes(files: Sequence[File], parts: list[_Part], source: str) -> dict[int, _Found]:
-    """List the images of all parts, by the part's number; show how many are done."""
-    found: dict[int, _Found] = {}
-    with (
-        tally(f"indexing {source}, tars", len(parts)) as done,
-        forked(-1, _share, files, parts) as run,
-    ):
-        for number, part in run(_scan_shared, range(len(parts))):
-            found[number] = part
-            done.add()
-    return found
-
-
-def _share(files: Sequence[File], parts: list[_Part]) -> None:
-    global _shared
-    _shared = files, parts
-
-
-def _scan_shared(number: int) -> tuple[int, _Found]:
-    files, parts = _shared
-    return number, _scan(files, parts[number])
-
-
-def _scan_in_threads(
-    files: Sequence[RemoteFile], parts: list[_Part], source: str
-) -> dict[int, _Found]:
-    """List the images of all parts, by the part's number, and keep each until all are done."""
+def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: str) -> list[_Found]:
+    """List the images of all parts, and keep those of each until all are done."""
     home = homes(files)[-1].with_suffix(".parts") if homes(files) else None
     facts, stopped = file_facts(files), threading.Event()
     hop = _HOP if len(parts) >= _MANY else 0
@@ -164,18 +147,21 @@ def _scan_in_threads(
         if stopped.is_set():
             raise AbandonedError
 
-    def scan(number: int) -> tuple[int, _Found]:
+    def scan(number: int) -> _Found:
         part = parts[number]
-        own: list[list[str | int]] = [*facts, [part.group, part.start, part.end]]
+        own: Facts = [*facts, [part.group, part.start, part.end]]
         place = home / str(number) if home else None
         if place and (kept := load(place, own)) is not None:
-            return number, _unpacked(kept)
-        found = _scan(files, part, note, hop)
+            arrays = kept.arrays
+            return _Found(
+                arrays["rows"], unpack_texts(arrays["names"]), unpack_texts(arrays["texts"])
+            )
+        rows, names, texts = found = _scan(files, part, note, hop)
         if place:
-            keep(_packed(found), [place], own)
-        return number, found
+            arrays = {"rows": rows, "names": pack_texts(names), "texts": pack_texts(texts)}
+            keep(Index(arrays), [place], own)
+        return found
 
-    found: dict[int, _Found] = {}
     with (
         tally(f"indexing {source}, tars", len(parts)) as done,
         ThreadPoolExecutor(PARALLEL) as pool,
@@ -183,28 +169,14 @@ def _scan_in_threads(
         waiting = [pool.submit(scan, number) for number in range(len(parts))]
         try:
             for one in as_completed(waiting):
-                number, part = one.result()
-                found[number] = part
+                one.result()
                 done.add()
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
     if home:
         shutil.rmtree(home, ignore_errors=True)
-    return found
-
-
-def _packed(found: _Found) -> Index:
-    """Return what was found in a part as an index, which can be kept."""
-    names = zlib.compress("\0".join(found.names).encode("utf-8", "surrogateescape"), 1)
-    texts = tuple(text for pair in found.classes.items() for text in pair)
-    return Index(found.rows, texts, False, names)
-
-
-def _unpacked(kept: Index) -> _Found:
-    names = zlib.decompress(kept.names).decode("utf-8", "surrogateescape").split("\0")
-    texts = dict(zip(kept.classes[::2], kept.classes[1::2], strict=True))
-    return _Found(names if len(kept.rows) else [], kept.rows, texts)
+    return [one.result() for one in waiting]
 
 
 def _reader(file: File, hop: int) -> Callable[[int, int], Bytes]:
@@ -222,42 +194,42 @@ def _scan(
     file = files[part.file]
     read, heads = _reader(file, hop), _HEADS if isinstance(file, RemoteFile) else ()
     names: list[str] = []
-    rows: list[NDArray[np.void]] = []
-    classes: dict[str, str] = {}
+    keys: list[str] = []
+    rows = bytearray()
+    texts: dict[str, str] = {}
     for member, start in members(read, part.start, part.end, file.path):
         path = safe_name(member.name)
-        name = path.rpartition("/")[2]
+        folder, _, name = path.rpartition("/")
         if path.startswith(".") or "/." in path:
             continue  # hidden, as in a folder
+        key = f"{folder}/{name.split('.', 1)[0]}"  # what the files of a WebDataset sample share
         if name.endswith(".cls") and member.size < _LARGEST_CLASS_FILE:
             text = bytes(read(start, start + member.size)).decode("utf-8", "replace")
-            classes[webdataset_key(part.file, path)] = text.strip()
+            texts[key] = text.strip()
         elif is_tar_name(name):
             raise DataError(_MIXED.format(path=file.path, name=member.name))
         elif is_image_name(name):
-            if len(names) % _CHUNK == 0:
-                rows.append(np.zeros(_CHUNK, ROW))
-            rows[-1][len(names) % _CHUNK] = _probed(part.file, start, member.size, read, heads)
+            width, height, flags = _probed(start, member.size, read, heads)
+            rows += _PACKED.pack(start, member.size, -1, part.file, width, height, flags)
             names.append(f"{part.group}/{name}" if part.group else path)
+            keys.append(key)
             note()
-    return _Found(names, np.concatenate([*rows, np.zeros(0, ROW)])[: len(names)], classes)
+    return _Found(np.frombuffer(rows, ROW), names, [texts.get(key, "") for key in keys])
 
 
 def _probed(
-    file: int, start: int, size: int, read: Callable[[int, int], Bytes], heads: Sequence[int]
-) -> tuple[int, ...]:
-    """Return the row of an image, without its label; ``heads`` of it are tried before all of it."""
+    start: int, size: int, read: Callable[[int, int], Bytes], heads: Sequence[int]
+) -> tuple[int, int, int]:
+    """Return width, height and flags of an image; ``heads`` of it are tried before all of it."""
+    flags = 0
     for length in (*(head for head in heads if head < size), size):
-        data, flags = read(start, start + length), 0
+        data = read(start, start + length)
         try:
             if data[:2] == GZIP_MAGIC:
-                flags |= int(Flags.GZIP)
+                flags = int(Flags.GZIP)
                 data = gunzip(data, _HEADER_BYTES)
-            found = probe(data)
-            break
+            head = probe(data)
         except (ValueError, DataError):
             continue
-    else:
-        return start, size, -1, file, 0, 0, flags | int(Flags.BAD)
-    width, height = min(found.width, 0xFFFF), min(found.height, 0xFFFF)
-    return start, size, -1, file, width, height, flags | found.flags
+        return min(head.width, 0xFFFF), min(head.height, 0xFFFF), flags | head.flags
+    return 0, 0, flags | int(Flags.BAD)

@@ -1,4 +1,4 @@
-"""FFCV's file format, read without FFCV: encoded images and labels in one mapped file.
+"""FFCV's file format, read without FFCV: encoded images and labels in mapped files.
 
 The layout is that of FFCV 1.0 (``ffcv/types.py``, version 2): header, field descriptors, metadata,
 records, allocation table. Files that ``fastsiam convert`` wrote hold an *annex* besides: names,
@@ -9,14 +9,12 @@ field does not use; so FFCV reads the same files.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +24,11 @@ from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json
 
 from ..remote.path import Place
-from .base import NewChunk, Store, numbered_classes
-from .blocks import blocks
+from .base import blocks
 from .decode import ImageRules
-from .files import File, allocator, open_file, read_into
-from .mapped import Mapped
+from .files import open_file
+from .labels import name_classes
+from .placed import PlacedStore
 from .probe import Bytes
 
 log = logging.getLogger(__name__)
@@ -68,85 +66,70 @@ _FORMATS: dict[int, Any] = {
     6: "<u8",
 }
 """Type of the metadata of one image, for each of FFCV's kinds of fields."""
-_MARK = struct.Struct("<8sHQQII")
-_MAGIC = b"fastsiam"
-_ANNEX_FORMAT = 1
+MARK = struct.Struct("<8sHQQII")
+"""Begins the image field's arguments: magic, format, place, size and checksum of the annex, and a
+checksum of all that is before the metadata."""
+MAGIC = b"fastsiam"
+ANNEX_FORMAT = 1
 _MOST_FIELDS = 64
 
 
-@dataclass(frozen=True)
-class Annex:
-    """What files of ``fastsiam convert`` hold beyond FFCV's format: names and checksums."""
+class BetonStore(PlacedStore):
+    """A .beton file, or the parts of one; tables are read, records are mapped.
 
-    about: dict[str, Any]
-    """The split's part of the manifest."""
-    classes: tuple[str, ...]
-    crc: NDArray[np.uint32]
-    """(images,) CRC-32 of each record."""
-    names: bytes
-    """Names of the images, joined by zeros."""
-
-    def pack(self) -> bytes:
-        """Return the annex as bytes: an npz archive, whose members have checksums of their own."""
-        text = json.dumps({"about": self.about, "classes": self.classes}).encode()
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            text=np.frombuffer(text, np.uint8),
-            crc=self.crc,
-            names=np.frombuffer(self.names, np.uint8),
-        )
-        return buffer.getvalue()
-
-
-class BetonStore(Store):
-    """A .beton file; its metadata are read, its records are mapped.
-
-    Everything that a record's place depends on is checked when the file is opened, so that a
+    Everything that a record's place depends on is checked when a file is opened, so that a
     truncated or damaged file is refused and no read leaves the file. For files of our own that is a
     checksum over header, metadata and table.
 
+    Args:
+        paths: the file, or all parts, which lie in one folder.
+
     Raises:
-        DataError: the file cannot be read, is damaged, or has no image field.
+        DataError: a file cannot be read, is damaged, or has no image field; or the parts were made
+            of different images.
     """
 
     kind = "converted file"
+    remedy = "convert it again"
+    columns = (*PlacedStore.columns, "modes", "width", "height", "crc")
 
-    def __init__(self, path: Place) -> None:
-        self.root = path
-        self._file = file = open_file(path)
-        header, fields = _read_head(path, file)
-        self.page_size = int(header["page_size"])
-        self._annex_place = _annex_place(path, file, header, fields)
-        self.fields = tuple(field["name"].decode("ascii", "replace") for field in fields)
-        """Names of the file's fields."""
-        self.image_field = self.fields[_choose(fields, IMAGE_FIELD, b"image") or 0]
+    def __init__(self, *paths: Place) -> None:
+        parts = [_Part(path) for path in paths]
+        first = parts[0]
+        self.root = paths[0]
+        if len(parts) > 1:
+            self.root, self.kind = paths[0].parent, "parts of a conversion"
+        tables = [part.read_tables() for part in parts]
+        for part in parts:
+            if part.about.get("set") != first.about.get("set"):
+                raise DataError(
+                    f"the parts in {self.root} were made of different images or with different "
+                    "options: convert the odd ones again"
+                )
+            if part.classes != first.classes:
+                raise DataError(f"{part.path} has other classes than {first.path}")
+        self._parts = parts
+        self.classes, self.about = first.classes, first.about
+        """``about`` is the file's part of the manifest; empty in files of FFCV's own making."""
+        self.page_size, self.fields = first.page_size, first.fields
+        """``fields`` names the file's fields."""
+        self.image_field = first.image_field
         """Name of the field that holds the images."""
-        image, label = _read_metadata(path, file, header, fields)
-        table = _read_table(path, file, header)
-        self.modes = image["mode"].copy()
-        """(images,) JPEG or RAW."""
-        self.width, self.height = image["width"].astype(np.int32), image["height"].astype(np.int32)
-        self.start = image["data_ptr"].astype(np.int64)
-        """(images,) where each record begins."""
-        self.bytes = _record_sizes(path, table, image["data_ptr"])
-        """(images,) length of each record."""
-        self.classes = ()
-        self.labels = np.full(len(image), -1) if label is None else label.astype(np.int64)
-        self.labels = np.maximum(self.labels, -1)
-        self.crc: NDArray[np.uint32] | None = None
-        """(images,) CRC-32 of each record, where the file names them."""
-        self.about: dict[str, Any] = {}
-        """The file's part of the manifest; empty in files of FFCV's own making."""
-        if self._annex_place is not None:
-            self._read_annex(header, len(fields))
-        else:
-            self.classes = numbered_classes(self.labels, path)
-        self._check_records(path)
-
-    def mapped(self) -> Sequence[File]:
-        """Return the file."""
-        return (self._file,)
+        self.ours = all(part.annex is not None for part in parts)
+        """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
+        counts = [len(own.start) for own in tables]
+        self._first = np.cumsum([0, *counts])
+        table = (
+            tables[0]
+            if len(parts) == 1
+            else _Tables(*map(np.concatenate, zip(*tables, strict=True)))
+        )
+        self.labels, self.modes, self.width, self.height = table[:4]
+        """``modes`` is JPEG or RAW for each image."""
+        self.crc = table.crc if self.ours else None
+        """(images,) CRC-32 of each record, where the files name them."""
+        file = np.repeat(np.arange(len(parts)), counts)
+        self._set_places([part.file for part in parts], file, table.start, table.size)
 
     def set_rules(self, rules: ImageRules) -> None:
         """Warn where the rules are not those of the conversion, which decided for good."""
@@ -158,46 +141,6 @@ class BetonStore(Store):
                     f"--{option} {wanted} has no effect on {self.root}, which was converted with "
                     f"--{option} {converted}: convert the images again with --{option} {wanted}"
                 )
-
-    @property
-    def ours(self) -> bool:
-        """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
-        return self._annex_place is not None
-
-    @property
-    def memory(self) -> NDArray[np.uint8]:
-        """The whole file as it is mapped, read-only; it lies on this machine."""
-        assert isinstance(self._file, Mapped)
-        return np.frombuffer(self._file.view, np.uint8)
-
-    def in_file(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return at which positions of the file some images lie: their own."""
-        return indices
-
-    def read(self, index: int) -> Bytes:
-        """Return an image's record: a view into the mapped file."""
-        start = int(self.start[index])
-        return self._file.read(start, start + int(self.bytes[index]))
-
-    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return several records; those of a remote file in memory from ``new_chunk``."""
-        allocate, stops = allocator(new_chunk), self.start[indices] + self.bytes[indices]
-        ranges = zip(self.start[indices].tolist(), stops.tolist(), strict=True)
-        return [read_into(self._file, start, stop, allocate) for start, stop in ranges]
-
-    def locate(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return addresses and lengths of records in the mapped file."""
-        if not isinstance(self._file, Mapped):
-            return None
-        return self._file.address + self.start[indices], self.bytes[indices]
-
-    def ahead(self, indices: Sequence[int]) -> None:
-        """Start to fetch records that will be read soon."""
-        own = np.asarray(indices, np.int64)
-        stop = self.start[own] + self.bytes[own]
-        self._file.ahead(list(zip(self.start[own].tolist(), stop.tolist(), strict=True)))
 
     def raw_size(self, index: int) -> tuple[int, int] | None:
         """Return (height, width) of an image that is stored as pixels."""
@@ -218,11 +161,13 @@ class BetonStore(Store):
 
     def name(self, index: int) -> str:
         """Return the image's name in the data set that the file was made of."""
-        return self._names[index] if self.ours else f"image {index}"
+        part, own = self._find(index)
+        return part.names[own] if part.annex else f"image {own}"
 
     def where(self, index: int) -> str:
         """Return file, position and name, for messages."""
-        return f"image {index} of {self.root}" + (f" ({self.name(index)})" if self.ours else "")
+        part, own = self._find(index)
+        return f"image {own} of {part.path}" + (f" ({part.names[own]})" if part.annex else "")
 
     def is_intact(self, index: int, data: Bytes) -> bool:
         """Tell whether bytes have the checksum of an image; true where the file holds none."""
@@ -232,64 +177,33 @@ class BetonStore(Store):
         """Return height and width of each image: (images, 2)."""
         return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each record: (images,)."""
-        return self.bytes
-
     def blocks(self) -> NDArray[np.int64]:
         """Return the numbers of the blocks that images lie in, by where their records begin."""
-        return blocks(np.zeros(len(self), np.int64), self.start)
+        return blocks(self.file, self.start)
 
     def stamp(self) -> str:
-        """Return a text that changes with the file."""
+        """Return a text that changes with the files."""
         with explained(DataError, f"cannot read {self.root}"):
-            found = self.root.stat()
-            return f"{self.root.resolve()} {found.st_size} {found.st_mtime_ns}"
+            stats = [(part.path.resolve(), part.path.stat()) for part in self._parts]
+        return " ".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
 
-    @cached_property
-    def _names(self) -> list[str]:
-        names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
-        return names.split("\0")
+    def _find(self, index: int) -> tuple[_Part, int]:
+        """Return the part that an image lies in, and its position there."""
+        number = int(self.file[index])
+        return self._parts[number], self.position(index) - int(self._first[number])
 
-    def _annex_array(self, name: str) -> NDArray[Any]:
-        assert self._annex_place is not None
-        start, end = self._annex_place
-        try:
-            with np.load(io.BytesIO(self._file.read(start, end))) as annex:
-                array: NDArray[Any] = annex[name]
-                return array
-        except Exception as error:  # a damaged archive makes numpy raise anything
-            raise _damaged(self.root, f"its annex cannot be read ({error})") from error
 
-    def _read_annex(self, header: np.void, fields: int) -> None:
-        try:
-            text = parsed_json(self._annex_array("text").tobytes())
-            self.about, self.classes = dict(text["about"]), tuple(text["classes"])
-            tables = int(self.about["tables_crc32"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(self.root, "its annex cannot be read") from error
-        self.crc = self._annex_array("crc")
-        if len(self.crc) != len(self.labels):
-            raise _damaged(self.root, "its annex is of another file")
-        at = HEADER.itemsize + fields * FIELD.itemsize
-        metadata = self._file.read(at, at + len(self.labels) * METADATA.itemsize)
-        table = self._file.read(int(header["alloc_table_ptr"]), len(self._file))
-        if zlib.crc32(table, zlib.crc32(metadata)) != tables:
-            raise _damaged(self.root, "its metadata do not have the checksum that was noted")
+class _Tables(NamedTuple):
+    """What the tables of a file say of each image; see ``BetonStore``."""
 
-    def _check_records(self, path: Place) -> None:
-        """Refuse records that lie outside the file or cannot be what they say."""
-        whole = len(self._file)
-        outside = (self.start < HEADER.itemsize) | (self.bytes < 0) | (self.bytes > whole)
-        outside |= self.start > whole - self.bytes
-        if outside.any():
-            raise _damaged(path, f"image {int(np.argmax(outside))} lies outside of it")
-        raw = self.modes == RAW
-        pixels = 3 * self.width[raw].astype(np.int64) * self.height[raw]
-        if (pixels != self.bytes[raw]).any() or (self.modes > RAW).any():
-            raise _damaged(path, "sizes and lengths of its images do not agree")
-        if self.classes and self.labels.max(initial=-1) >= len(self.classes):
-            raise _damaged(path, "it has labels without a class name")
+    labels: NDArray[np.int64]
+    modes: NDArray[np.uint8]
+    width: NDArray[np.int32]
+    height: NDArray[np.int32]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+    crc: NDArray[np.uint32]
+    """Empty where the file has none."""
 
 
 @cache
@@ -297,132 +211,167 @@ def _warn_once(message: str) -> None:
     log.warning(message)
 
 
-def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
-    """Return the first bytes of a file of ours: header and field descriptors.
+class _Part:
+    """A .beton file: its header, its tables and its annex.
 
-    Args:
-        images: how many there are.
-        page_size: a power of 2 that no record crosses.
-        table: where the allocation table begins.
-        annex: the packed annex.
-        annex_start: where it begins.
+    Raises:
+        DataError: as ``BetonStore``.
     """
-    header = np.zeros(1, HEADER)
-    header[0] = (VERSION, 2, page_size, images, table)
-    mark = [_MAGIC, _ANNEX_FORMAT, annex_start, len(annex), zlib.crc32(annex)]
 
-    def with_check(check: int) -> bytes:
-        fields = np.zeros(2, FIELD)
-        arguments = np.zeros(1024, np.uint8)
-        arguments[: _MARK.size] = np.frombuffer(_MARK.pack(*mark, check), np.uint8)
-        fields[0] = (IMAGE_FIELD, b"image", arguments.tobytes())
-        fields[1] = (INT_FIELD, b"label", bytes(1024))
-        return header.tobytes() + fields.tobytes()
+    def __init__(self, path: Place) -> None:
+        self.path, self.file = path, open_file(path)
+        if len(self.file) < HEADER.itemsize:
+            raise self._damaged(f"it has {len(self.file)} bytes")
+        head = self.file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
+        self._header = np.frombuffer(head, HEADER, 1)[0]
+        if self._header["version"] != VERSION:
+            raise self._damaged(f"it says format {self._header['version']}, not {VERSION}")
+        count = int(self._header["num_fields"])
+        self._tables = HEADER.itemsize + count * FIELD.itemsize
+        """Where the metadata begin."""
+        if not 0 < count <= _MOST_FIELDS or self._tables > len(head):
+            raise self._damaged(f"it says that it has {count} fields")
+        self._fields = np.frombuffer(head, FIELD, count, HEADER.itemsize)
+        self.page_size = int(self._header["page_size"])
+        self.fields = tuple(field["name"].decode("ascii", "replace") for field in self._fields)
+        self.image_field = self.fields[self._number_of(IMAGE_FIELD, b"image") or 0]
+        self.classes: tuple[str, ...] = ()
+        self.about: dict[str, Any] = {}
+        self.annex = self._find_annex()
+        """Where the annex lies; None in a file of FFCV's own making."""
+        if self.annex is not None:
+            try:
+                text = parsed_json(self._annex_array("text").tobytes())
+                self.about, self.classes = dict(text["about"]), tuple(text["classes"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise self._damaged("its annex cannot be read") from error
 
-    return with_check(zlib.crc32(with_check(0)))
+    def read_tables(self) -> _Tables:
+        """Read what the file says of its images, and check it."""
+        rows, image_column, label_column = self._read_metadata()
+        image, labels = rows[image_column], np.full(len(rows), -1)
+        if label_column:
+            labels = np.maximum(rows[label_column], -1)
+        modes, width, height = image["mode"].copy(), image["width"], image["height"]
+        size = self._read_sizes(image["data_ptr"], zlib.crc32(rows.data))
+        crc = np.zeros(0, np.uint32)
+        if self.annex is None:
+            self.classes = name_classes(labels, self.path)
+        else:
+            crc = self._annex_array("crc")
+            if len(crc) != len(labels):
+                raise self._damaged("its annex is of another file")
+        raw = modes == RAW
+        pixels = 3 * width[raw].astype(np.int64) * height[raw]
+        if (pixels != size[raw]).any() or (modes > RAW).any():
+            raise self._damaged("sizes and lengths of its images do not agree")
+        if self.classes and labels.max(initial=-1) >= len(self.classes):
+            raise self._damaged("it has labels without a class name")
+        width, height = width.astype(np.int32), height.astype(np.int32)
+        start = image["data_ptr"].astype(np.int64)
+        return _Tables(labels, modes, width, height, start, size, crc)
 
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the images."""
+        names = self._annex_array("names").tobytes().decode("utf-8", "surrogateescape")
+        return names.split("\0")
 
-def _damaged(path: Place, why: str) -> DataError:
-    return DataError(f"{path} is damaged or no .beton file: {why}; convert it again")
+    def _annex_array(self, name: str) -> NDArray[Any]:
+        assert self.annex is not None
+        try:
+            with np.load(io.BytesIO(self.file.read(*self.annex))) as annex:
+                array: NDArray[Any] = annex[name]
+                return array
+        except Exception as error:  # a damaged archive makes numpy raise anything
+            raise self._damaged(f"its annex cannot be read ({error})") from error
 
+    def _find_annex(self) -> tuple[int, int] | None:
+        """Find the annex by the mark in the image field's arguments, and check it."""
+        for number, field in enumerate(self._fields):
+            arguments = field["arguments"].tobytes()
+            if field["type_id"] == _PLANES_FIELD and arguments.startswith(MAGIC):
+                raise DataError(
+                    f"{self.path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which "
+                    "this version does not read; convert the original images again: fastsiam "
+                    "convert folder --source FOLDER (--raw stores pixels)"
+                )
+            if field["type_id"] != IMAGE_FIELD or not any(arguments):
+                continue
+            if not arguments.startswith(MAGIC):
+                # FFCV's own image field leaves zeros there.
+                raise self._damaged("the arguments of its image field are not ours")
+            _, version, start, size, crc, check = MARK.unpack_from(arguments)
+            if version != ANNEX_FORMAT:
+                raise DataError(
+                    f"{self.path} was written by a newer fastsiam (annex {version}); update "
+                    "fastsiam"
+                )
+            own = bytearray(self.file.read(0, self._tables))
+            place = HEADER.itemsize + number * FIELD.itemsize + 17 + MARK.size - 4
+            own[place : place + 4] = bytes(4)
+            if zlib.crc32(own) != check:
+                raise self._damaged("its header does not have the checksum that was noted")
+            annex = start, start + size
+            if annex[1] > len(self.file) or zlib.crc32(self.file.read(*annex)) != crc:
+                raise self._damaged("its annex is not where it should be")
+            return annex
+        return None
 
-def _read_head(path: Place, file: File) -> tuple[np.void, NDArray[np.void]]:
-    if len(file) < HEADER.itemsize:
-        raise _damaged(path, f"it has {len(file)} bytes")
-    view = file.read(0, HEADER.itemsize + _MOST_FIELDS * FIELD.itemsize)
-    header: np.void = np.frombuffer(view, HEADER, 1)[0]
-    if header["version"] != VERSION:
-        raise _damaged(path, f"it says format {header['version']}, not {VERSION}")
-    count = int(header["num_fields"])
-    if not 0 < count <= _MOST_FIELDS or HEADER.itemsize + count * FIELD.itemsize > len(view):
-        raise _damaged(path, f"it says that it has {count} fields")
-    return header, np.frombuffer(view, FIELD, count, HEADER.itemsize)
-
-
-def _annex_place(
-    path: Place, file: File, header: np.void, fields: NDArray[np.void]
-) -> tuple[int, int] | None:
-    """Return where the annex lies, None in a file of FFCV's own making."""
-    for number, field in enumerate(fields):
-        arguments = field["arguments"].tobytes()
-        if field["type_id"] == _PLANES_FIELD and arguments.startswith(_MAGIC):
+    def _read_metadata(self) -> tuple[NDArray[np.void], str, str]:
+        """Return the metadata, and the names of their columns of images and, if any, of labels."""
+        kinds = [int(kind) for kind in self._fields["type_id"]]
+        unknown = [
+            name for name, kind in zip(self.fields, kinds, strict=True) if kind not in _FORMATS
+        ]
+        if unknown:
             raise DataError(
-                f"{path} holds planes of JPEGs (convert --yuv of fastsiam 0.2), which this version "
-                "does not read; convert the original images again: fastsiam convert folder "
-                "--source FOLDER (--raw stores pixels)"
+                f"{self.path} has a field of a type of its own, which cannot be read: {unknown}"
             )
-        if field["type_id"] != IMAGE_FIELD or not any(arguments):
-            continue
-        if not arguments.startswith(_MAGIC):
-            # FFCV's own image field leaves zeros there.
-            raise _damaged(path, "the arguments of its image field are not ours")
-        _, version, start, size, crc, check = _MARK.unpack_from(arguments)
-        if version != _ANNEX_FORMAT:
-            raise DataError(
-                f"{path} was written by a newer fastsiam (annex {version}); update fastsiam"
-            )
-        own = bytearray(file.read(0, HEADER.itemsize + len(fields) * FIELD.itemsize))
-        place = HEADER.itemsize + number * FIELD.itemsize + 17 + _MARK.size - 4
-        own[place : place + 4] = bytes(4)
-        if zlib.crc32(own) != check:
-            raise _damaged(path, "its header does not have the checksum that was noted")
-        if start + size > len(file) or zlib.crc32(file.read(start, start + size)) != crc:
-            raise _damaged(path, "its annex is not where it should be")
-        return start, start + size
-    return None
+        image = self._number_of(IMAGE_FIELD, b"image")
+        if image is None:
+            names = self._fields["name"].tolist()
+            raise DataError(f"{self.path} has no image field (only {names})")
+        row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
+        count = int(self._header["num_samples"])
+        if not count:
+            raise DataError(f"{self.path} holds no images")
+        end = self._tables + count * row.itemsize
+        if end > len(self.file):
+            raise self._damaged(f"it ends before its metadata of {count:,} images")
+        label = self._number_of(INT_FIELD, b"label")
+        rows = np.frombuffer(self.file.read(self._tables, end), row, count)
+        return rows, f"f{image}", "" if label is None else f"f{label}"
 
+    def _number_of(self, kind: int, name: bytes) -> int | None:
+        """Return the number of the field of a kind that has a name, or of the first of the kind."""
+        of_kind = [i for i, field in enumerate(self._fields) if field["type_id"] == kind]
+        named = [i for i in of_kind if self._fields[i]["name"] == name]
+        return next(iter(named + of_kind), None)
 
-def _read_metadata(
-    path: Place, file: File, header: np.void, fields: NDArray[np.void]
-) -> tuple[NDArray[np.void], NDArray[np.int64] | None]:
-    """Return the columns of the image field and, if there is one, of the label field."""
-    kinds = [int(kind) for kind in fields["type_id"]]
-    unknown = [f["name"].decode("ascii", "replace") for f in fields if f["type_id"] not in _FORMATS]
-    if unknown:
-        raise DataError(f"{path} has a field of a type of its own, which cannot be read: {unknown}")
-    if IMAGE_FIELD not in kinds:
-        raise DataError(f"{path} has no image field (only {fields['name'].tolist()})")
-    row = np.dtype([(f"f{i}", _FORMATS[kind]) for i, kind in enumerate(kinds)], align=True)
-    at, count = HEADER.itemsize + len(fields) * FIELD.itemsize, int(header["num_samples"])
-    if not count:
-        raise DataError(f"{path} holds no images")
-    if at + count * row.itemsize > len(file):
-        raise _damaged(path, f"it ends before its metadata of {count:,} images")
-    rows = np.frombuffer(file.read(at, at + count * row.itemsize), row, count)
-    image, label = _choose(fields, IMAGE_FIELD, b"image"), _choose(fields, INT_FIELD, b"label")
-    assert image is not None
-    return rows[f"f{image}"], None if label is None else rows[f"f{label}"]
+    def _read_sizes(self, start: NDArray[np.uint64], metadata_crc32: int) -> NDArray[np.int64]:
+        """Look up each image's record in the allocation table, which may be in any order.
 
+        Args:
+            start: (images,) where each record begins.
+            metadata_crc32: checksum of the metadata, which the annex notes together with the table.
+        """
+        at = int(self._header["alloc_table_ptr"])
+        size = len(self.file) - at
+        most = RECORD.itemsize * int(self._header["num_samples"]) * len(self.fields)
+        if size > most:  # of a file on another machine, it would all be fetched
+            raise self._damaged("its allocation table is not where it should be")
+        if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
+            raise self._damaged("its allocation table is not whole")
+        table = np.frombuffer(self.file.read(at, at + size), RECORD)
+        order = np.argsort(table["ptr"], kind="stable")
+        place = np.searchsorted(table["ptr"], start, sorter=order)
+        found = table[order[np.minimum(place, len(table) - 1)]]
+        if (found["ptr"] != start).any():
+            raise self._damaged("its allocation table lacks images")
+        if self.annex and zlib.crc32(table.data, metadata_crc32) != self.about.get("tables_crc32"):
+            raise self._damaged("its metadata do not have the checksum that was noted")
+        return found["size"].astype(np.int64)
 
-def _choose(fields: NDArray[np.void], kind: int, name: bytes) -> int | None:
-    """Return the number of the field of a kind that has a name, or of the first of that kind."""
-    of_kind = [i for i, field in enumerate(fields) if field["type_id"] == kind]
-    named = [i for i in of_kind if fields[i]["name"] == name]
-    return next(iter(named + of_kind), None)
-
-
-def _read_table(path: Place, file: File, header: np.void) -> NDArray[np.void]:
-    at = int(header["alloc_table_ptr"])
-    size = len(file) - at
-    most = RECORD.itemsize * int(header["num_samples"]) * int(header["num_fields"])
-    if size > most:  # of a file on another machine, it would all be fetched
-        raise _damaged(path, "its allocation table is not where it should be")
-    if at < HEADER.itemsize or size < RECORD.itemsize or size % RECORD.itemsize:
-        raise _damaged(path, "its allocation table is not whole")
-    return np.frombuffer(file.read(at, at + size), RECORD)
-
-
-def _record_sizes(
-    path: Place, table: NDArray[np.void], start: NDArray[np.uint64]
-) -> NDArray[np.int64]:
-    """Look up each image's record in the table, which may be in any order."""
-    if len(table) == len(start) and (table["ptr"] == start).all():
-        return table["size"].astype(np.int64)
-    order = np.argsort(table["ptr"], kind="stable")
-    place = np.searchsorted(table["ptr"], start, sorter=order)
-    if (place == len(table)).any():
-        raise _damaged(path, "its allocation table lacks images")
-    found = table[order[place]]
-    if (found["ptr"] != start).any():
-        raise _damaged(path, "its allocation table lacks images")
-    return found["size"].astype(np.int64)
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self.path} is damaged or no .beton file: {why}; convert it again")

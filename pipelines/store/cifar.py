@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them: pickled pixels in a .tar.gz.
 
 A pickle can name any function and have it called when it is read. Here no name leads to a function
-of Python's or numpy's: the three names that numpy's arrays need lead to stand-ins of ours, and a
+of Python's or numpy's: the three names that numpy's arrays need lead to a stand-in, and a
 pickle with any other name is refused.
 """
 
@@ -65,12 +65,12 @@ class CifarStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's 32 x 32 x 3 pixels."""
-        return memoryview(self._pixels[index]).cast("B")
+        return memoryview(self._pixels[self.position(index)]).cast("B")
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return addresses and lengths of images."""
         size = self._pixels[0].nbytes
-        return self._pixels.ctypes.data + size * indices, np.full(len(indices), size)
+        return self._pixels.ctypes.data + size * self.in_whole(indices), np.full(len(indices), size)
 
     def raw_size(self, index: int) -> tuple[int, int]:
         """Return (32, 32)."""
@@ -78,7 +78,7 @@ class CifarStore(Store):
 
     def name(self, index: int) -> str:
         """Return the batch file and the image's place in it."""
-        return self._names[index]
+        return self._names[self.position(index)]
 
     def dimensions(self) -> NDArray[np.int64]:
         """Return (32, 32) for each image."""
@@ -122,55 +122,39 @@ def _class_names(content: dict[bytes, Any]) -> tuple[str, ...]:
 def _images(
     path: Path, member: str, content: dict[bytes, Any]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    data = content[b"data"]
     labels = next((content[key] for key, _ in _LABELS if key in content), None)
     try:
-        rows = np.frombuffer(data.raw, np.uint8).reshape(-1, 3, SIDE, SIDE)
+        _, _, dtype, in_columns, raw = content[b"data"].state
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, 3, SIDE, SIDE)
         own = np.array(labels, np.int64)
-        if data.dtype != "u1" or own.shape != (len(rows),):
+        if dtype.arguments[0] not in ("u1", b"u1") or in_columns or own.shape != (len(rows),):
             raise ValueError("other types or lengths than CIFAR's")
-    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, IndexError, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{path}: {member} is damaged ({why(error)}); fetch it again") from error
     return np.ascontiguousarray(rows.transpose(0, 2, 3, 1)), own
 
 
-class _Dtype:
-    """Stands in for numpy.dtype: keeps the name of the type."""
+class _StandIn:
+    """Stands for an array, a type or a function of numpy's: keeps what the pickle gives it."""
 
-    def __init__(self, kind: object = None, *_: object) -> None:
-        self.kind = kind.decode() if isinstance(kind, bytes) else kind
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-class _Array:
-    """Stands in for numpy.ndarray: keeps the name of the type and the bytes."""
-
-    def __init__(self, *_: object) -> None:
-        self.dtype: object = None
-        self.raw = b""
+    def __init__(self, *arguments: object) -> None:
+        self.arguments, self.state = arguments, ()
 
     def __setstate__(self, state: Any) -> None:
-        _, _, dtype, fortran, raw = state
-        if fortran or not isinstance(raw, bytes) or not isinstance(dtype, _Dtype):
-            raise ValueError("an array of another kind")
-        self.dtype, self.raw = dtype.kind, raw
-
-
-def _reconstruct(*_: object) -> _Array:
-    return _Array()
+        self.state = state
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a pickle in which all names lead to the stand-ins."""
+    """Reads a pickle in which all names lead to the stand-in."""
 
-    _KNOWN = {  # noqa: RUF012 - a constant
-        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-        ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): _Dtype,
-    }
+    _KNOWN = frozenset(
+        {
+            ("numpy.core.multiarray", "_reconstruct"),
+            ("numpy._core.multiarray", "_reconstruct"),
+            ("numpy", "ndarray"),
+            ("numpy", "dtype"),
+        }
+    )
 
     def __init__(self, path: Path, member: str, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -182,7 +166,7 @@ class _Unpickler(pickle.Unpickler):
                 f"{self._where} names {module}.{name}, which CIFAR's files do not; "
                 "nothing of it was run; fetch the archive again from its authors"
             )
-        return self._KNOWN[module, name]
+        return _StandIn
 
 
 def _unpickle(path: Path, member: str, data: bytes) -> dict[bytes, Any]:

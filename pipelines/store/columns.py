@@ -5,9 +5,11 @@ All that is imported of pyarrow is imported when a table is read: it is an extra
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,8 +19,6 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
-from .base import numbered_classes
-
 log = logging.getLogger(__name__)
 
 PATH = "path"
@@ -27,8 +27,6 @@ LABELS = ("label", "labels", "fine_label", "cls")
 """Names of label columns; the first that a table has is taken."""
 _IMAGES = ("image", "img", "jpg")
 """Of several columns that can hold images, one of these names is the one that is meant."""
-_said: set[tuple[str, ...]] = set()
-"""Choices among columns that this process has logged."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def columns_of(path: object, schema: Any, names: ColumnNames = AUTOMATIC) -> Col
     elif not found:
         raise _no_image_column(path, schema, images)
     else:
-        _say_choice(path, "image", found[0], images)
+        _say_choice("image", found[0], tuple(images))
     image = names.image or found[0]
     bare = schema.field(image).type.num_fields == 0
     label, classes = label_of(path, schema, names.label)
@@ -116,7 +114,7 @@ def label_of(path: object, schema: Any, name: str = "") -> tuple[str | None, tup
         named = [own for own in LABELS if own in able]
         listed = [own for own in able if _type(features.get(own)) == "ClassLabel"]
         label = named[0] if named else listed[0] if len(listed) == 1 else None
-        _say_choice(path, "label", label, list(dict.fromkeys([*named, *listed])))
+        _say_choice("label", label, tuple(dict.fromkeys([*named, *listed])))
     classes = (features.get(label) or {}).get("names") if label is not None else None
     return label, tuple(map(str, classes)) if isinstance(classes, list) else ()
 
@@ -134,21 +132,15 @@ def path_column(schema: Any, name: str = "") -> str:
     return schema.field(at).name if at >= 0 and is_text(schema.field(at).type) else ""
 
 
-def numbered(
-    parts: list[Any], classes: tuple[str, ...], source: object
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Turn label columns into numbers of classes.
+def read_labels(parts: Sequence[Any], source: object) -> NDArray[np.int64] | list[str | None]:
+    """Return what label columns hold: numbers of classes, or names of classes.
 
     Args:
-        parts: Arrow columns of integers or of names of classes, one for each file.
-        classes: names of the numbers, if they are known.
+        parts: Arrow columns, one for each file.
         source: for messages.
 
-    Returns:
-        (rows,) the number of each row's class, -1 where it has none; the classes' names.
-
     Raises:
-        DataError: files differ in the type of their labels, or labels are no numbers of classes.
+        DataError: files differ in the type of their labels, or labels are too large.
     """
     texts = [is_text(part.type) for part in parts]
     if len(set(texts)) > 1:
@@ -156,35 +148,10 @@ def numbered(
             f"{source}: the labels are numbers in some files and names in others; write them anew, "
             "alike"
         )
-    if not texts[0]:
-        try:
-            found = [np.asarray(part.cast("int64").fill_null(-1), np.int64) for part in parts]
-        except errors() as error:
-            raise DataError(f"{source} has labels that number no class: {short(error)}") from error
-        labels = np.maximum(np.concatenate(found), -1)
-        classes = classes or numbered_classes(labels, source)
-    else:
-        labels, classes = numbered_names([name for part in parts for name in part.to_pylist()])
-    if labels.max(initial=-1) >= len(classes):
-        raise DataError(f"{source} has labels without a class name")
-    return labels, classes
-
-
-def numbered_names(
-    names: Sequence[str | None],
-) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Turn names of classes into numbers, by the names' order.
-
-    Args:
-        names: (images,) of each image's class; None is no class.
-
-    Returns:
-        (images,) the number of each image's class, -1 where it has none; the classes' names.
-    """
-    classes = tuple(sorted({name for name in names if name is not None}))
-    place = {name: number for number, name in enumerate(classes)}
-    labels = [-1 if name is None else place[name] for name in names]
-    return np.array(labels, np.int64), classes
+    if texts[0]:
+        return [name for part in parts for name in part.to_pylist()]
+    with reading(f"{source} has labels that number no class"):
+        return np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
 
 
 def errors() -> tuple[type[Exception], ...]:
@@ -194,9 +161,22 @@ def errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, LookupError, TypeError, StopIteration, pyarrow.ArrowException)
 
 
-def short(error: Exception) -> str:
-    """Return an error's first line, as much of it as a message takes."""
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+@contextlib.contextmanager
+def reading(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn what pyarrow raises in the block into an error of the user's world.
+
+    Args:
+        problem: what is wrong if it raises something, such as "x.parquet is damaged".
+        advice: what the user can do.
+
+    Raises:
+        DataError: the problem, pyarrow's reason and the advice.
+    """
+    try:
+        yield
+    except errors() as error:
+        why = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{problem}: {why}{advice}") from error
 
 
 def _check_named(
@@ -232,15 +212,14 @@ def _no_image_column(path: object, schema: Any, several: list[str]) -> DataError
     )
 
 
-def _say_choice(path: object, what: str, chosen: str | None, able: list[str]) -> None:
+@cache
+def _say_choice(what: str, chosen: str | None, able: tuple[str, ...]) -> None:
     """Log once which of several columns was chosen, if any."""
-    if len(able) < 2 or (said := (what, str(chosen), *able)) in _said:
-        return
-    _said.add(said)
-    others = ", ".join(name for name in able if name != chosen)
-    taken = f"{what}s come from column {chosen!r}" if chosen else f"the images have no {what}s"
-    which = "another" if chosen else "one"
-    log.info(f"{path}: {taken}; pass --{what}-column to take {which} ({others})")
+    if len(able) > 1:
+        others = ", ".join(name for name in able if name != chosen)
+        taken = f"{what}s come from column {chosen!r}" if chosen else f"the images have no {what}s"
+        which = "another" if chosen else "one"
+        log.info(f"{taken}; pass --{what}-column to take {which} ({others})")
 
 
 def _can_hold_images(kind: Any) -> bool:

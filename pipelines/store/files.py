@@ -1,18 +1,108 @@
-"""Files of a data set, here or on another machine."""
+"""Files of a data set that are read by ranges: mapped into memory, or on another machine."""
 
 from __future__ import annotations
 
+import errno
+import io
+import mmap
+import os
+import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
+from fastsiam.files import explained
+from fastsiam.kernels import mappings
 
 from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
-from .mapped import Mapped
+from .probe import Bytes
+
+_WORTH_A_CALL = 2**14
+"""Bytes from which on a range is read ahead."""
+
+
+class Mapped:
+    """A file mapped into memory, read-only.
+
+    Bytes that it loses meanwhile are zeros, and ``check`` says so.
+
+    A pickle of it holds the path alone: the process that unpickles it maps the file again.
+
+    Raises:
+        DataError: it cannot be opened, or is empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with explained(DataError, f"cannot read {path}"):
+                self._map = _mapped(path)
+        except ValueError as error:
+            raise DataError(f"{path} is empty") from error
+        self.view = memoryview(self._map)
+        self.address = np.frombuffer(self.view, np.uint8).ctypes.data
+        """Of the file's first byte in memory."""
+        self._map.guard(path)
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return the bytes between two places, without a copy."""
+        return self.view[start:stop]
+
+    def ahead(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Have the system read ranges that will be needed soon, while other work is done.
+
+        Small ranges are left to the system, which reads 128 KiB around a page that is missing.
+        """
+        for start, stop in ranges:
+            if stop - start >= _WORTH_A_CALL:
+                page = start - start % mmap.PAGESIZE
+                self._map.madvise(mmap.MADV_WILLNEED, page, stop - page)
+
+    def find(self, data: bytes, start: int, end: int) -> int:
+        """Return where in the file bytes begin that lie between two places in it, -1 if nowhere."""
+        return self._map.find(data, start, end)
+
+    def check(self) -> None:
+        """Refuse a file that has not the size any more that was mapped, or could not be read.
+
+        Raises:
+            FileLostError: names it.
+        """
+        try:
+            whole = not mappings.is_lost(self._map.place) and self._map.size() == len(self)
+        except OSError:  # its server knows it no more
+            whole = False
+        if not whole:
+            raise mappings.lost(self.path, len(self))
+
+    def __len__(self) -> int:
+        """Return the file's size in bytes."""
+        return len(self.view)
+
+    def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
+        """Return how to make it again: from its path."""
+        return Mapped, (self.path,)
+
+
+def _mapped(path: Path) -> mappings.Mapping:
+    """Map a file, which holds it open: raise the limit on open files if it is reached."""
+
+    def mapping() -> mappings.Mapping:
+        with path.open("rb") as file:
+            return mappings.Mapping(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    try:
+        return mapping()
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return mapping()
+
 
 File = Mapped | RemoteFile
 """A file that is read by ranges."""
@@ -27,65 +117,6 @@ def open_file(path: Place) -> File:
     return RemoteFile(path) if isinstance(path, RemotePath) else Mapped(path)
 
 
-def allocator(new_chunk: Callable[[], memoryview]) -> Callable[[int], memoryview]:
-    """Return a function that allocates memory for one image after the other, out of chunks."""
-    rest = memoryview(b"")
-
-    def allocate(size: int) -> memoryview:
-        nonlocal rest
-        if size > len(rest):
-            rest = new_chunk()
-        if size > len(rest):
-            return np.empty(size, np.uint8).data
-        memory, rest = rest[:size], rest[size:]
-        return memory
-
-    return allocate
-
-
-def read_into(
-    file: File, start: int, stop: int, allocate: Callable[[int], memoryview]
-) -> memoryview:
-    """Return the bytes of a range, in memory from ``allocate`` if they have to be copied."""
-    if isinstance(file, RemoteFile):
-        return file.read(start, stop, allocate)
-    return file.read(start, stop)
-
-
-def located(
-    files: Sequence[File],
-    file: NDArray[np.integer],
-    start: NDArray[np.integer],
-    size: NDArray[np.integer],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return addresses and lengths of N ranges of mapped files; None if a file is not mapped.
-
-    Args:
-        files: all of the data set.
-        file: (N,) number of each range's file.
-        start: (N,) where it begins in the file.
-        size: (N,) its bytes.
-    """
-    addresses = [one.address for one in files if isinstance(one, Mapped)]
-    if len(addresses) < len(files):
-        return None
-    base = np.array(addresses, np.int64)[file]
-    return base + start.astype(np.int64), size.astype(np.int64)
-
-
-def read_ahead(
-    files: Sequence[File],
-    file: NDArray[np.integer],
-    start: NDArray[np.integer],
-    size: NDArray[np.integer],
-) -> None:
-    """Start to fetch N ranges of files that will be read soon; the arguments are ``located``'s."""
-    stop = start.astype(np.int64) + size.astype(np.int64)
-    for number in np.unique(file).tolist():
-        own = file == number
-        files[number].ahead(list(zip(start[own].tolist(), stop[own].tolist(), strict=True)))
-
-
 def on_disk(path: Place) -> Path:
     """Return a path of this machine; refuse data that cannot be read in place on another one."""
     if isinstance(path, Path):
@@ -94,3 +125,41 @@ def on_disk(path: Place) -> Path:
         f"{path} holds neither tars nor .beton, which alone are read in place on another machine: "
         "copy it to a disk and name that, or upload what fastsiam convert makes of it"
     )
+
+
+class FileReader(io.RawIOBase):
+    """A part of a file that is read by ranges, for libraries that read Python's files.
+
+    Args:
+        read: returns the bytes of the file between two places.
+        start: where the part begins.
+        end: where it ends.
+    """
+
+    def __init__(self, read: Callable[[int, int], Bytes], start: int, end: int) -> None:
+        self._read, self._start, self._size, self._at = read, start, end - start, 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read so many bytes, up to the end."""
+        stop = self._size if size is None or size < 0 else min(self._at + size, self._size)
+        data = bytes(self._read(self._start + self._at, self._start + max(self._at, stop)))
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the position."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at

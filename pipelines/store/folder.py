@@ -36,9 +36,6 @@ STAT_THREADS, _STAT_CHUNK = 16, 512
 A network file system takes long to answer, but answers many at once.
 """
 
-_SHOWN = 64
-"""Files after which the count on the screen is looked at."""
-
 
 class FileStore(Store):
     """Image files, each of which is opened when it is read.
@@ -70,7 +67,7 @@ class FileStore(Store):
 
     def name(self, index: int) -> str:
         """Return an image's path below the folder, or its absolute one."""
-        return os.fsdecode(self._names[index])
+        return os.fsdecode(self._names[self.position(index)])
 
     def where(self, index: int) -> str:
         """Return an image's path, for messages."""
@@ -79,7 +76,7 @@ class FileStore(Store):
     def read(self, index: int) -> Bytes:
         """Return an image's encoded bytes."""
         try:
-            with open(self._file(index), "rb", buffering=0) as file:
+            with open(self._file(self.position(index)), "rb", buffering=0) as file:
                 return file.read()
         except OSError as error:
             raise DataError(f"cannot read {self.path(index)}: {reason(error)}") from error
@@ -103,7 +100,7 @@ class FileStore(Store):
 
     def _read_files(self, indices: NDArray[np.int64], memory: memoryview) -> list[int]:
         """Read files one behind the other, as far as they fit; return the bytes of each."""
-        names, which = self._names, np.ascontiguousarray(indices, np.int64)
+        names, which = self._names, np.ascontiguousarray(self.in_whole(indices), np.int64)
         sizes = np.empty(len(which), np.int64)
         count: int = library.kernels().fastsiam_read_files(
             self._prefix,
@@ -120,6 +117,8 @@ class FileStore(Store):
 
     def sizes(self) -> NDArray[np.int64]:
         """Return the bytes of each image: (images,); 0 where a file is not there any more."""
+        if self._whole is not None:
+            return self._whole.sizes()[self.positions]
         return self._stat()[:, 0]
 
     def stamp(self) -> str:
@@ -128,25 +127,27 @@ class FileStore(Store):
         return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def _stat(self) -> NDArray[np.int64]:
+        files = len(self._names)
+
         def stat(first: int) -> None:
-            for index in range(first, min(first + _STAT_CHUNK, len(self))):
+            for index in range(first, min(first + _STAT_CHUNK, files)):
                 with contextlib.suppress(OSError):
                     found = os.stat(self._file(index))
                     stats[index] = found.st_size, found.st_mtime_ns
 
         if self._stats is None:
-            stats = np.zeros((len(self), 2), np.int64)
+            stats = np.zeros((files, 2), np.int64)
             with (
-                tally(f"looking at files of {self.root}", len(self)) as done,
+                tally(f"looking at files of {self.root}", files) as done,
                 ThreadPoolExecutor(STAT_THREADS) as pool,
             ):
-                for _ in pool.map(stat, range(0, len(self), _STAT_CHUNK)):
-                    done.add(min(_STAT_CHUNK, len(self) - done.done))
+                for _ in pool.map(stat, range(0, files, _STAT_CHUNK)):
+                    done.add(min(_STAT_CHUNK, files - done.done))
             self._stats = stats
         return self._stats
 
-    def _file(self, index: int) -> bytes:
-        return os.path.join(self._prefix, self._names[index])
+    def _file(self, position: int) -> bytes:
+        return os.path.join(self._prefix, self._names[position])
 
 
 class FolderStore(FileStore):
@@ -201,11 +202,9 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
 
     Images of formats that are not read are counted in ``unread``, by their endings.
     """
-    images, folders, number = [], [], 0
+    images, folders = [], []
     with explained(DataError, f"cannot list {folder}"), os.scandir(folder) as entries:
-        for number, entry in enumerate(entries, 1):
-            if number % _SHOWN == 0:
-                listed.add(_SHOWN)
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
             if is_image_name(entry.name) and entry.is_file():
@@ -215,7 +214,7 @@ def _list(folder: Path, listed: Tally, unread: Counter[str]) -> tuple[list[str],
                     folders.append(entry.name)
             elif (ending := os.path.splitext(entry.name)[1].lower()) in _UNREAD_ENDINGS:
                 unread[ending] += 1
-        listed.add(number % _SHOWN)
+    listed.add(len(images) + len(folders))
     return sorted(images), sorted(folders)
 
 

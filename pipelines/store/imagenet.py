@@ -6,7 +6,6 @@ import io
 import re
 import tarfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,52 @@ LISTS = (
 """Kaggle's, TensorFlow's and Caffe's lists, and the devkit's own (which needs the rest of it)."""
 
 
-def validation_labels(folders: Sequence[Place]) -> dict[int, str | int] | None:
+def label_validation(store: Store, train_classes: Callable[[], tuple[str, ...]]) -> None:
+    """Label ImageNet's validation images by the list that its authors ship apart.
+
+    Args:
+        store: images without labels; those of other data sets stay as they are. The list lies
+            beside them, or in a folder above.
+        train_classes: returns the classes of the training images; empty if there are none.
+
+    Raises:
+        NoLabelsError: there is no list.
+        DataError: the list cannot be read, lacks an image, or counts to more classes than the
+            training images have.
+    """
+    named = [VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
+    if not all(named):
+        return
+    # on another machine, where each folder costs requests, the nearest
+    above = (
+        store.root.resolve().parents[:4] if isinstance(store.root, Path) else [store.root.parent]
+    )
+    known = _find_labels([store.root, *above])
+    if known is None:
+        raise NoLabelsError(
+            f"{store.root} has ImageNet's validation images without their labels: put "
+            f"ILSVRC2012_devkit_t12.tar.gz or one of {', '.join(LISTS[:3])} beside them"
+        )
+    try:
+        labels = [known[int(match[1])] for match in named if match]
+    except KeyError as error:
+        raise DataError(f"the list of labels lacks validation image {error}") from error
+    classes = train_classes()
+    if all(isinstance(label, str) for label in labels):
+        if not set(labels) <= set(classes):
+            classes = tuple(sorted(set(map(str, labels))))
+        number = {name: number for number, name in enumerate(classes)}
+        labels = [number[str(label)] for label in labels]
+    store.labels = np.array(labels, np.int64)
+    if store.labels.max() >= len(classes):
+        raise DataError(
+            f"the list of labels counts to {store.labels.max()}, "
+            f"but the training images have {len(classes)} classes"
+        )
+    store.classes = classes
+
+
+def _find_labels(folders: Sequence[Place]) -> dict[int, str | int] | None:
     """Find the labels of the validation images.
 
     Args:
@@ -38,16 +82,13 @@ def validation_labels(folders: Sequence[Place]) -> dict[int, str | int] | None:
     Returns:
         From an image's number (1 to 50,000) to its WordNet id, or to its class's place among the
         sorted WordNet ids; None if no list lies there.
-
-    Raises:
-        DataError: a list is there and cannot be read.
     """
     for level, folder in enumerate(folders):
         archive, unpacked = folder / f"{DEVKIT}.tar.gz", folder / DEVKIT / "data"
         if archive.is_file():
-            return _from_devkit(archive, partial(_member, archive))
+            return _from_devkit(archive)
         if unpacked.is_dir():
-            return _from_devkit(unpacked, partial(_file, unpacked))
+            return _from_devkit(unpacked)
         for name in LISTS:
             if level > 2 and name == "val.txt":
                 continue  # anybody's, so far away
@@ -56,81 +97,20 @@ def validation_labels(folders: Sequence[Place]) -> dict[int, str | int] | None:
     return None
 
 
-def told_labels(store: Store) -> list[str | int] | None:
-    """Look up the labels of ImageNet's validation images in the list that its authors ship apart.
-
-    Args:
-        store: images without labels; the list lies beside them, or in a folder above.
-
-    Returns:
-        (images,) WordNet ids, or places among the sorted WordNet ids; None if the images are
-        others than ImageNet's.
-
-    Raises:
-        NoLabelsError: there is no list.
-        DataError: the list cannot be read, or lacks an image.
-    """
-    named = [VALIDATION_NAME.search(store.name(i)) for i in range(len(store))]
-    if not all(named):
-        return None
-    labels = validation_labels([store.root, *_above(store.root)])
-    if labels is None:
-        raise NoLabelsError(
-            f"{store.root} has ImageNet's validation images without their labels: put "
-            f"ILSVRC2012_devkit_t12.tar.gz or one of {', '.join(LISTS[:3])} beside them"
-        )
+def _read_devkit(path: Place, name: str) -> bytes:
+    """Read a file of the devkit, which is unpacked or an archive."""
+    if path.name == "data":
+        return (path / name).read_bytes()
     try:
-        return [labels[int(match[1])] for match in named if match]
-    except KeyError as error:
-        raise DataError(f"the list of labels lacks validation image {error}") from error
-
-
-def give_labels(store: Store, labels: list[str | int], classes: tuple[str, ...]) -> None:
-    """Set a store's labels and classes.
-
-    Args:
-        store: of validation images.
-        labels: as ``told_labels`` returns them.
-        classes: those of the training images, which are the store's too; empty if there are none.
-
-    Raises:
-        DataError: the labels are positions, and there are fewer classes.
-    """
-    if all(isinstance(label, str) for label in labels):
-        if not set(labels) <= set(classes):
-            classes = tuple(sorted(set(map(str, labels))))
-        place = {name: number for number, name in enumerate(classes)}
-        store.labels = np.array([place[str(label)] for label in labels])
-    else:
-        store.labels = np.array(labels, np.int64)
-        if store.labels.max() >= len(classes):
-            raise DataError(
-                f"the list of labels counts to {store.labels.max()}, "
-                f"but the training images have {len(classes)} classes"
-            )
-    store.classes = classes
-
-
-def _above(root: Place) -> Sequence[Place]:
-    """Return the folders above; on another machine, where each costs requests, the nearest."""
-    return root.resolve().parents[:4] if isinstance(root, Path) else [root.parent]
-
-
-def _file(folder: Place, name: str) -> bytes:
-    return (folder / name).read_bytes()
-
-
-def _member(archive: Place, name: str) -> bytes:
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive.read_bytes()), mode="r:gz") as tar:
+        with tarfile.open(fileobj=io.BytesIO(path.read_bytes()), mode="r:gz") as tar:
             file = tar.extractfile(f"{DEVKIT}/data/{name}")
             assert file is not None
             return file.read()
     except (KeyError, OSError, EOFError, tarfile.TarError) as error:
-        raise DataError(f"{archive} cannot be read ({error}); fetch it again") from error
+        raise DataError(f"{path} cannot be read ({error}); fetch it again") from error
 
 
-def _from_devkit(path: Place, read: Callable[[str], bytes]) -> dict[int, str | int]:
+def _from_devkit(path: Place) -> dict[int, str | int]:
     """Combine the devkit's list of class numbers with its table of classes."""
     try:
         from scipy.io import loadmat
@@ -140,9 +120,9 @@ def _from_devkit(path: Place, read: Callable[[str], bytes]) -> dict[int, str | i
             f"or put one of these lists beside the images: {', '.join(LISTS[:3])}"
         ) from error
     try:
-        table = loadmat(io.BytesIO(read("meta.mat")), squeeze_me=True)["synsets"]
+        table = loadmat(io.BytesIO(_read_devkit(path, "meta.mat")), squeeze_me=True)["synsets"]
         wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
-        numbers = read("ILSVRC2012_validation_ground_truth.txt").split()
+        numbers = _read_devkit(path, "ILSVRC2012_validation_ground_truth.txt").split()
         return {i: wnids[int(number)] for i, number in enumerate(numbers, 1)}
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{path} is no devkit of ILSVRC 2012 ({error})") from error

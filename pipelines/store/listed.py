@@ -17,19 +17,10 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import reason
 
-from .base import SPLIT_NAMES, Split, numbered_classes
-from .columns import (
-    LABELS,
-    PATH,
-    errors,
-    is_text,
-    label_of,
-    numbered,
-    numbered_names,
-    path_column,
-    short,
-)
+from .base import SPLIT_NAMES, Split
+from .columns import LABELS, PATH, label_of, path_column, read_labels, reading
 from .folder import STAT_THREADS, FileStore
+from .labels import number_classes
 
 CSV = ".csv"
 _SPLIT = "split"
@@ -140,9 +131,12 @@ def _read_csv(path: Path, names: ColumnNames) -> _Rows:
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
     found = dict(zip(wanted, columns, strict=True))
-    label = _label_of(header, names)
-    labels, classes = _numbered(found[label], path) if label else _unlabelled(len(columns[0]))
-    return _Rows(columns[0], labels, classes, found.get(_SPLIT))
+    texts = found.get(_label_of(header, names), [""] * len(columns[0]))
+    if all(map(_WHOLE_NUMBER.fullmatch, set(texts) - {""})):
+        labels = number_classes(np.array([int(text or -1) for text in texts], np.int64), path)
+    else:
+        labels = number_classes([text or None for text in texts], path)
+    return _Rows(columns[0], *labels, found.get(_SPLIT))
 
 
 def _wanted(path: Path, header: list[str], names: ColumnNames) -> list[str]:
@@ -170,38 +164,22 @@ def _label_of(header: list[str], names: ColumnNames) -> str:
     return names.label or next((name for name in LABELS if name in header), "")
 
 
-def _numbered(texts: list[str], path: Path) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Turn a CSV file's labels into numbers of classes; an empty one is none."""
-    different = set(texts) - {""}
-    if not all(map(_WHOLE_NUMBER.fullmatch, different)):
-        return numbered_names([text or None for text in texts])
-    number = {text: max(-1, int(text)) for text in different} | {"": -1}
-    labels = np.array([number[text] for text in texts], np.int64)
-    return labels, numbered_classes(labels, path)
-
-
-def _unlabelled(rows: int) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    return np.full(rows, -1), ()
-
-
 def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
     """Read a list that is a parquet file."""
     from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            paths = path_column(schema, names.image)
-            label, classes = label_of(path, schema, names.label)
-            wanted = [paths, *(name for name in (label, _SPLIT) if name in schema.names)]
-            table = file.read(list(dict.fromkeys(wanted)))
-        found = {name: table.column(name).combine_chunks() for name in table.column_names}
-    except errors() as error:
-        raise DataError(f"{path} is damaged: {short(error)}") from error
-    labels = _unlabelled(len(table))
-    if label is not None and is_text(found[label].type):
-        labels = numbered_names([name or None for name in found[label].to_pylist()])
-    elif label is not None:
-        labels = numbered([found[label]], classes, path)
-    splits = [str(name or "") for name in found[_SPLIT].to_pylist()] if _SPLIT in found else None
-    return _Rows(found[paths].to_pylist(), *labels, splits)
+    with reading(f"{path} is damaged"), parquet.ParquetFile(path) as file:
+        schema = file.schema_arrow
+        paths = path_column(schema, names.image)
+        label, classes = label_of(path, schema, names.label)
+        wanted = [paths, *(name for name in (label, _SPLIT) if name in schema.names)]
+        table = file.read(list(dict.fromkeys(wanted)))
+    labels: NDArray[np.int64] | Sequence[str | None] = np.full(len(table), -1)
+    if label is not None:
+        labels = read_labels([table.column(label)], path)
+        if isinstance(labels, list):
+            labels = [name or None for name in labels]
+    splits = None
+    if _SPLIT in table.column_names:
+        splits = [str(name or "") for name in table.column(_SPLIT).to_pylist()]
+    return _Rows(table.column(paths).to_pylist(), *number_classes(labels, path, classes), splits)

@@ -1,13 +1,11 @@
 """Images in parquet files, as ``datasets`` and the Hub have them: an image struct and a label.
 
-A row group of a parquet file is decoded as a whole, so images are read in order by pyarrow, one
-group at a time: that is what a conversion does. Training reads them at random, by an index of the
-places of their bytes (``parquet_index``).
+Training reads images at random, by an index of the places of their bytes (``row_groups``). A row
+group is decoded as a whole, so a conversion reads images in order by pyarrow, one group at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,28 +17,17 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import quoted
 
-from ..remote import RemoteFile, RemotePath
-from ..remote.file import AsFile
 from ..remote.path import Place
 from .base import Split, Store
-from .columns import (
-    Columns,
-    columns_of,
-    errors,
-    numbered,
-    path_column,
-    require_pyarrow,
-    short,
-)
-from .files import File, on_disk
+from .columns import path_column, require_pyarrow
+from .files import Mapped, on_disk
+from .index import open_index
 from .listed import ListedStore
-from .parquet_index import placed
+from .placed import Allocate
 from .probe import Bytes
-from .table import Places, TableStore
+from .row_groups import PARQUET, RowGroup, build, open_table
+from .table import TableStore
 
-PARQUET = ".parquet"
-_ROWS = 64
-"""Read at a time."""
 _SPLIT_WORDS: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("validation", "valid", "val", "test"),
@@ -73,128 +60,105 @@ class ParquetStore(TableStore):
         in_order: bool = False,
     ) -> None:
         require_pyarrow(root)
-        tables = [_open(path) for path in files]
-        columns = [
-            columns_of(path, table.schema_arrow, names)
-            for path, table in zip(files, tables, strict=True)
+        tables = [open_table(path) for path in files]
+        schemas = [table.schema_arrow for table in tables]
+        rows = [table.metadata.num_rows for table in tables]
+        super().__init__(root, files, schemas, rows, names)
+        groups = [
+            RowGroup(file, path, own, number)
+            for file, (path, own) in enumerate(zip(files, self._columns, strict=True))
+            for number in range(tables[file].metadata.num_row_groups)
         ]
-        super().__init__(root, files, [table.metadata.num_rows for table in tables], columns)
-        self.labels, self.classes = self._read_labels(tables)
-        pieces = [
-            (number, group, table.metadata.row_group(group))
-            for number, table in enumerate(tables)
-            for group in range(table.metadata.num_row_groups)
-        ]
-        counts = [facts.num_rows for _, _, facts in pieces]
-        means = [facts.total_byte_size // max(1, facts.num_rows) for *_, facts in pieces]
-        self._pieces = [(number, group) for number, group, _ in pieces]
-        self._first, self._means = np.cumsum([0, *counts]), np.repeat(means, counts)
-        self._reader = _GroupReader()
-        self._places: Places | None = None
-        if in_order:
-            self.groups = np.repeat(np.arange(len(pieces)), counts)
+        self._reader: _GroupReader | None = None
+        if in_order:  # of an image's size only its group's mean is known
+            facts = [tables[own.file].metadata.row_group(own.number) for own in groups]
+            counts = [own.num_rows for own in facts]
+            means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
+            self.groups = np.repeat(np.arange(len(groups)), counts)
+            self._reader = _GroupReader(groups, np.cumsum([0, *counts]))
+            nowhere = np.zeros(len(self), np.int64)
+            self._set_places((), nowhere, nowhere, np.repeat(means, counts))
         else:
-            here = [path for path in files if isinstance(path, Path)]
-            if len(here) < len(files):
-                raise DataError(
-                    f"{root} holds parquet files, whose images are read in order alone on another "
-                    f"machine: convert them with fastsiam convert parquet --source {quoted(root)} "
-                    "--out DIR, and name DIR or what it is uploaded to"
-                )
-            self._places = placed(root, here, columns)
-            if len(self._places.size) != len(self.labels):
-                raise DataError(f"{root} is damaged: its columns are of several lengths")
-            self._refuse_paths_alone(self._places.size)
+            self._index(groups)
 
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of each image: (images,); if read in order, its row group's mean."""
-        return self._means if self._places is None else self._places.size.astype(np.int64)
+    def _index(self, groups: Sequence[RowGroup]) -> None:
+        """Look up where the images lie."""
+        root = self.root
+        here = [path for path in self._paths if isinstance(path, Path)]
+        if len(here) < len(self._paths):
+            raise DataError(
+                f"{root} holds parquet files, whose images are read in order alone on another "
+                f"machine: convert them with fastsiam convert parquet --source {quoted(root)} "
+                "--out DIR, and name DIR or what it is uploaded to"
+            )
+        mapped = [Mapped(path) for path in here]
+        source = str(here[0]) if len(here) == 1 else f"{len(here)} parquet files in {root}"
+        named = next((own.named for own in self._columns if own.named), "")
+        option = f" --image-column {quoted(named)}" if named else ""
+        advice = (
+            f"convert them: fastsiam convert parquet --source {quoted(root)}{option} --out DIR, "
+            "and name DIR with --data"
+        )
+        index = open_index(
+            mapped,
+            source,
+            lambda places: build(mapped, groups, places, source, advice),
+            column=named,
+        )
+        rows = index.arrays["rows"]
+        if len(rows) != len(self):
+            raise DataError(f"{root} is damaged: its columns are of several lengths")
+        files = [Mapped(index.images)] if index.images else mapped
+        self._set_places(files, rows["file"], rows["offset"], rows["size"])
+        self._refuse_paths_alone()
 
-    def mapped(self) -> Sequence[File]:
-        """Return the files that the images' bytes lie in; pyarrow's own mappings are not there."""
-        return () if self._places is None else self._places.files
+    def _read_range(self, index: int, allocate: Allocate | None = None) -> Bytes:
+        if self._reader is None:
+            return super()._read_range(index, allocate)
+        return self._reader.read(self.position(index))
 
-    def locate(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return addresses and lengths of images in the mapped files."""
-        return None if self._places is None else self._places.locate(indices)
-
-    def ahead(self, indices: Sequence[int]) -> None:
-        """Start to fetch images that will be read soon."""
-        if self._places is not None:
-            self._places.ahead(indices)
-
-    def _encoded(self, index: int) -> Bytes:
-        if self._places is not None:
-            return self._places.read(index)
-        piece = int(np.searchsorted(self._first, index, side="right")) - 1
-        number, group = self._pieces[piece]
-        columns, first = self._columns[number], int(self._first[piece])
-        row = self._reader.row(self._paths[number], columns, group, index - first)
-        return (row.get("bytes") if isinstance(row, dict) else row) or b""
-
-    def _named_paths(self) -> list[str | None]:
-        paths: list[str | None] = []
-        for file, columns in zip(self._paths, self._columns, strict=True):
-            table = _open(file)
-            own: list[str | None] = []
-            with contextlib.suppress(*errors()):  # an image column without paths
-                column = table.read([f"{columns.image}.path"]).column(columns.image)
-                own = [row and row["path"] for row in column.to_pylist()]
-            rows = table.metadata.num_rows
-            paths += own if len(own) == rows else [None] * rows
-        return paths
-
-    def _read_labels(self, tables: list[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """Read the labels of all files, and the names of their classes."""
-        if any(columns.label is None for columns in self._columns):
-            return np.full(int(self._first_rows[-1]), -1), ()
-        found = []
-        for path, columns, table in zip(self._paths, self._columns, tables, strict=True):
-            try:
-                found.append(table.read([columns.label]).column(columns.label).combine_chunks())
-            except errors() as error:
-                raise DataError(
-                    f"{path} is damaged in column {columns.label!r}: {short(error)}"
-                ) from error
-        return numbered(found, self._columns[0].classes, self.root)
+    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+        leaf = f"{column}.{part}" if part else column
+        with open_table(path) as table:
+            return table.read([leaf]).column(column)
 
 
 class _GroupReader:
-    """Reads the rows of row groups, in order, a few at a time."""
+    """Reads the images of row groups in order.
 
-    def __init__(self) -> None:
-        self._place: tuple[Place, int] | None = None
-        self._batches: Iterator[Any] = iter(())
-        self._rows: Any = []
-        self._next = 0
+    Args:
+        groups: all of them.
+        first: (groups + 1,) position of each group's first image.
+    """
 
-    def __reduce__(self) -> tuple[type[_GroupReader], tuple[()]]:
+    def __init__(self, groups: Sequence[RowGroup], first: NDArray[np.int64]) -> None:
+        self._groups, self._first = groups, first
+        self._group, self._next = -1, 0
+        self._images: Iterator[bytes] = iter(())
+        self._last = b""
+
+    def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make it again: at its beginning."""
-        return _GroupReader, ()
+        return _GroupReader, (self._groups, self._first)
 
-    def row(self, file: Place, columns: Columns, group: int, number: int) -> Any:
-        """Return a row of the image column.
+    def read(self, position: int) -> bytes:
+        """Return an image's bytes, none if its row has none.
 
         Raises:
             DataError: the group is damaged.
         """
-        try:
-            if self._place != (file, group) or number < self._next - len(self._rows):
-                self._place = None
-                self._batches = _open(file).iter_batches(
-                    _ROWS, row_groups=[group], columns=[columns.image]
-                )
-                self._rows, self._next = [], 0
-                self._place = (file, group)
-            while number >= self._next:
-                self._rows = next(self._batches).column(0)
-                self._next += len(self._rows)
-            return self._rows[number - (self._next - len(self._rows))].as_py()
-        except errors() as error:
-            self._place = None
-            raise DataError(f"{file} is damaged in row group {group}: {short(error)}") from None
+        group = int(np.searchsorted(self._first, position, side="right")) - 1
+        if group != self._group or position < self._next - 1:
+            self._group, self._next = group, int(self._first[group])
+            self._images = self._groups[group].images()
+        while position >= self._next:
+            try:
+                self._last = next(self._images)
+            except BaseException:
+                self._group = -1
+                raise
+            self._next += 1
+        return self._last
 
 
 def open_parquet(
@@ -209,7 +173,7 @@ def open_parquet(
     """
     if root.is_file():
         require_pyarrow(root)
-        if path_column(_open(root).schema_arrow, names.image):
+        if path_column(open_table(root).schema_arrow, names.image):
             return ListedStore(on_disk(root), split, names)
     if root.is_file() and split == "train":
         return ParquetStore(root, [root], names, in_order=in_order)
@@ -229,7 +193,9 @@ def open_parquet(
 def _of_split(root: Place, split: Split) -> list[Place]:
     """Return a split's files in a folder and below it, chosen by their names."""
     files: list[Place] = sorted(
-        path for path in root.rglob(f"*{PARQUET}") if not _hidden(path, root)
+        path
+        for path in root.rglob(f"*{PARQUET}")
+        if not any(part.startswith(".") for part in _below(path, root).parts)
     )
     if not files:
         raise DataError(f"{root} holds no .parquet files")
@@ -246,23 +212,6 @@ def _of_split(root: Place, split: Split) -> list[Place]:
     )
 
 
-def _below(path: Place, root: Place) -> PurePath:
+def _below(path: Place, folder: Place) -> PurePath:
     """Return where a file lies below a folder."""
-    if isinstance(path, RemotePath) and isinstance(root, RemotePath):
-        return path.relative_to(root)
-    return PurePath(str(path)).relative_to(str(root))
-
-
-def _hidden(path: Place, root: Place) -> bool:
-    return any(part.startswith(".") for part in _below(path, root).parts)
-
-
-def _open(path: Place) -> Any:
-    from pyarrow import parquet
-
-    try:
-        if isinstance(path, RemotePath):
-            return parquet.ParquetFile(AsFile(RemoteFile(path)), pre_buffer=True)
-        return parquet.ParquetFile(path, memory_map=True)  # else it holds a whole row group
-    except errors() as error:
-        raise DataError(f"{path} is no whole parquet file: {short(error)}") from error
+    return path.relative_to(folder)  # type: ignore[arg-type]

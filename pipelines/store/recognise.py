@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
@@ -24,20 +24,18 @@ from .cifar import ARCHIVES as CIFAR_ARCHIVES
 from .cifar import CifarStore
 from .files import on_disk
 from .folder import FolderStore
-from .imagenet import give_labels, told_labels
-from .joined import JoinedStore
+from .imagenet import label_validation
 from .listed import CSV, ListedStore
-from .parquet import PARQUET, ParquetStore, open_parquet
+from .parquet import ParquetStore, open_parquet
+from .row_groups import PARQUET
 from .table import TableStore
 
 log = logging.getLogger(__name__)
 
-_said: set[Place] = set()
-"""Folders of which this process has said what is taken of them."""
 _KAGGLE = "ILSVRC/Data/CLS-LOC"
 _PART = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.beton")
-_LOOKED_AT = 8
-"""Entries of a folder that tell what is in it."""
+_LOOKED_AT = 5000
+"""Entries of a folder, and below it, that tell what is in it."""
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 
 
@@ -78,7 +76,7 @@ def open_store(
         store.origin = root
         _check_columns(store, columns)
         if split == "val" and (store.labels < 0).all():
-            _label_validation(store, root, columns)
+            label_validation(store, partial(_train_classes, root, columns))
         return store
 
 
@@ -92,16 +90,11 @@ def _check_columns(store: Store, columns: ColumnNames) -> None:
         )
 
 
-def _label_validation(store: Store, root: Place, columns: ColumnNames) -> None:
-    """Label ImageNet's validation images; leave those of other data sets as they are."""
-    labels = told_labels(store)
-    if labels is None:
-        return
+def _train_classes(root: Place, columns: ColumnNames) -> tuple[str, ...]:
     try:
-        classes = open_store(root, "train", columns=columns).classes
+        return open_store(root, "train", columns=columns).classes
     except DataError:  # the validation images alone
-        classes = ()
-    give_labels(store, labels, classes)
+        return ()
 
 
 def beton_files(folder: Place, split: Split) -> Sequence[Place]:
@@ -167,51 +160,20 @@ def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool)
     if not files:
         return _open_unconverted(root, split, columns, in_order=False)
     if split == "train" and isinstance(root, Path):
-        _say_which(root, files)
-    stores = [BetonStore(path) for path in files]
-    if len({store.about.get("set") for store in stores}) > 1:
-        raise DataError(
-            f"the parts in {root} were made of different images or with different options: "
-            "convert the odd ones again"
-        )
-    return stores[0] if len(stores) == 1 else JoinedStore(root, stores)
+        _say_which(root, files[0])
+    return BetonStore(*files)
 
 
-def _say_which(root: Path, files: Sequence[Place]) -> None:
+@cache
+def _say_which(root: Path, file: Place) -> None:
     """Log once that .beton files are taken, where images that they may not be made of lie too."""
-    if root in _said or not (beside := _originals(root)):
-        return
-    _said.add(root)
-    parts = "" if len(files) == 1 else f" and its {len(files) - 1} other parts"
-    log.info(
-        f"images from {files[0]}{parts}, not {beside} beside it; if those are meant, move the "
-        ".beton elsewhere"
-    )
-
-
-def _originals(root: Path) -> str:
-    """Say how many folders and files of images, and tars and the like, lie in a folder."""
-    folders = files = 0
-    with explained(DataError, f"cannot list {root}"), os.scandir(root) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                folders += not entry.name.startswith(".") and _holds_images(entry.path)
-            else:
-                files += _is_original(entry.name)
-    counts = ((folders, "folder"), (files, "file"))
-    words = [f"{n:,} {word}{'s' if n > 1 else ''}" for n, word in counts if n]
-    return f"the {' and '.join(words)} of images" if words else ""
-
-
-def _holds_images(folder: str, depth: int = 2) -> bool:
-    """Tell by some files of a folder, and of folders in it, whether it holds images."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in itertools.islice(entries, _LOOKED_AT):
-            if _is_original(entry.name):
-                return True
-            if depth and entry.is_dir() and _holds_images(entry.path, depth - 1):
-                return True
-    return False
+    with explained(DataError, f"cannot list {root}"):
+        below = itertools.islice(root.rglob("*"), _LOOKED_AT)
+        if beside := next((path for path in below if _is_original(path.name)), None):
+            log.info(
+                f"images from {file}, not those beside it, such as {beside}; if those are meant, "
+                "move the .beton elsewhere"
+            )
 
 
 def _is_original(name: str) -> bool:

@@ -1,123 +1,91 @@
-"""What data sets of tables, Arrow or parquet, have in common: names, places of bytes, the stamp."""
+"""What data sets of tables, Arrow or parquet, have in common: labels, names, the stamp."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.config import ColumnNames
 from fastsiam.errors import DataError, ImageError
 from fastsiam.files import explained
 
 from ..remote.path import Place
-from .base import Store
-from .blocks import blocks
-from .columns import Columns
-from .files import located, read_ahead
-from .mapped import Mapped
+from .base import blocks
+from .columns import columns_of, errors, read_labels, reading
+from .labels import number_classes
+from .placed import PlacedStore
 from .probe import Bytes
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the bytes of each image lie, in mapped files."""
-
-    files: list[Mapped]
-    file: NDArray[np.integer]
-    """(images,) number of the file."""
-    start: NDArray[np.integer]
-    """(images,) where the bytes begin in it."""
-    size: NDArray[np.integer]
-    """(images,) how many there are; 0 where an image has none."""
-
-    def read(self, index: int) -> memoryview:
-        """Return an image's bytes: a view into its mapped file."""
-        start = int(self.start[index])
-        return self.files[int(self.file[index])].view[start : start + int(self.size[index])]
-
-    def locate(
-        self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return addresses and lengths of images; None if a row has no bytes: ``read`` says so."""
-        size = self.size[indices]
-        if not size.all():
-            return None
-        return located(self.files, self.file[indices], self.start[indices], size)
-
-    def ahead(self, indices: Sequence[int]) -> None:
-        """Start to fetch images that will be read soon."""
-        own = np.asarray(indices, np.int64)
-        read_ahead(self.files, self.file[own], self.start[own], self.size[own])
-
-
-class TableStore(Store):
+class TableStore(PlacedStore):
     """Images that are rows of tables in files, in the files' order.
 
     Args:
         root: folder or file, for messages.
-        files: of the tables.
+        paths: of the files.
+        schemas: of each, as Arrow has it.
         rows: how many each has.
-        columns: of each.
+        names: columns that the user named.
+
+    Raises:
+        DataError: there are no rows, no column or several can hold images, a named column is not
+            there, or the labels are no classes.
     """
 
     repair = "take the row away"
+    remedy = "write it again"
 
     def __init__(
-        self, root: Place, files: Sequence[Place], rows: list[int], columns: Sequence[Columns]
+        self,
+        root: Place,
+        paths: Sequence[Place],
+        schemas: Sequence[Any],
+        rows: Sequence[int],
+        names: ColumnNames,
     ) -> None:
-        self.root, self._paths, self._columns = root, files, columns
+        self.root, self._paths = root, paths
+        self._columns = [
+            columns_of(path, schema, names) for path, schema in zip(paths, schemas, strict=True)
+        ]
         self._first_rows = np.cumsum([0, *rows])
         self._names: list[str | None] | None = None
-        if not self._first_rows[-1]:
+        images = int(self._first_rows[-1])
+        if not images:
             raise DataError(f"{root} holds tables without rows")
+        self.labels, self.classes = np.full(images, -1), ()
+        if all(own.label is not None for own in self._columns):
+            labels = []
+            for path, own in zip(paths, self._columns, strict=True):
+                with reading(f"{path} is damaged in column {own.label!r}"):
+                    labels.append(self._read_column(path, str(own.label)))
+            known = self._columns[0].classes
+            self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
     @abstractmethod
-    def _named_paths(self) -> list[str | None]:
-        """Read the path that each row names, if any: (images,)."""
-
-    @abstractmethod
-    def _encoded(self, index: int) -> Bytes:
-        """Return an image's bytes, none if the row has none."""
-
-    def read(self, index: int) -> Bytes:
-        """Return an image's encoded bytes.
-
-        Raises:
-            DataError: they cannot be read.
-            ImageError: the row has none; names it.
-        """
-        data = self._encoded(index)
-        if len(data):
-            return data
-        named = self._own_name(index)
-        told = f", but the path {named} alone" if named else ""
-        problem = f"the row has no bytes{told}"
-        raise ImageError(
-            f"{self.where(index)}: {problem}; {self.ways_out()}",
-            index=index,
-            name=self.name(index),
-            reason=problem,
-        )
+    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+        """Read a column of a file, as Arrow has it; of a struct, a part suffices."""
 
     def name(self, index: int) -> str:
         """Return the path that the row names, else its number; the class before it."""
-        own = self._own_name(index) or f"row {index}"
+        own = self._own_name(index) or f"row {self.position(index)}"
         label = int(self.labels[index])
         return f"{self.classes[label]}/{own}" if label >= 0 else own
 
     def where(self, index: int) -> str:
         """Return file, row and name of an image, for messages."""
-        number = int(np.searchsorted(self._first_rows, index, side="right")) - 1
-        row = index - int(self._first_rows[number])
+        row = self.position(index)
+        number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        row -= int(self._first_rows[number])
         return f"row {row} of {self._paths[number]} ({self.name(index)})"
 
-    def blocks(self) -> NDArray[np.int64]:
-        """Return the numbers of the blocks that images lie in: rows of one file each."""
+    def _blocks(self) -> NDArray[np.int64]:
         rows = np.arange(len(self))
         return blocks(np.searchsorted(self._first_rows, rows, side="right"), rows)
 
@@ -129,14 +97,41 @@ class TableStore(Store):
         found += [columns.named for columns in self._columns if columns.named]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
+    def _unpack(self, index: int, data: Bytes) -> Bytes:
+        """Refuse a row without bytes."""
+        if len(data):
+            return data
+        named = self._own_name(index)
+        problem = "the row has no bytes" + (f", but the path {named} alone" if named else "")
+        raise ImageError(
+            f"{self.where(index)}: {problem}; {self.ways_out()}",
+            index=index,
+            name=self.name(index),
+            reason=problem,
+        )
+
     def _own_name(self, index: int) -> str | None:
         if self._names is None:
             self._names = self._named_paths()
-        return self._names[index]
+        return self._names[self.position(index)]
 
-    def _refuse_paths_alone(self, size: NDArray[np.integer]) -> None:
+    def _named_paths(self) -> list[str | None]:
+        """Read the path that each row names, if any: (images,)."""
+        from pyarrow import compute
+
+        paths: list[str | None] = []
+        rows = np.diff(self._first_rows).tolist()
+        for path, columns, count in zip(self._paths, self._columns, rows, strict=True):
+            own: list[str | None] = []
+            with contextlib.suppress(*errors()):  # an image column without paths
+                images = self._read_column(path, columns.image, "path")
+                own = compute.struct_field(images, "path").to_pylist()
+            paths += own if len(own) == count else [None] * count
+        return paths
+
+    def _refuse_paths_alone(self) -> None:
         """Raise a ``DataError`` if no row has bytes, and some have paths of files."""
-        if not size.any() and (path := next(filter(None, self._named_paths()), None)):
+        if not self.size.any() and (path := next(filter(None, self._named_paths()), None)):
             raise DataError(
                 f"{self.root} holds paths of images (such as {path}), not their bytes: point "
                 "--data at the folder of those files, or write the data set with save_to_disk of "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from fastsiam.errors import DataError
 
 from ..remote.path import Place
 from .base import is_image_name
+from .files import FileReader
 from .probe import Bytes
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -41,8 +41,12 @@ def members(
     Raises:
         DataError: the tar is damaged or cut, or holds what cannot be read in place.
     """
+
+    def read_little(first: int, last: int) -> Bytes:
+        return read(first, min(last, first + _LARGEST_READ))
+
     try:
-        with tarfile.open(fileobj=_Window(read, start, end), mode="r:") as tar:
+        with tarfile.open(fileobj=FileReader(read_little, start, end), mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # or a million of them stay
                 at = start + member.offset_data
@@ -85,31 +89,3 @@ def gunzip(data: Bytes, limit: int) -> bytes:
             return file.read(limit)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"a gzipped image in a tar is damaged: {error}") from error
-
-
-class _Window(io.RawIOBase):
-    """A part of a file that is read by ranges, as a file."""
-
-    def __init__(self, read: Callable[[int, int], Bytes], start: int, end: int) -> None:
-        self._read, self._start, self._size, self._at = read, start, end - start, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        size = _LARGEST_READ if size is None or size < 0 else min(size, _LARGEST_READ)
-        end = min(self._at + size, self._size)
-        data = bytes(self._read(self._start + self._at, self._start + max(self._at, end)))
-        self._at += len(data)
-        return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at

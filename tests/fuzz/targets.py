@@ -35,8 +35,8 @@ from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
 from fastsiam.pipelines.store import Store, open_store
-from fastsiam.pipelines.store.archive_index import ROW, Index, keep
-from fastsiam.pipelines.store.archive_index import load as load_index
+from fastsiam.pipelines.store.index import ROW, Index, keep, pack_texts
+from fastsiam.pipelines.store.index import load as load_index
 from fastsiam.study.record import read_record as read_study_record
 from fastsiam.training.log import read_metrics
 from tests import sources, tables
@@ -226,8 +226,8 @@ def _committed(pattern: str) -> Callable[[Path], list[bytes]]:
 
 
 def _tar_index(folder: Path) -> list[bytes]:
-    rows = np.zeros(3, ROW)
-    home = keep(Index(rows, ("a", "b"), True, b"0.jpg\x001.jpg\x002.jpg"), [folder / "index"], [])
+    arrays = {"rows": np.zeros(3, ROW), "names": pack_texts(["0.jpg", "1.jpg", "2.jpg"])}
+    home = keep(Index(arrays), [folder / "index"], [])
     assert home is not None
     return _bytes_of(home)
 

@@ -129,7 +129,7 @@ def damage_in(beton: Path) -> None:
     with beton.open("r+b") as file:
         for index in (3, 12):
             file.seek(int(store.start[index]))
-            file.write(b"\xff" * int(store.bytes[index]))
+            file.write(b"\xff" * int(store.size[index]))
 
 
 def test_stopped_by_one_it_goes_on_with_another_in_its_place(

@@ -14,7 +14,7 @@ from fastsiam.jobs.convert import convert_data
 from fastsiam.jobs.remembered import Remembered
 from fastsiam.jobs.train import train_here
 from fastsiam.jobs.verify import verify
-from fastsiam.pipelines.store import blocks
+from fastsiam.pipelines.store import base
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.pipelines.cases import PIPELINES, readable
@@ -25,7 +25,7 @@ from tests.sources import folder_members, tar
 @pytest.fixture
 def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
     """A run of 12 steps on 24 images in 6 blocks, within windows of 7 images."""
-    monkeypatch.setattr(blocks, "IMAGES", 4)
+    monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
     return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fastsiam.kernels import mappings
-from fastsiam.pipelines.store.mapped import Mapped
+from fastsiam.pipelines.store.files import Mapped
 
 
 def is_mapped(path: Path) -> bool:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from fastsiam.config import METHOD_CONFIGS, MethodConfig, require
 from fastsiam.distributed import gather
-from fastsiam.methods import METHODS, Method, Moment, Output, ParamGroup
+from fastsiam.methods import Method, Moment, Output, ParamGroup
 from fastsiam.model.backbones import Backbone
 from fastsiam.model.losses import negative_cosine
 
@@ -32,6 +32,7 @@ class EverythingConfig(MethodConfig):
     name: ClassVar[str] = "everything"
     title: ClassVar[str] = "Everything"
     paper: ClassVar[str] = "a test"
+    builder: ClassVar[str] = f"{__name__}:Everything"
 
     dim: int = 8
     """Dimension of the embeddings."""
@@ -116,13 +117,11 @@ class Everything(Method):
 
 @contextlib.contextmanager
 def registered() -> Iterator[None]:
-    """Let the methods be known by their names and settings inside."""
-    known = dict(METHOD_CONFIGS), dict(METHODS)
+    """Let the method be known by its name inside."""
+    before = METHOD_CONFIGS.get(EverythingConfig.name)
     METHOD_CONFIGS[EverythingConfig.name] = EverythingConfig
-    METHODS[EverythingConfig] = Everything
     try:
         yield
     finally:
-        for table, before in zip((METHOD_CONFIGS, METHODS), known, strict=True):
-            table.clear()  # type: ignore[attr-defined]
-            table.update(before)  # type: ignore[attr-defined]
+        if before is None:
+            del METHOD_CONFIGS[EverythingConfig.name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastsiam.config import MethodConfig
-from fastsiam.methods import METHODS
 from fastsiam.model.backbones import Backbone
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
@@ -44,7 +44,8 @@ class Linear(Backbone):
 def build(config: MethodConfig, seed: int = 0, *, normed: bool = False) -> Any:
     """Build a method on the linear backbone, no weight of it where it began."""
     torch.manual_seed(seed)
-    method = METHODS[type(config)](config, Linear(normed=normed), images=IMAGES).double().train()
+    method = resolve_name(config.builder)(config, Linear(normed=normed), images=IMAGES)
+    method = method.double().train()
     for parameter in method.parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
     if "queue" in dict(method.named_buffers()):

@@ -18,7 +18,7 @@ from fastsiam.errors import CheckpointError
 from fastsiam.interchange import exports_of, load_pretrained
 from fastsiam.interchange.export import refusals
 from fastsiam.jobs.train import train_here
-from fastsiam.methods import METHODS, Moment, SimSiam, build_method, image_rows, method_skeleton
+from fastsiam.methods import Moment, SimSiam, build_method, image_rows, method_skeleton
 from fastsiam.training.log import read_metrics
 from tests import rank_jobs
 from tests.configs import with_settings
@@ -224,7 +224,6 @@ def test_settings_of_a_method_are_its_own(config: TrainConfig) -> None:
 
 
 def test_each_kind_of_settings_builds_its_class(config: TrainConfig) -> None:
-    assert METHODS[EverythingConfig] is Everything
     assert isinstance(build_method(config.model), Everything)
     assert isinstance(build_method(rank_jobs.MODEL), SimSiam)
     skeleton = method_skeleton(config.model, images=24)

@@ -57,7 +57,7 @@ def damage_in(beton: Path) -> None:
     assert isinstance(store, BetonStore)
     with beton.open("r+b") as file:
         for index, kind in zip(BAD, ("all", "half", "size"), strict=True):
-            start, size = int(store.start[index]), int(store.bytes[index])
+            start, size = int(store.start[index]), int(store.size[index])
             record = bytes(store.read(index))
             if kind == "size":  # another height than the file's table says
                 at = record.index(b"\xff\xc0") + 5
@@ -334,7 +334,7 @@ def test_bad_is_what_pillow_refuses(name: str, tmp_path: Path) -> None:
         store, whole = open_store(root, "train"), (root / "train.beton").read_bytes()
         assert isinstance(store, BetonStore)
         for index in range(IMAGES):
-            start, end = int(store.start[index]), int(store.start[index] + store.bytes[index])
+            start, end = int(store.start[index]), int(store.start[index] + store.size[index])
             whole = whole[:start] + _hurt(whole[start:end], generator) + whole[end:]
         (root / "train.beton").write_bytes(whole)
     store = open_store(root, "train")

@@ -28,7 +28,7 @@ from fastsiam.pipelines.cuts import Cuts
 from fastsiam.pipelines.engine import EncodedBatch, Engine, Lookahead
 from fastsiam.pipelines.job import JPEG
 from fastsiam.pipelines.store import BetonStore, Store
-from fastsiam.pipelines.store.mapped import Mapped
+from fastsiam.pipelines.store.files import Mapped
 from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, equal, levels, readable
@@ -397,9 +397,11 @@ def test_a_batch_keeps_the_memory_that_holds_its_records(odd: Path) -> None:
     """FFCV's page cache may be closed while threads still decode from it."""
     store = open_store(readable("ffcv", odd), "train")
     assert isinstance(store, BetonStore)
-    made, memory = Engine(store, workers=1), store.memory.copy()
+    (file,) = store.mapped()
+    assert isinstance(file, Mapped)
+    made, memory = Engine(store, workers=1), np.frombuffer(file.view, np.uint8).copy()
     kept = weakref.ref(memory)
-    batch = made.in_memory(np.arange(len(store)), memory, store.start)
+    batch = made.in_memory(np.arange(len(store)), memory, store.start.astype(np.int64))
     del memory
     assert kept() is not None
     del batch

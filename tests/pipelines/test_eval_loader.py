@@ -213,7 +213,7 @@ def test_an_image_that_libjpeg_warns_of_is_left_to_pil(images: Path) -> None:
     path = readable("ffcv", images / "train") / "train.beton"
     store = BetonStore(path)
     with path.open("r+b") as file:
-        file.seek(int(store.start[7]) + int(store.bytes[7]) - 40)
+        file.seek(int(store.start[7]) + int(store.size[7]) - 40)
         file.write(bytes.fromhex("ffd0ffd3ffd1"))  # restart markers that nobody expects
     assert torch.equal(shown(build("ffcv", path)), expected(BetonStore(path), 20, 16))
 
@@ -256,7 +256,7 @@ def test_a_broken_image_is_named(name: str, images: Path) -> None:
         store = BetonStore(file)
         with file.open("r+b") as beton:
             beton.seek(int(store.start[11]) + 200)
-            beton.write(bytes(int(store.bytes[11]) - 200))
+            beton.write(bytes(int(store.size[11]) - 200))
     else:
         path = root / "class1" / "003.jpg"
         path.write_bytes(path.read_bytes()[:200])

@@ -88,7 +88,7 @@ def test_an_image_that_libjpeg_warns_of_is_decoded_by_pil(images: Path) -> None:
     """Wrong bytes in the middle: PIL shows what it can, and so do we."""
     path = readable("ffcv", images / "train") / "train.beton"
     store = BetonStore(path)
-    place = int(store.start[7]) + int(store.bytes[7]) - 40
+    place = int(store.start[7]) + int(store.size[7]) - 40
     with path.open("r+b") as file:
         file.seek(place)
         file.write(bytes.fromhex("ffd0ffd3ffd1"))  # restart markers that nobody expects
@@ -102,7 +102,7 @@ def test_a_file_that_lies_about_a_size(images: Path) -> None:
     path = readable("ffcv", images / "train") / "train.beton"
     other = encoded(picture(1, width=12, height=10))
     store = BetonStore(path)
-    assert len(other) < store.bytes[5]
+    assert len(other) < store.size[5]
     with path.open("r+b") as file:
         file.seek(int(store.start[5]))
         file.write(other)

@@ -32,7 +32,7 @@ def test_a_broken_image_ends_the_epoch_with_its_name(name: str, workers: int, im
         store = BetonStore(file)
         with file.open("r+b") as beton:
             beton.seek(int(store.start[8 + 3]) + 200)
-            beton.write(bytes(int(store.bytes[8 + 3]) - 200))
+            beton.write(bytes(int(store.size[8 + 3]) - 200))
     else:
         path = images / "train" / "class1" / "003.jpg"
         path.write_bytes(path.read_bytes()[:200])

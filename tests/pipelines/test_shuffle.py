@@ -15,7 +15,7 @@ from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import BadImages, Order, open_store
 from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality, window_of
 from fastsiam.pipelines.store import picked
-from fastsiam.pipelines.store.blocks import IMAGES, blocks, in_order
+from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks, in_order
 
 
 def epoch_of(order: Order, epoch: int) -> np.ndarray:
@@ -51,13 +51,13 @@ def test_global_batches_are_the_same_for_every_world(world: int) -> None:
 
 def test_a_block_is_read_within_a_window_of_places() -> None:
     """The images of a block are shown within its length and the window's, round the epoch."""
-    window, images = 1000, 20 * IMAGES
+    window, images = 1000, 20 * BLOCK_IMAGES
     shown = Window(window, in_order(images)).permutation(0, 0)
     place = np.argsort(shown)
     for block in range(20):
-        own = np.sort(place[block * IMAGES : (block + 1) * IMAGES])
+        own = np.sort(place[block * BLOCK_IMAGES : (block + 1) * BLOCK_IMAGES])
         gaps = np.diff(own, append=own[0] + images)
-        assert images - gaps.max() <= window + IMAGES + window // 10  # as crowded as it gets
+        assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # as crowded as it gets
 
 
 def test_a_window_of_all_images_is_a_full_shuffle() -> None:
@@ -96,7 +96,7 @@ def test_quality_grows_with_the_window() -> None:
     assert one.usual > 0.4  # a block has one class, and a batch has images of two blocks or three
     assert one.usual > small.usual > large.usual > large.usual_full
     assert one.parted < small.parted < large.parted < 0.5
-    assert small.parted == pytest.approx(4 / 3 * 1024 / 16_384 + 1 / IMAGES, rel=0.1)
+    assert small.parted == pytest.approx(4 / 3 * 1024 / 16_384 + 1 / BLOCK_IMAGES, rel=0.1)
     assert all(found.moved == pytest.approx(1, abs=0.2) for found in (one, small, large))
 
 
@@ -145,7 +145,7 @@ def test_blocks_are_neighbours_in_one_file() -> None:
     offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
     found = blocks(file, offset)
     assert found[100:].tolist() == [0] * 10  # file 0 comes first
-    assert (found[100 - IMAGES : 100] == 1).all() and (found[: 100 - IMAGES] == 2).all()
+    assert (found[100 - BLOCK_IMAGES : 100] == 1).all() and (found[: 100 - BLOCK_IMAGES] == 2).all()
     assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
 
 

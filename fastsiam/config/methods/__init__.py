@@ -32,4 +32,4 @@ METHOD_CONFIGS: dict[str, type[MethodConfig]] = {
         SwAVConfig,
     )
 }
-"""The settings of each method by its name; ``fastsiam.methods.METHODS`` has what they build."""
+"""The settings of each method, by its name; they say what builds it."""

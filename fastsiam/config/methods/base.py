@@ -18,6 +18,8 @@ class MethodConfig:
     """What its paper calls it."""
     paper: ClassVar[str]
     """Its paper, for model cards, in Markdown."""
+    builder: ClassVar[str]
+    """What builds it, as ``module:name``; called with these settings, a backbone and ``images``."""
 
     def described(self) -> dict[str, str]:
         """Return its settings for people, by what they are of."""

@@ -17,6 +17,7 @@ class BYOLConfig(ProjectedConfig):
 
     name: ClassVar[str] = "byol"
     title: ClassVar[str] = "BYOL"
+    builder: ClassVar[str] = "fastsiam.methods.byol:BYOL"
     paper: ClassVar[str] = (
         "Grill et al., [Bootstrap Your Own Latent: A New Approach to Self-Supervised Learning]"
         "(https://arxiv.org/abs/2006.07733), NeurIPS 2020"

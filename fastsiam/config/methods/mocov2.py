@@ -17,6 +17,7 @@ class MoCoV2Config(ProjectedConfig):
 
     name: ClassVar[str] = "mocov2"
     title: ClassVar[str] = "MoCo v2"
+    builder: ClassVar[str] = "fastsiam.methods.mocov2:MoCoV2"
     paper: ClassVar[str] = (
         "Chen, Fan, Girshick and He, [Improved Baselines with Momentum Contrastive Learning]"
         "(https://arxiv.org/abs/2003.04297), 2020"

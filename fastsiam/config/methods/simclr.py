@@ -17,6 +17,7 @@ class SimCLRConfig(ProjectedConfig):
 
     name: ClassVar[str] = "simclr"
     title: ClassVar[str] = "SimCLR"
+    builder: ClassVar[str] = "fastsiam.methods.simclr:SimCLR"
     paper: ClassVar[str] = (
         "Chen, Kornblith, Norouzi and Hinton, [A Simple Framework for Contrastive Learning of "
         "Visual Representations](https://arxiv.org/abs/2002.05709), ICML 2020"

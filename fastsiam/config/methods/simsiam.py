@@ -18,6 +18,7 @@ class SimSiamConfig(MethodConfig):
 
     name: ClassVar[str] = "simsiam"
     title: ClassVar[str] = "SimSiam"
+    builder: ClassVar[str] = "fastsiam.methods.simsiam_variants:build_simsiam"
     paper: ClassVar[str] = (
         "Chen and He, [Exploring Simple Siamese Representation Learning]"
         "(https://arxiv.org/abs/2011.10566), 2020"
@@ -150,6 +151,7 @@ class FastSiamConfig(SimSiamConfig):
 
     name: ClassVar[str] = "fastsiam"
     title: ClassVar[str] = "FastSiam"
+    builder: ClassVar[str] = "fastsiam.methods.fastsiam:FastSiam"
     paper: ClassVar[str] = (
         "Pototzky, Sultan and Schmidt-Thieme, FastSiam: Resource-Efficient Self-supervised "
         "Learning on a Single GPU, GCPR 2022"

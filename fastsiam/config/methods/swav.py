@@ -16,6 +16,7 @@ class SwAVConfig(ProjectedConfig):
 
     name: ClassVar[str] = "swav"
     title: ClassVar[str] = "SwAV"
+    builder: ClassVar[str] = "fastsiam.methods.swav:SwAV"
     paper: ClassVar[str] = (
         "Caron et al., [Unsupervised Learning of Visual Features by Contrasting Cluster "
         "Assignments](https://arxiv.org/abs/2006.09882), NeurIPS 2020"

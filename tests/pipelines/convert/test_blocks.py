@@ -34,7 +34,7 @@ def test_the_file_is_the_same_for_any_number_of_workers(
     assert len(written.about["blocks"]) > 30
     store = BetonStore(written.path)
     page = store.page_size
-    assert (store.start // page == (store.start + store.bytes - 1) // page).all()
+    assert (store.start // page == (store.start + store.size - 1) // page).all()
     assert checked(tmp_path / "1") == []
 
 
@@ -45,8 +45,8 @@ def test_long_records_lie_within_one_page(tmp_path: Path) -> None:
     (written,) = run("folder", tmp_path / "images", tmp_path / "out", raw=True, workers=2)
     store = BetonStore(written.path)
     page = store.page_size
-    assert store.bytes.max() > 2**23 and page == 2**25
-    assert (store.start // page == (store.start + store.bytes - 1) // page).all()
+    assert store.size.max() > 2**23 and page == 2**25
+    assert (store.start // page == (store.start + store.size - 1) // page).all()
 
 
 def test_a_block_that_grows_is_written_in_pieces(

@@ -16,7 +16,7 @@ from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
-from fastsiam.pipelines.store import BetonStore, FolderStore, JoinedStore, open_store
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.training.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
@@ -165,7 +165,7 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     run("folder", images, out, part="3/3")
     assert sorted(path.name for path in out.glob("*.beton"))[0] == "train-00001-of-00003.beton"
     store = open_store(out, "train")
-    assert isinstance(store, JoinedStore)
+    assert isinstance(store, BetonStore) and len(store.mapped()) == 3
     same_images(store, open_store(images, "train"))
     same_images(open_store(out, "val"), open_store(images, "val"))
     assert store.where(len(store) - 1).startswith("image ")

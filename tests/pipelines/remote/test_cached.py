@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import DataConfig, TrainConfig
-from fastsiam.pipelines import Store, build_loader, open_split
+from fastsiam.pipelines import build_loader, open_split
 from fastsiam.pipelines.remote import storage
-from tests.clouds import web_server
+from tests.clouds import read_all, web_server
 from tests.configs import flags, with_settings
 from tests.conftest import write_images
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
@@ -55,10 +55,6 @@ def test_a_second_epoch_needs_no_server(name: str, workers: int, web: Path) -> N
     for one, other in zip(expected, made, strict=True):
         assert len(one) == len(other) == 3
         assert all(equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def read_all(store: Store) -> list[bytes]:
-    return [bytes(data) for data in store.read_many(range(len(store)))]
 
 
 def expect(address: str, folder: str, cache: str) -> None:

@@ -13,7 +13,7 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import path, storage
 from fastsiam.pipelines.remote.file import joined
 from fastsiam.urls import place
-from tests.clouds import KEY, SECRET, broken_proxy, free_port, upload, web_server
+from tests.clouds import KEY, SECRET, broken_proxy, free_port, read_all, upload, web_server
 from tests.conftest import write_images
 from tests.processes import fastsiam
 from tests.sources import folder_members, parquet, tar
@@ -23,7 +23,7 @@ def refusal(address: str, kind: type[FastSiamError] = DataError, split: str = "t
     """Return the one line that says why data cannot be opened and read."""
     with pytest.raises(kind) as caught:
         store = open_store(place(address), "train")
-        store.read_many(range(len(store)))
+        read_all(store)
     assert "\n" not in str(caught.value) and SECRET not in str(caught.value)
     return str(caught.value)
 

@@ -18,7 +18,7 @@ from fastsiam.pipelines import Store, build_eval_loader, open_store
 from fastsiam.pipelines.remote import file, storage
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
 from fastsiam.urls import place
-from tests.clouds import BUCKET, broken_proxy, upload, web_server
+from tests.clouds import BUCKET, broken_proxy, read_all, upload, web_server
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
 from tests.processes import Forked
 from tests.sources import folder_members, imagenet_train_tar, jpeg, parquet, tar
@@ -106,12 +106,11 @@ def test_a_forked_process_is_refused(data: str) -> None:
             store.read(0)
         os._exit(3)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    assert all(len(d) for d in store.read_many(range(24)))
+    assert all(read_all(store))
 
 
 def equal_stores(one: Store, other: Store) -> bool:
-    images = range(len(one))
-    return [bytes(d) for d in one.read_many(images)] == [bytes(other.read(i)) for i in images]
+    return read_all(one) == [bytes(other.read(i)) for i in range(len(one))]
 
 
 def test_the_index_is_kept_and_made_anew_when_an_object_changes(
@@ -133,7 +132,7 @@ def test_a_store_can_be_sent_to_another_process(data: str) -> None:
 
 
 def _reads_all(store: Store) -> None:
-    assert all(len(d) for d in store.read_many(range(len(store))))
+    assert all(read_all(store))
 
 
 def test_beton_files(cloud: str, images: Path, tmp_path: Path) -> None:
@@ -202,7 +201,7 @@ def test_no_more_is_kept_than_the_bound(data: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(file, "MOST_AHEAD", int(store.sizes()[:4].sum()))
     store.ahead(range(24))
     assert 0 < file._ahead.bytes <= file.MOST_AHEAD
-    assert all(len(d) for d in store.read_many(range(24)))
+    assert all(read_all(store))
 
 
 def test_an_index_goes_on_where_it_was_broken_off(

@@ -69,8 +69,8 @@ def test_odd_members_are_flagged(tmp_path: Path) -> None:
     }
     path = tar(tmp_path / "t.tar", [(f"x/{name}", data) for name, (data, _) in members.items()])
     store = ArchiveStore([path])
-    assert store.rows["flags"].tolist() == [flags for _, flags in members.values()]
-    assert store.rows["width"].tolist() == [40] * 5 + [0, 0]
+    assert store.flags.tolist() == [flags for _, flags in members.values()]
+    assert store.width.tolist() == [40] * 5 + [0, 0]
     assert bytes(store.read(1)) == jpeg(1)
     for i in range(5):
         assert store.decode(i).size == (40, 30)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import logging
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, archive_build
-from fastsiam.pipelines.store.archive_index import ROW, Index, file_facts, keep
-from fastsiam.pipelines.store.mapped import Mapped
+from fastsiam.pipelines.store.files import Mapped
+from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, pack_texts
 from tests.sources import imagenet_train_tar, jpeg, tar
 
 
@@ -22,20 +22,21 @@ def test_the_index_is_built_once(
     path = tar(tmp_path / "t.tar", [(f"a/{i}.jpg", jpeg(i)) for i in range(3)])
     with caplog.at_level(logging.INFO):
         first = ArchiveStore([path])
-    assert "indexed 3 images of 1 classes" in caplog.text
+    assert "indexed 3 images" in caplog.text
     kept = tmp_path / ".t.fastsiam-index"
     assert str(kept) in caplog.text and ROW.itemsize == 24
     caplog.clear()
     with caplog.at_level(logging.INFO):
         second = ArchiveStore([path])
-    assert not caplog.text and (first.rows == second.rows).all()
+    assert not caplog.text and first.stamp() == second.stamp()
     body = kept.read_bytes()
-    flipped = body[:-1] + bytes([body[-1] ^ 1])
-    too_large = body.replace(b'"images": 3', b'"images": 1e999')
-    for damaged in (flipped, too_large):
+    at = body.index(b"rows.npy") + 200  # within the rows
+    flipped = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+    too_large = body.replace(b"'shape': (3,)", b"'shape': (9**99,)")
+    for damaged in (flipped, too_large, body[:-100], b"", b"{}\n"):
         kept.write_bytes(damaged)
-        assert damaged != body and len(ArchiveStore([path])) == 3
-        assert kept.read_bytes() == body
+        assert damaged != body and ArchiveStore([path]).stamp() == first.stamp()
+        assert len(kept.read_bytes()) == len(body)
     tar(path, [("a/0.jpg", jpeg(7))])  # another file
     assert len(ArchiveStore([path])) == 1
 
@@ -57,7 +58,7 @@ def test_a_place_that_takes_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(np, "savez", refuse)
     monkeypatch.setattr(Path, "unlink", refuse)
     with caplog.at_level(logging.INFO):
         assert len(ArchiveStore([path])) == 1
@@ -69,12 +70,23 @@ def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
     rows = np.zeros(1_281_167, ROW)
     rows["offset"], rows["size"] = 512, len(jpeg(0))
-    names = zlib.compress(b"\0".join(b"a/%07d.jpg" % i for i in range(len(rows))), 1)
-    index = Index(rows, ("a",), False, names)
-    kept = keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
+    names = pack_texts([f"a/{i:07}.jpg" for i in range(len(rows))])
+    arrays = {"rows": rows, "names": names, "classes": pack_texts(["a"]), "split": np.array(False)}
+    kept = keep(Index(arrays), [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
     assert rows.nbytes < 31e6 and kept is not None and kept.stat().st_size < 36e6
     store = ArchiveStore([path])
     assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)
+
+
+def test_an_index_cannot_lead_out_of_its_files(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+    rows = np.zeros(2, ROW)
+    rows["offset"], rows["size"] = 512, [1, 2**31]
+    texts = {"names": pack_texts(["a", "b"]), "classes": pack_texts(["a"])}
+    index = Index({"rows": rows, **texts, "split": np.array(False)})
+    keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
+    with pytest.raises(DataError, match=r"t\.tar is damaged: image 1 lies outside of it"):
+        ArchiveStore([path])
 
 
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +103,6 @@ def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monke
         with monkeypatch.context() as patch:
             patch.setattr(archive_build, "ALONE_BYTES", 0)
             together = archive_build.build(files, "tars")
-        np.testing.assert_array_equal(together.rows, alone.rows)
-        assert together.names == alone.names and together.classes == alone.classes
-        assert len(alone.rows) == (40 if tars is paths else 4)
+        for name, array in alone.arrays.items():
+            np.testing.assert_array_equal(together.arrays[name], array)
+        assert len(alone.arrays["rows"]) == (40 if tars is paths else 4)

@@ -16,6 +16,7 @@ import pytest
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import convert
+from fastsiam.pipelines.convert.layout import head, pack_annex
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from fastsiam.pipelines.store.beton import (
     FIELD,
@@ -24,8 +25,6 @@ from fastsiam.pipelines.store.beton import (
     METADATA,
     RECORD,
     VERSION,
-    Annex,
-    head,
 )
 from tests import read_with_ffcv
 from tests.conftest import ROOT, write_images
@@ -218,7 +217,7 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     store = BetonStore(path)
     whole = path.read_bytes()
     before = int(store.start.min())
-    after = int((store.start + store.bytes).max())
+    after = int((store.start + store.size).max())
     generator = np.random.default_rng(0)
     meaningful = HEADER.itemsize + 2 * FIELD.itemsize + len(store) * METADATA.itemsize
     places = [*range(HEADER.itemsize), *range(24 + 17, 24 + 17 + 40)]
@@ -252,7 +251,7 @@ def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for _ in range(60):
         index = int(generator.integers(0, len(store)))
-        place = int(store.start[index] + generator.integers(0, store.bytes[index]))
+        place = int(store.start[index] + generator.integers(0, store.size[index]))
         data = bytearray(whole)
         data[place] ^= 1 << int(generator.integers(0, 8))
         path.write_bytes(data)
@@ -306,7 +305,8 @@ def test_a_file_of_imagenets_size(tmp_path: Path) -> None:
     about = {"tables_crc32": zlib.crc32(table.tobytes(), zlib.crc32(metadata.tobytes()))}
     names = b"\0".join(b"n%08d/image_%07d.JPEG" % (i // 1282, i) for i in range(count))
     classes = tuple(f"n{i:08d}" for i in range(1000))
-    annex = Annex(about, classes, np.full(count, zlib.crc32(record), np.uint32), names).pack()
+    crc = np.full(count, zlib.crc32(record), np.uint32)
+    annex = pack_annex(about, classes, crc, names)
     end = start + count * 110_000
     table_start = end + len(annex) + -len(annex) % 8
     path = tmp_path / "train.beton"

@@ -24,7 +24,7 @@ PHOTO, MASK = ColumnNames("photo", "species"), ColumnNames("mask", "genus")
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(columns, "_said", set())
+    columns._say_choice.cache_clear()
 
 
 def table(image: str = "photo", rows: int = 6) -> Any:

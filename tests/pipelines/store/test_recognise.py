@@ -76,17 +76,17 @@ def test_a_converted_file_among_originals_is_named(
         assert len(open_store(images, "train")) == len(open_store(images, "val")) == 5
     (said,) = (record.message for record in caplog.records)
     assert said.startswith(
-        f"images from {images}/train.beton, not the 2 folders and 1 file of images beside it; "
+        f"images from {images}/train.beton, not those beside it, such as {images}/"
     )
     run("folder", tmp_path / "out", tmp_path / "parts", part="1/1")
     sub = write_images(tmp_path / "parts" / "images" / "train", classes=1, each=1)
     assert len(open_store(sub.parents[1], "train")) == 5
-    assert "train.beton, not the 1 folder of images beside it" in caplog.records[-1].message
+    assert f"train.beton, not those beside it, such as {sub}" in caplog.records[-1].message
 
 
 def test_every_start_says_which_images_are_taken(images: Path, tmp_path: Path) -> None:
     fastsiam("convert", "folder", "--source", str(images), "--out", str(images))
-    said = f"images from {images}/train.beton, not the 2 folders of images beside it"
+    said = f"images from {images}/train.beton, not those beside it, such as {images}/"
     sheet = ("views", "--data", str(images), "--out", str(tmp_path / "views.png"))
     for _ in range(2):
         assert fastsiam(*sheet, "--pipeline", "torchvision").stderr.count(said) == 1

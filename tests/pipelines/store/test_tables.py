@@ -24,8 +24,9 @@ from fastsiam.pipelines.store import (
     FolderStore,
     ParquetStore,
     Store,
+    index,
     open_store,
-    parquet_index,
+    row_groups,
 )
 from tests.conftest import ROOT, write_images
 from tests.conversions import run, same_images
@@ -176,7 +177,7 @@ def test_the_index_is_kept_until_the_files_change(
 def test_large_files_are_indexed_by_several_processes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_index, "_ALONE_BYTES", 0)
+    monkeypatch.setattr(row_groups, "ALONE_BYTES", 0)
     store = open_store(as_on_the_hub(tmp_path / "hub", images), "train")
     same_images(store, FolderStore(images / "train"))
 
@@ -202,7 +203,7 @@ def test_a_place_that_cannot_be_written_is_not_said(
     caplog.set_level(logging.INFO)
     root = as_compressed(tmp_path / "old", images)
     device = Path("/proc/sys/x.index")  # no file can be made there, by root neither
-    monkeypatch.setattr(parquet_index, "homes", lambda *_: [device, tmp_path / "cache" / "x.index"])
+    monkeypatch.setattr(index, "homes", lambda *_: [device, tmp_path / "cache" / "x.index"])
     room = SimpleNamespace(free=10**12)  # which is 0 there
     monkeypatch.setattr("shutil.disk_usage", lambda _: room)
     same_images(open_store(root, "train"), FolderStore(images / "train"))
@@ -214,7 +215,7 @@ def test_too_many_compressed_images_are_refused(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = as_compressed(tmp_path / "old ones", images)
-    monkeypatch.setattr(parquet_index, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(row_groups, "MOST_UNPACKED", 1000)
     with pytest.raises(DataError, match=r"compressed .* fastsiam convert parquet --source '.*old "):
         open_store(root, "train")
     assert len(open_store(root, "train", sources=True)) == 24
@@ -365,7 +366,7 @@ def test_damage_is_one_line(damage: Callable[[Path], None], images: Path, tmp_pa
         open_store(root, "train")
     state = root / "validation" / "state.json"
     state.write_text(json.dumps({"_data_files": "none"}))
-    with pytest.raises(DataError, match=r"state.json cannot be read .*: save the data set again"):
+    with pytest.raises(DataError, match=r"state.json cannot be read: .*; save the data set again"):
         open_store(root, "val")
 
 

@@ -1,0 +1,215 @@
+"""The index of a set of files: where images lie in them. It is built once, and then kept.
+
+An index is an .npz file of named arrays. It is kept beside the files or, where that is impossible,
+in the user's cache, and is valid while the files have the names, sizes and times that it notes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.console import tally
+from fastsiam.errors import DataError
+from fastsiam.files import explained, written_whole
+
+from ..processes import forked
+from .files import File
+
+log = logging.getLogger(__name__)
+
+ROW = np.dtype(
+    [
+        ("offset", "<u8"),
+        ("size", "<u4"),
+        ("label", "<i4"),
+        ("file", "<u2"),
+        ("width", "<u2"),
+        ("height", "<u2"),
+        ("flags", "<u2"),
+    ]
+)
+"""An image of an index: where its bytes are, its class, its size in pixels, ``Flags``."""
+ALONE_BYTES = 2**28
+"""Files of fewer bytes in all are indexed by this process alone."""
+_FORMAT = 3
+_MOST_FILES = 0xFFFF
+"""A row has two bytes for the number of its file."""
+
+Facts = list[list[str | int]]
+"""Of each file name, size and modification time (ns), which change when it does."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Index:
+    """Named arrays; ``rows`` (images,) of type ROW is always there."""
+
+    arrays: dict[str, NDArray[Any]]
+    images: Path | None = None
+    """The file beside the index that the images were unpacked into, if they were."""
+
+
+def open_index(
+    files: Sequence[File],
+    source: str,
+    build: Callable[[Sequence[Path]], Index],
+    *,
+    column: str = "",
+) -> Index:
+    """Load the index of files; if there is none, or it is of other files, build and keep it.
+
+    Args:
+        files: what is indexed.
+        source: their names, for messages.
+        build: makes the index; gets the places where it may be kept.
+        column: what of the files is indexed, where they may have several indexes.
+
+    Raises:
+        DataError: there are too many files, one is gone, or as ``build``.
+    """
+    if len(files) > _MOST_FILES:
+        raise DataError(
+            f"{len(files):,} files are more than the {_MOST_FILES:,} that can be indexed"
+        )
+    facts, places = file_facts(files), homes(files, column)
+    if column:
+        facts.append([column])
+    for place in places:
+        if (index := load(place, facts)) is not None:
+            return index
+    began, size = time.monotonic(), sum(map(len, files))
+    if size >= ALONE_BYTES:
+        log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
+    index = build(places)
+    kept = keep(index, places, facts)
+    log.info(
+        f"indexed {len(index.arrays['rows']):,} images in {source} in "
+        f"{time.monotonic() - began:.1f} s ({f'kept in {kept}' if kept else 'not kept'})"
+    )
+    return index
+
+
+def file_facts(files: Sequence[File]) -> Facts:
+    """Return the facts of each file.
+
+    Raises:
+        DataError: a file is not there any more.
+    """
+    facts: Facts = []
+    for file in files:
+        with explained(DataError, f"cannot read {file.path}"):
+            found = file.path.stat()
+        facts.append([file.path.name, found.st_size, found.st_mtime_ns])
+    return facts
+
+
+def homes(files: Sequence[File], column: str = "") -> list[Path]:
+    """Return where the index of these files may be kept: beside them, or in the user's cache.
+
+    Beside those of another machine nothing is written.
+    """
+    first = files[0].path
+    names = [file.path.name for file in files]
+    stem = first.stem if len(files) == 1 else f"{first.stem}-and-{len(files) - 1}-more"
+    if column:
+        stem += f"-{hashlib.sha256(column.encode()).hexdigest()[:8]}"
+        names.append(column)
+    found = []
+    if isinstance(first, Path):
+        found.append(first.parent / f".{stem}.fastsiam-index")
+    with contextlib.suppress(OSError, RuntimeError):  # a user without a home
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "") or Path.home() / ".cache")
+        key = hashlib.sha256(json.dumps([str(first.parent.resolve()), names]).encode()).hexdigest()
+        found.append(cache / "fastsiam" / f"{key[:16]}.index")
+    return found
+
+
+def images_beside(home: Path) -> Path:
+    """Return the file that images may be unpacked into, beside the index that is kept there."""
+    return home.with_suffix(".fastsiam-images")
+
+
+def load(home: Path, facts: Facts) -> Index | None:
+    """Read a kept index if it is whole and of files with these facts; else return None."""
+    try:
+        with np.load(home) as file:
+            arrays = {name: file[name] for name in file.files}
+        of_format, of_files, of_images = json.loads(arrays.pop("about").tobytes())
+        images = None if of_images is None else images_beside(home)
+        valid = [of_format, of_files, of_images] == _about(facts, images)
+        return Index(arrays, images) if valid and arrays["rows"].dtype == ROW else None
+    except Exception:  # a damaged archive makes numpy raise anything
+        return None
+
+
+def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
+    """Write the index to the first place that takes it, and return that; None if none does."""
+    for home in homes:
+        if index.images not in (None, images_beside(home)):
+            continue
+        try:
+            about = np.frombuffer(json.dumps(_about(facts, index.images)).encode(), np.uint8)
+            with (
+                written_whole(home, by_many=True) as temporary,  # all ranks of a run at once
+                temporary.open("wb") as file,
+            ):
+                np.savez(file, about=about, **index.arrays)  # type: ignore[arg-type]
+        except OSError:  # a read-only place, or a full one
+            continue
+        return home
+    return None
+
+
+def _about(facts: Facts, images: Path | None) -> list[Any]:
+    """Return what an index notes of the files that it is of, and of the unpacked images."""
+    if images is None:
+        return [_FORMAT, facts, None]
+    found = images.stat()
+    return [_FORMAT, facts, [found.st_size, found.st_mtime_ns]]
+
+
+def pack_texts(texts: Sequence[str]) -> NDArray[np.uint8]:
+    """Return texts as a compressed array: names are long, and seldom wanted."""
+    joined = "".join(text.replace("\0", "_") + "\0" for text in texts)
+    return np.frombuffer(zlib.compress(joined.encode("utf-8", "surrogateescape"), 1), np.uint8)
+
+
+def unpack_texts(array: NDArray[np.uint8]) -> list[str]:
+    """Return the texts of an array that ``pack_texts`` made."""
+    return str(zlib.decompress(array.tobytes()), "utf-8", "surrogateescape").split("\0")[:-1]
+
+
+def run_in_processes(work: Callable[[int], T], tasks: int, what: str) -> list[T]:
+    """Return the results of a function for the tasks 0, 1, ..., which forked processes share."""
+    results: dict[int, T] = {}
+    with tally(what, tasks) as done, forked(-1, _begin, work) as run:
+        for task, result in run(_work, range(tasks)):
+            results[task] = result
+            done.add()
+    return [results[task] for task in range(tasks)]
+
+
+_function: Callable[[int], Any]
+"""In a worker: what it was forked with."""
+
+
+def _begin(work: Callable[[int], Any]) -> None:
+    global _function
+    _function = work
+
+
+def _work(task: int) -> tuple[int, Any]:
+    return task, _function(task)

@@ -1,0 +1,125 @@
+"""Images whose places in files are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from .base import NewChunk, Store, blocks
+from .files import File, Mapped
+from .probe import Bytes
+
+Allocate = Callable[[int], memoryview]
+"""Returns memory for so many bytes."""
+
+
+class PlacedStore(Store):
+    """Images that lie in files: each is a range of bytes, see ``_set_places``."""
+
+    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "file", "start", "size")
+    remedy: ClassVar[str] = "fetch it again"
+    """What can be done about a damaged file."""
+
+    def _set_places(
+        self,
+        files: Sequence[File],
+        file: NDArray[np.integer],
+        start: NDArray[np.integer],
+        size: NDArray[np.integer],
+    ) -> None:
+        """Set where the images lie.
+
+        Args:
+            files: mapped, or on another machine.
+            file: (images,) number of each image's file.
+            start: (images,) where its bytes begin in the file.
+            size: (images,) how many there are.
+
+        Raises:
+            DataError: a range lies outside of its file.
+        """
+        self._files, self.file, self.start, self.size = files, file, start, size
+        if not files:
+            return
+        ends = np.array([len(one) for one in files])[file]
+        outside = (start < 0) | (size < 0) | (start > ends - size)
+        if outside.any():
+            index = int(np.argmax(outside))
+            path = files[int(file[index])].path
+            raise DataError(f"{path} is damaged: image {index} lies outside of it; {self.remedy}")
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's bytes: a view into a mapped file, or unpacked ones."""
+        return self._unpack(index, self._read_range(index))
+
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the bytes of several images; those of remote files lie in ``new_chunk``."""
+        allocate = _allocator(new_chunk)
+        return [self._unpack(i, self._read_range(i, allocate)) for i in indices.tolist()]
+
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
+        addresses = [file.address for file in self._files if isinstance(file, Mapped)]
+        if not addresses or len(addresses) < len(self._files) or not self._are_plain(indices):
+            return None
+        base = np.array(addresses, np.int64)[self.file[indices]]
+        return base + self.start[indices].astype(np.int64), self.size[indices].astype(np.int64)
+
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Start to fetch images that will be read soon."""
+        own = np.asarray(indices, np.int64)
+        file, start = self.file[own], self.start[own].astype(np.int64)
+        stop = start + self.size[own].astype(np.int64)
+        for number in np.unique(file).tolist() if self._files else ():
+            of_file = file == number
+            ranges = zip(start[of_file].tolist(), stop[of_file].tolist(), strict=True)
+            self._files[number].ahead(list(ranges))
+
+    def mapped(self) -> Sequence[File]:
+        """Return the files."""
+        return self._files
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image as stored: (images,)."""
+        return self.size.astype(np.int64)
+
+    def _blocks(self) -> NDArray[np.int64]:
+        return blocks(self.file, self.start)
+
+    def _read_range(self, index: int, allocate: Allocate | None = None) -> Bytes:
+        file, start = self._files[int(self.file[index])], int(self.start[index])
+        stop = start + int(self.size[index])
+        if allocate is None or isinstance(file, Mapped):
+            return file.read(start, stop)
+        return file.read(start, stop, allocate)
+
+    def _unpack(self, index: int, data: Bytes) -> Bytes:
+        """Return what is encoded in an image's range."""
+        return data
+
+    def _are_plain(self, indices: NDArray[np.int64]) -> bool:
+        """Tell whether the ranges of images are what ``read`` returns of them."""
+        return bool(self.size[indices].all())
+
+
+def _allocator(new_chunk: NewChunk) -> Allocate:
+    """Return a function that allocates memory for one image after the other, out of chunks."""
+    rest = memoryview(b"")
+
+    def allocate(size: int) -> memoryview:
+        nonlocal rest
+        if size > len(rest):
+            rest = new_chunk()
+        if size > len(rest):
+            return np.empty(size, np.uint8).data
+        memory, rest = rest[:size], rest[size:]
+        return memory
+
+    return allocate

@@ -1,0 +1,209 @@
+"""Row groups of parquet files: their images, and where in a file the bytes of each lie.
+
+``datasets`` write images uncompressed, one after the other: their bytes are in the file as they
+are. So pyarrow reads every image once, and its bytes are looked for in the piece of the file that
+its row group has; where they are is kept in an index. No place is taken on trust, for it is one
+where these very bytes are.
+
+Compressed images are nowhere in the file. Up to some gigabytes they are unpacked once, into a file
+beside that index; more are refused, for a conversion makes something better of as much room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.console import tally
+from fastsiam.errors import DataError
+from fastsiam.files import written_whole
+
+from ..remote import RemoteFile, RemotePath
+from ..remote.path import Place
+from .columns import Columns, reading
+from .files import FileReader, Mapped
+from .index import ALONE_BYTES, ROW, Index, images_beside, run_in_processes
+
+log = logging.getLogger(__name__)
+
+PARQUET = ".parquet"
+MOST_UNPACKED = 2**33
+"""Compressed images of more bytes than these are not unpacked."""
+_BATCH = 64
+"""Images are read so many at a time."""
+
+
+def open_table(path: Place) -> Any:
+    """Open a parquet file by pyarrow.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    from pyarrow import parquet
+
+    with reading(f"{path} is no whole parquet file"):
+        if isinstance(path, RemotePath):
+            file = RemoteFile(path)
+            return parquet.ParquetFile(FileReader(file.read, 0, len(file)), pre_buffer=True)
+        # mapped: else pyarrow reads all images of a row group into memory
+        return parquet.ParquetFile(path, memory_map=True)
+
+
+class Piece(NamedTuple):
+    """The part of a file that has the images of a row group, as the file's footer tells."""
+
+    start: int
+    end: int
+    compressed: bool
+    size: int
+    """Bytes of the images, unpacked."""
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """The images of one row group."""
+
+    file: int
+    """Number of the file among those of the data set."""
+    path: Place
+    columns: Columns
+    number: int
+    """Of the group in the file."""
+
+    def images(self) -> Iterator[bytes]:
+        """Read the images: their bytes, empty where a row has none.
+
+        Raises:
+            DataError: the group is damaged.
+        """
+        damaged = f"{self.path} is damaged in row group {self.number}"
+        with reading(damaged), open_table(self.path) as table:
+            batches = table.iter_batches(
+                _BATCH, [self.number], [self.columns.bytes], use_threads=False
+            )
+            for batch in batches:
+                images = batch.column(0)
+                for data in images if self.columns.bare else images.field("bytes"):
+                    yield data.as_py() or b""
+
+    def piece(self) -> Piece:
+        """Look up the group's piece of the file.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        column = self.columns.bytes
+        with reading(f"{self.path} is damaged"), open_table(self.path) as table:
+            schema = table.metadata.schema
+            leaves = [schema.column(i).path for i in range(len(schema))]
+            # pyarrow ends the process at a column's damaged facts, unless it reads them first
+            next(table.iter_batches(1, [self.number], [column], use_threads=False), None)
+            leaf = table.metadata.row_group(self.number).column(leaves.index(column))
+            if leaf.path_in_schema != column:
+                raise ValueError(f"row group {self.number} has no column {column!r}")
+            start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
+            end = start + leaf.total_compressed_size
+            compressed = leaf.compression != "UNCOMPRESSED"
+            return Piece(start, end, compressed, leaf.total_uncompressed_size)
+
+
+def build(
+    files: Sequence[Mapped],
+    groups: Sequence[RowGroup],
+    places: Sequence[Path],
+    source: str,
+    advice: str,
+) -> Index:
+    """Find where the bytes of each image lie: in the files, or in one that they are unpacked into.
+
+    Args:
+        files: the parquet files.
+        groups: all their row groups.
+        places: where the index may be kept.
+        source: the files, for messages.
+        advice: what the user can do where images cannot be unpacked.
+
+    Raises:
+        DataError: a file is damaged, or its images are compressed and cannot be unpacked.
+    """
+    pieces = [group.piece() for group in groups]
+
+    def find(number: int) -> NDArray[np.void] | None:
+        return _find(files[groups[number].file], groups[number], pieces[number])
+
+    if not any(piece.compressed for piece in pieces):
+        if sum(map(len, files)) < ALONE_BYTES or len(groups) == 1:
+            parts = [find(number) for number in range(len(groups))]
+        else:
+            parts = run_in_processes(find, len(groups), f"indexing {source}, row groups")
+        rows = [part for part in parts if part is not None]
+        if len(rows) == len(parts):
+            return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
+    return _unpack(groups, sum(piece.size for piece in pieces), places, source, advice)
+
+
+def _find(file: Mapped, group: RowGroup, piece: Piece) -> NDArray[np.void] | None:
+    """Find the images of a row group in the file; None if one is not there as it is."""
+    rows = []
+    behind = piece.start
+    for data in group.images():
+        at = file.find(data, behind, piece.end)
+        if at < 0:  # one of several that are alike is stored once
+            at = file.find(data, piece.start, piece.end)
+        if at < 0:
+            return None
+        rows.append(_row(group.file, at, len(data)))
+        behind = max(behind, at + len(data))
+    return np.array(rows, ROW)
+
+
+def _row(file: int, offset: int, size: int) -> tuple[int, ...]:
+    return offset, size, -1, file, 0, 0, 0
+
+
+def _unpack(
+    groups: Sequence[RowGroup], size: int, places: Sequence[Path], source: str, advice: str
+) -> Index:
+    """Write all images, of so many bytes, into one file beside the first place that takes it."""
+    if size > MOST_UNPACKED:
+        raise DataError(
+            f"the images of {source} are compressed ({size / 1e9:,.0f} GB), so that none can be "
+            f"read by itself: {advice}"
+        )
+    for place in places:
+        target = images_beside(place)
+        with contextlib.suppress(OSError):  # a read-only place, or a full one
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if shutil.disk_usage(target.parent).free < size:
+                continue
+            rows: list[tuple[int, ...]] = []
+            with (
+                written_whole(target, by_many=True) as temporary,
+                temporary.open("wb") as out,
+                tally(f"unpacking {source}, row groups", len(groups)) as done,
+            ):
+                log.info(
+                    f"the images of {source} are compressed: they are unpacked, which is done "
+                    f"once, into {target} ({size / 1e6:,.0f} MB)"
+                )
+                for group in groups:
+                    for data in group.images():
+                        rows.append(_row(0, out.tell(), len(data)))
+                        out.write(data)
+                    done.add()
+            if target.stat().st_size:
+                return Index({"rows": np.array(rows, ROW)}, target)
+            target.unlink()  # no image at all, for which there is a message
+            return Index({"rows": np.array(rows, ROW)})
+    raise DataError(
+        f"the images of {source} are compressed, and {size / 1e6:,.0f} MB to unpack them into "
+        f"could not be had in {' or '.join(str(place.parent) for place in places)}: {advice}"
+    )
