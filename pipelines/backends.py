@@ -142,6 +142,8 @@ class Backend:
     ) -> MakeCrops:
         """Return what makes central crops: this pipeline if it decodes on a GPU, else the engine.
 
+        The engine also makes crops that are larger than the resized images, with a black border.
+
         Args:
             data: the pipeline's settings.
             store: the images.
@@ -153,7 +155,7 @@ class Backend:
             BackendError: the package is installed, but cannot be loaded.
         """
         own = device.type == "cuda" and self.decodes_on_gpu and self.installed
-        backend = self if own else BACKENDS[ENGINE]
+        backend = self if own and resize >= side else BACKENDS[ENGINE]
         with backend._importing():
             make: MakeCrops = partial(
                 backend._module().central_crops,

@@ -55,7 +55,6 @@ class BadImages:
         self._images, self._takes_more, self._exchange = images, takes_more, exchange
         self._keep = keep
         self._known = {own.index: own for own in known}
-        self._since = self._table()
 
     def __len__(self) -> int:
         """Return how many are known."""
@@ -72,12 +71,8 @@ class BadImages:
 
     def among(self, images: NDArray[np.int64], *, at: int) -> NDArray[np.bool_]:
         """Tell which of N images were known to be bad after ``at`` steps of the run: (N,)."""
-        index, since = self._since
-        if not len(index):
-            return np.zeros(len(images), bool)
-        place = np.minimum(np.searchsorted(index, images), len(index) - 1)
-        found: NDArray[np.bool_] = (index[place] == images) & (since[place] <= at)
-        return found
+        known = tuple(self._known.values())  # other threads may add some
+        return np.isin(images, [own.index for own in known if own.step <= at])
 
     def note(self, error: ImageError, *, epoch: int, step: int) -> BadImage:
         """Add an image that could not be shown to the list.
@@ -123,14 +118,7 @@ class BadImages:
             return
         for own in found:
             self._known[own.index] = min(own, self._known.get(own.index, own))
-        self._since = self._table()
         check_number(len(self._known), self._images, self.list()[-1])
-
-    def _table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions of all of them, ascending, and the step since which each is bad."""
-        rows = sorted((own.index, own.step) for own in self._known.values())
-        index, since = np.array(rows, np.int64).reshape(-1, 2).T
-        return index, since
 
 
 def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:

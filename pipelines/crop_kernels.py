@@ -57,9 +57,18 @@ _COLUMNS = tl.constexpr(11)
 def crop_side(
     pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
 ) -> Tensor:
-    """Do what ``fastsiam.pipelines.job.crop_side`` says: whole boxes, no other cuts.
+    """Cut the crops of one side out of N images that lie one after the other.
 
-    The pixels lie on a GPU; in Triton's interpreter, on the CPU.
+    Args:
+        pixels: (bytes,) uint8: the images, each H x W x 3, on a GPU; in Triton's interpreter, on
+            the CPU.
+        start: (N,) where each begins.
+        size: (N, 2) height and width of each.
+        cuts: V of each, whole boxes.
+        side: of the result, in pixels.
+
+    Returns:
+        (V, N, side, side, 3) uint8.
 
     Raises:
         ValueError: the kernels would read or write outside of these arrays.

@@ -1,16 +1,13 @@
-"""Boxes, sizes and flips of crops, and crops of images that are decoded already."""
+"""Boxes, sizes and flips of crops."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.trace import span
-from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
 
@@ -29,22 +26,6 @@ class Cuts:
     """(V, N, 2): height and width that the box gets."""
     corner: NDArray[np.int32]
     """(V, N, 2): top and left of the square in the resized box; what lies outside that is black."""
-
-    def rows(self, which: slice) -> Cuts:
-        """Return the cuts of some of the images."""
-        return Cuts(*(getattr(self, name)[:, which] for name in self.__slots__))
-
-    def moved(self, rows: NDArray[np.integer], columns: NDArray[np.integer]) -> Cuts:
-        """Return the cuts in parts of the images.
-
-        Args:
-            rows: (N,) of each image above its part.
-            columns: (N,) on its left.
-        """
-        box = self.box.copy()
-        box[..., 0] -= rows
-        box[..., 1] -= columns
-        return replace(self, box=box)
 
 
 def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
@@ -77,34 +58,3 @@ def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
     corner = np.where(excess < 0, -(-excess // 2), np.rint(excess / 2)).astype(np.int32)
     box = np.concatenate([np.zeros_like(size), size], axis=1).astype(np.int32)
     return Cuts(box[None], np.zeros((1, len(size)), np.bool_), resized[None], corner[None])
-
-
-def crop_views(
-    pixels: Tensor,
-    start: NDArray[np.int64],
-    size: NDArray[np.int64],
-    params: ViewParams,
-    config: AugmentConfig,
-) -> Crops:
-    """Cut the crops of N images, resize and flip them.
-
-    Args:
-        pixels: (bytes,) uint8: images one after the other, each H x W x 3, on a CPU or a CUDA GPU.
-        start: (N,) where each of the images begins.
-        size: (N, 2) height and width of each.
-        params: crop boxes and flips of the N images.
-        config: says which views have which side.
-
-    Returns:
-        The crops on the pixels' device.
-    """
-    with span("crop"):
-        if pixels.device.type == "cuda":
-            from .crop_kernels import crop_side
-        else:
-            from .job import crop_side
-        cuts = cut_views(params, config)
-        return tuple(
-            crop_side(pixels, start, size, own, side)
-            for own, side in zip(cuts, config.by_side, strict=True)
-        )

@@ -8,8 +8,8 @@ graph.
 On a GPU the resize is PIL's triangle filter in floating point and rounded once, so a pixel of a
 crop is within one level of PIL's. Where a box is shrunk, its outermost pixels can be further off:
 beyond the box DALI repeats its edge, where PIL does with fewer pixels. On a CPU, where DALI's
-resize is slow, DALI decodes no more than what lies about an image's boxes, and our own kernels cut
-and resize it where it lies, to the last bit as PIL does.
+resize is slow, DALI only decodes, and the engine crops the images where they lie, to the last bit
+as PIL does.
 """
 
 from __future__ import annotations
@@ -23,28 +23,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Batch, Crops, crop_shapes
-from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.batch import Batch, Crops
+from fastsiam.views.draws import ViewParams
 
 from .cuts import Cuts, cut_centres, cut_views
 from .dali_cropper import Cropper, Task
 from .engine import EncodedBatch, Engine
-from .finish import Finisher
+from .loaders import StoreLoader
 from .order import Order
 from .store import Store
 
 
-class DaliLoader:
-    """Batches by DALI; see ``fastsiam.views.batch.Loader``.
+class DaliLoader(StoreLoader):
+    """Batches by DALI.
 
     Args:
         store: the images.
-        order: of the epochs.
-        augment: ranges and probabilities.
+        order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
         workers: DALI's threads, and as many that read; -1 is one for each core of this rank, and
             there is at least one.
-        device: where the views shall lie; on a GPU the images are decoded there too.
-        dtype: floating type of the views.
         prefetch: batches in the making while the caller works on one.
         hw_decoder_load: share of the images, 0 to 1, that goes to the GPU's JPEG engine.
         dali_resizes: whether DALI cuts and resizes too, or the decoded images come to our own
@@ -65,13 +62,10 @@ class DaliLoader:
         hw_decoder_load: float = 0.9,
         dali_resizes: bool | None = None,
     ) -> None:
-        self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._dtype = order, augment, dtype
+        super().__init__(store, order, augment, device=device, dtype=dtype)
         if dali_resizes is None:
             dali_resizes = device.type == "cuda"
         self._engine = None if dali_resizes else Engine(store, workers=workers)
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
-        self._shapes = crop_shapes(augment, order.batch // order.world)
         self._cropper = Cropper(
             store,
             self._shapes,
@@ -86,18 +80,16 @@ class DaliLoader:
         """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
         if self._engine is None:
             for step, made in enumerate(self.crops(number, skip=skip), skip):
-                yield self._finisher.finish(*made, epoch=number, step=step)
+                yield self._finish(*made, number, step)
             return
         engine = self._engine
 
-        def make(
-            images: EncodedBatch, cuts: Sequence[Cuts], params: ViewParams
-        ) -> tuple[Tensor, ...]:
-            return engine.make_views(images, params, self._augment, self._dtype, cuts=cuts)
+        def make(images: EncodedBatch, params: ViewParams) -> tuple[Tensor, ...]:
+            return engine.make_views(images, params, self._augment, self._dtype)
 
         batches = self._cropper.run(self._tasks(number, skip), make)
         for step, (index, params, views) in enumerate(batches, skip):
-            yield self._finisher.made(index, params, views, epoch=number, step=step)
+            yield self._with_views(index, params, views, number, step)
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -115,7 +107,8 @@ class DaliLoader:
         engine, sides = self._engine, list(self._augment.by_side)
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
 
-        def make(images: EncodedBatch, cuts: Sequence[Cuts], _: ViewParams) -> Crops:
+        def make(images: EncodedBatch, params: ViewParams) -> Crops:
+            cuts = cut_views(params, self._augment)
             engine.submit(images, cuts, sides, crops=crops).result()
             return crops
 
@@ -131,15 +124,11 @@ class DaliLoader:
         return (self._task(epoch, step) for step in range(skip, self.steps))
 
     def _task(self, epoch: int, step: int) -> Task[ViewParams]:
-        index, drawn_for = self._order.indices(epoch, step), self._order.drawn_for(epoch, step)
-
         def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts, ...], ViewParams]:
-            params = draw_views(
-                self._augment, seed=self._order.seed, epoch=epoch, index=drawn_for, size=size
-            )
+            params = self._draw(epoch, step, size)
             return cut_views(params, self._augment), params
 
-        return Task(f"step {step} of epoch {epoch}", index, cut)
+        return Task(f"step {step} of epoch {epoch}", self._order.indices(epoch, step), cut)
 
 
 def central_crops(
@@ -158,7 +147,7 @@ def central_crops(
     Args:
         store: the images.
         batches: the images of each.
-        resize: shorter side before the crop is taken.
+        resize: shorter side before the crop is taken, at least ``side``.
         side: of the crops.
         workers: as for ``DaliLoader``, as are the rest.
         prefetch: batches in the making while the caller works on one.
@@ -177,7 +166,6 @@ def central_crops(
         prefetch=prefetch,
         hw_decoder_load=hw_decoder_load,
         dali_resizes=True,
-        pads=resize < side,
     )
     tasks = (Task(f"images {index[0]} to {index[-1]}", index, cut) for index in batches)
     with contextlib.closing(cropper):

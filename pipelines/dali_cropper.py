@@ -6,8 +6,8 @@ import contextlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -26,30 +25,26 @@ from fastsiam.views.batch import Shape
 
 from .cuts import Cuts
 from .dali_decoder import no_memory, reason, refuses_an_image, say_what_decodes
-from .dali_graph import build_graph, cut_arguments, part_arguments
+from .dali_graph import build_graph, cut_arguments
 from .engine import EncodedBatch
 from .job import Images
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code
-from .workers import closes_at_exit, count
+from .survey import decoded_bytes
+from .workers import closes_at_exit, count, made_ahead
 
 log = logging.getLogger(__name__)
 
 _PART = 16
 """Images that one thread reads in one go."""
 _DECODED_AHEAD = 2**30
-"""Bytes of decoded parts in flight on a CPU from which on no other batch is begun."""
-_SAMPLE = 8
-"""Images whose headers tell how large a decoded batch is, where the store does not."""
-
-_Encoded = list[tuple[NDArray[np.uint8], int, int]]
-"""Of each image: encoded bytes, height, width."""
+"""Bytes of decoded images in flight on a CPU from which on no other batch is begun."""
 
 Plan = TypeVar("Plan")
 """Data that travels with a task and is yielded with its crops."""
-Make = Callable[[EncodedBatch, Sequence[Cuts], Plan], tuple[Tensor, ...]]
-"""Makes crops or views of decoded images, each a part of the original that holds its boxes."""
+Make = Callable[[EncodedBatch, Plan], tuple[Tensor, ...]]
+"""Makes crops or views of decoded images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +66,8 @@ class _Batch(Generic[Plan]):
     cuts: tuple[Cuts, ...]
     plan: Plan
     encoded: list[NDArray[np.uint8]]
-    part: dict[str, NDArray[np.int32]]
-    """Which part of each image is to be decoded, where DALI does no more."""
+    decoded: int
+    """Bytes of the images when they are decoded, where DALI does no more; else 0."""
     by_pil: bool
     """All of its images were decoded by PIL."""
 
@@ -89,7 +84,6 @@ class Cropper:
         prefetch: batches in the making while the caller works on one.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
         dali_resizes: whether DALI cuts and resizes too.
-        pads: whether crops can reach beyond what the boxes become.
     """
 
     def __init__(
@@ -102,24 +96,26 @@ class Cropper:
         prefetch: int,
         hw_decoder_load: float,
         dali_resizes: bool,
-        pads: bool = False,
     ) -> None:
         self._store, self._shapes, self._device, self._prefetch = store, shapes, device, prefetch
         self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
         self._dali_resizes = dali_resizes
         assert self._dali_resizes or device.type == "cpu"
-        self._pads, self._warned, self._closed = pads, False, False
+        self._warned, self._closed = False, False
         self._dimensions = store.dimensions()
-        if not self._dali_resizes and shapes[0][1] * _mean_bytes(store) > _DECODED_AHEAD:
-            # DALI's pool never shrinks, and each batch larger than all before it adds to the pool.
-            os.environ.setdefault("DALI_MALLOC_POOL_THRESHOLD", "0")
+        if not self._dali_resizes:
+            taken, _ = decoded_bytes(store)
+            if shapes[0][1] * taken > len(store) * _DECODED_AHEAD:
+                # DALI's pool never shrinks; each batch larger than all before it adds to the pool.
+                os.environ.setdefault("DALI_MALLOC_POOL_THRESHOLD", "0")
         self._dali: Any = None
         """DALI's graph; None where it is to be built anew."""
         self._build()
         if device.type == "cuda":
             say_what_decodes(_number(device), hw_decoder_load)
         self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
-        self._flight: deque[_Batch[Any] | DataError] = deque()
+        self._batches: Generator[_Batch[Any] | DataError] | None = None
+        self._flight: deque[_Batch[Any]] = deque()
         closes_at_exit(self)
 
     def run(
@@ -144,16 +140,19 @@ class Cropper:
         assert (make is None) == self._dali_resizes
         shapes = self._shapes if make is None else ()
         crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
-        flight: deque[_Batch[Plan] | DataError] = deque()
+        flight: deque[_Batch[Plan]] = deque()
         self._flight = flight
-        batches = self._read_ahead(tasks)
-        self._fill(flight, batches)
+        ahead = self._prefetch + 1
+        batches = self._batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+        failed = self._fill(flight, batches)
         while flight:
             batch, made = self._receive(flight, crops, make)
-            self._fill(flight, batches)
+            failed = failed or self._fill(flight, batches)
             yield batch.task.index, batch.plan, made
             if flight is not self._flight and not self._closed:
                 raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
+        if failed and not self._closed:
+            raise failed
 
     def close(self) -> None:
         """End DALI's threads and ours, and free the memory."""
@@ -175,9 +174,7 @@ class Cropper:
                 threads=self._threads,
                 device=_number(self._device) if gpu else None,
                 hw_decoder_load=self._hw_decoder_load,
-                dimensions=self._dimensions,
                 resizes=self._dali_resizes,
-                pads=self._pads,
             )
 
     @contextlib.contextmanager
@@ -202,34 +199,27 @@ class Cropper:
                     raise BackendError(line) from error
             raise
 
-    def _read_ahead(self, tasks: Iterator[Task[Plan]]) -> Iterator[_Batch[Plan] | DataError]:
-        """Yield the batches, reading some ahead; an error is the last."""
-        reading: deque[tuple[Task[Plan], list[Future[_Encoded]]]] = deque()
-        try:
-            while True:
-                for task in islice(tasks, self._prefetch + 1 - len(reading)):
-                    reading.append((task, self._read(task.index)))
-                if not reading:
-                    return
-                batch = self._batch(*reading.popleft())
-                yield batch
-                if isinstance(batch, DataError):
-                    return
-        finally:
-            for _, parts in reading:
-                for part in parts:
-                    part.cancel()
+    def _read(self, task: Task[Plan], *, by_pil: bool = False) -> _Batch[Plan] | DataError:
+        """Read the images of a batch and settle its cuts.
 
-    def _read(self, index: NDArray[np.int64], *, by_pil: bool = False) -> list[Future[_Encoded]]:
-        """Begin to read images in our threads."""
+        An error travels as a value: it belongs to its batch, and those before it go first.
+        """
 
-        def read(images: list[int]) -> _Encoded:
+        def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
             with span("read"):
                 return [self._encoded(i, by_pil) for i in images]
 
+        index = task.index
         self._store.ahead(index.tolist())
         parts = [index[i : i + _PART].tolist() for i in range(0, len(index), _PART)]
-        return [self._readers.submit(read, part) for part in parts]
+        try:
+            found = [image for part in self._readers.map(read, parts) for image in part]
+        except DataError as error:
+            return error
+        size = np.array([(height, width) for _, height, width in found])
+        cuts, plan = task.cut(size)
+        decoded = 0 if self._dali_resizes else 3 * int(size.prod(1).sum())
+        return _Batch(task, cuts, plan, [data for data, _, _ in found], decoded, by_pil)
 
     def _encoded(self, index: int, by_pil: bool) -> tuple[NDArray[np.uint8], int, int]:
         """Read an image as bytes of which DALI makes the pixels that PIL makes, and its size."""
@@ -237,62 +227,50 @@ class Cropper:
         try:
             head = self._store.header(index, data)
         except ImageError:  # PIL may bear with more than we do
-            return _as_ppm(self._store.decode(index))
+            return self._by_pil(index)
         height, width = self._store.rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
-            return _as_ppm(self._store.decode(index))  # which may refuse it for that
+            return self._by_pil(index)  # which may refuse it for that
         if self._store.raw_size(index) is None:
             # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
             odd = self._store.rules.needs_pillow(head) or width * height > MOST_PIXELS
             if not (by_pil or odd) and is_all_code(data, head):
                 return np.frombuffer(data, np.uint8), height, width
-            return _as_ppm(self._store.decode(index))
+            return self._by_pil(index)
         return _ppm(data, height, width), height, width
 
-    def _batch(
-        self, task: Task[Plan], parts: list[Future[_Encoded]], *, by_pil: bool = False
-    ) -> _Batch[Plan] | DataError:
-        """Wait for a batch to be read and settle its cuts.
-
-        An error travels as a value: it belongs to its batch, and those before it go first.
-        """
-        try:
-            found = [image for part in parts for image in part.result()]
-        except DataError as error:
-            return error
-        size = np.array([(height, width) for _, height, width in found])
-        cuts, plan = task.cut(size)
-        part = {} if self._dali_resizes else part_arguments(cuts, size)
-        return _Batch(task, cuts, plan, [data for data, _, _ in found], part, by_pil)
+    def _by_pil(self, index: int) -> tuple[NDArray[np.uint8], int, int]:
+        image = self._store.decode(index)
+        return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
 
     def _fill(
-        self,
-        flight: deque[_Batch[Plan] | DataError],
-        batches: Iterator[_Batch[Plan] | DataError],
-    ) -> None:
-        """Let DALI begin with batches while few of them, and few bytes, are in flight."""
-        while len(flight) < self._prefetch and _decoded_bytes(flight) < _DECODED_AHEAD:
-            if (batch := next(batches, None)) is None:
-                return
-            flight.append(self._send(batch))
+        self, flight: deque[_Batch[Plan]], batches: Iterator[_Batch[Plan] | DataError]
+    ) -> DataError | None:
+        """Let DALI begin with batches while few of them, and few bytes, are in flight.
 
-    def _send(self, batch: _Batch[Plan] | DataError) -> _Batch[Plan] | DataError:
+        Returns:
+            The error of the next batch, if it has one.
+        """
+        while len(flight) < self._prefetch and sum(own.decoded for own in flight) < _DECODED_AHEAD:
+            batch = next(batches, None)
+            if not isinstance(batch, _Batch):
+                return batch
+            self._send(batch)
+            flight.append(batch)
+        return None
+
+    def _send(self, batch: _Batch[Plan]) -> None:
         """Let DALI begin with a batch."""
-        if isinstance(batch, _Batch):
-            arguments: dict[str, Any] = {"encoded": batch.encoded, **batch.part}
-            if self._dali_resizes:
-                arguments |= cut_arguments(batch.cuts, self._shapes, pads=self._pads)
-            with self._calling(batch.task.name):
-                for name, data in arguments.items():
-                    self._dali.feed_input(name, data)
-                self._dali.schedule_run()
-        return batch
+        arguments: dict[str, Any] = {"encoded": batch.encoded}
+        if self._dali_resizes:
+            arguments |= cut_arguments(batch.cuts, self._shapes)
+        with self._calling(batch.task.name):
+            for name, data in arguments.items():
+                self._dali.feed_input(name, data)
+            self._dali.schedule_run()
 
     def _receive(
-        self,
-        flight: deque[_Batch[Plan] | DataError],
-        crops: Sequence[Tensor],
-        make: Make[Plan] | None,
+        self, flight: deque[_Batch[Plan]], crops: Sequence[Tensor], make: Make[Plan] | None
     ) -> tuple[_Batch[Plan], tuple[Tensor, ...]]:
         """Wait for DALI to finish the first batch in flight, and put its crops where told.
 
@@ -300,34 +278,33 @@ class Cropper:
             The batch, and its crops or what was made in their place.
         """
         gpu = self._device.type == "cuda"
-        while isinstance(batch := flight[0], _Batch):
+        while True:
+            batch = flight[0]
             stream = torch.cuda.current_stream(self._device) if gpu else None
             try:
                 with span("decode"), self._calling(batch.task.name):  # what is left to wait for
                     made = self._dali.outputs(cuda_stream=stream)
+                break
             except RuntimeError as error:
                 if batch.by_pil or not refuses_an_image(error):
                     raise
                 self._begin_again(flight, batch, error)
-                continue
-            flight.popleft()
-            if make is None:
-                sides = tuple(own[:, : len(batch.encoded)] for own in crops)
-                # Without a copy into torch's hands; when torch lets go of its memory, DALI waits
-                # for the device, in a thread of its own, before it uses that again.
-                views = (from_dlpack(view.as_tensor()) for view in made)
-                for own in sides:
-                    torch.stack(list(islice(views, len(own))), out=own)
-                return batch, sides
-            # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
-            decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
-            images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
-            cuts = [own.moved(*batch.part["start"].T) for own in batch.cuts]
-            return batch, make(images, cuts, batch.plan)
-        raise batch
+        flight.popleft()
+        if make is None:
+            sides = tuple(own[:, : len(batch.encoded)] for own in crops)
+            # Without a copy into torch's hands; when torch lets go of its memory, DALI waits for
+            # the device, in a thread of its own, before it uses that again.
+            views = (from_dlpack(view.as_tensor()) for view in made)
+            for own in sides:
+                torch.stack(list(islice(views, len(own))), out=own)
+            return batch, sides
+        # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
+        decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
+        images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
+        return batch, make(images, batch.plan)
 
     def _begin_again(
-        self, flight: deque[_Batch[Plan] | DataError], batch: _Batch[Plan], error: RuntimeError
+        self, flight: deque[_Batch[Plan]], batch: _Batch[Plan], error: RuntimeError
     ) -> None:
         """Put the images of a batch that DALI refused into the pixels that PIL decodes.
 
@@ -339,8 +316,7 @@ class Cropper:
         _, *others = flight
         flight.clear()
         self._build()
-        parts = self._read(batch.task.index, by_pil=True)
-        decoded = self._batch(batch.task, parts, by_pil=True)
+        decoded = self._read(batch.task, by_pil=True)
         if isinstance(decoded, DataError):
             raise decoded
         if not self._warned:
@@ -349,11 +325,15 @@ class Cropper:
                 f"DALI cannot decode an image of {batch.task.name} ({reason(error)}), "
                 "but PIL can: such batches are decoded by PIL, which is slower"
             )
-        flight.extend(map(self._send, (decoded, *others)))
+        for own in (decoded, *others):
+            self._send(own)
+            flight.append(own)
 
     def _land(self) -> None:
         """Wait for what an abandoned run left in flight, and let it go."""
         self._flight.clear()
+        if self._batches is not None:
+            self._batches.close()
         try:
             while self._dali is not None:
                 self._dali.outputs()
@@ -363,30 +343,8 @@ class Cropper:
             self._dali = None
 
 
-def _mean_bytes(store: Store) -> float:
-    """Estimate the bytes of a decoded image."""
-    if (known := store.dimensions()) is not None:
-        return float(3 * known.prod(1).mean())
-    found = [0]
-    for index in np.unique(np.linspace(0, len(store) - 1, _SAMPLE).astype(int)).tolist():
-        with contextlib.suppress(DataError):  # said where the image is shown
-            head = store.header(index, store.read(index))
-            found.append(3 * head.height * head.width)
-    return sum(found) / max(1, len(found) - 1)
-
-
-def _decoded_bytes(flight: Iterable[_Batch[Any] | DataError]) -> int:
-    """Return what decoded parts of images take; 0 where DALI resizes and makes crops."""
-    parts = [batch.part for batch in flight if isinstance(batch, _Batch) and batch.part]
-    return sum(3 * int((p["end"] - p["start"]).astype(np.int64).prod(1).sum()) for p in parts)
-
-
-def _as_ppm(image: Image.Image) -> tuple[NDArray[np.uint8], int, int]:
-    """Return a decoded image as bytes of which DALI makes the same pixels, and its size."""
-    return _ppm(image.tobytes(), image.height, image.width), image.height, image.width
-
-
 def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
+    """Return bytes of which DALI makes these pixels."""
     return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
 
 

@@ -7,32 +7,19 @@ DALI 2.4: its executor names the operator, and what that said follows "encounter
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 from functools import cache
 from io import BytesIO
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 log = logging.getLogger(__name__)
 
-_MIB = 2**20
-_USUAL = 99
-"""Percent of the images that fit into the memory allocated at the start. The largest image of a
-data set can be a hundred times the usual one; memory for it is allocated when it comes."""
-_MOST_OF_THE_ENGINE = 2**31
-_DEVICE_PADDING, _HOST_PADDING, _MOST_PADDING = 16 * _MIB, 8 * _MIB, 64 * _MIB
-"""Bytes for each thread: DALI's defaults, and the most that is set here."""
-_DEVICE_BYTES, _HOST_BYTES = 5.5, 3.7
-"""Bytes for a pixel of the largest image that these paddings are to hold: those of NVIDIA's recipes
-(DeepLearningExamples: 211,025,920 and 140,544,512 for 5,980 x 6,430)."""
 _REFUSED = re.compile(
     # nvImageCodec's numbers: bad or unsupported code streams, of its own and of its extensions.
-    r"`nvidia\.dali\.fn\.decoders\.image(?:_slice)?`.*encountered:.*"
+    r"`nvidia\.dali\.fn\.decoders\.image`.*encountered:.*"
     r"(Failed to decode sample #\d|nvImageCodec failure: '#(3|4|9|13|14|18|19)')",
     re.DOTALL,
 )
@@ -43,72 +30,26 @@ _NO_MEMORY = re.compile(
 _OF_THE_HOST = re.compile(r"on host|std::bad_alloc")
 
 
-def decoded(
-    encoded: Any,
-    *,
-    gpu: bool,
-    batch: int,
-    hw_decoder_load: float,
-    dimensions: NDArray[np.int64] | None = None,
-    part: tuple[Any, Any] | None = None,
-) -> Any:
+def decoded(encoded: Any, *, gpu: bool, hw_decoder_load: float) -> Any:
     """Add the decoder to a graph: encoded images in, pixels as PIL's out.
 
     Args:
         encoded: the graph's node of the images' bytes.
         gpu: decode there, within the rounding of another transform; on a CPU pixels are PIL's.
-        batch: images in a batch, at most.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
-        dimensions: (images, 2) height and width of the images of the data set, if known.
-        part: the graph's nodes of each image's first row and column, and those behind the last, if
-            not all of it is wanted.
     """
     from nvidia.dali import fn, types
 
-    # DALI's pools grow with the first batches and never shrink. backend.PreallocateDeviceMemory
-    # would save a second of the first step, but keep from the model what was guessed too high.
     own: dict[str, Any] = {"device": "cpu"}
     if gpu:
-        own = {"device": "mixed", "hw_decoder_load": hw_decoder_load, **hints(dimensions, batch)}
-    decoder: Any = fn.decoders.image
-    if part is not None:
-        decoder, own = fn.decoders.image_slice, own | {"axes": [0, 1]}
-        own["start"], own["end"] = part
-    return decoder(
+        own = {"device": "mixed", "hw_decoder_load": hw_decoder_load}
+    return fn.decoders.image(
         encoded,
         **own,
         output_type=types.RGB,
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,  # as PIL, not nvJPEG's own way
     )
-
-
-def hints(dimensions: NDArray[np.int64] | None, batch: int) -> dict[str, int]:
-    """Return the decoder's hints on how much memory to allocate at the start; {} without sizes.
-
-    The engine's is for a batch of JPEGs without subsampling (nvjpegDecodeBatchedPreAllocate), and
-    2 GiB at most. The paddings are for each of DALI's threads, which decode on the GPU's cores what
-    the engine does not take; they are DALI's defaults or more. No pipeline reads JPEG 2000.
-
-    Args:
-        dimensions: (images, 2) height and width.
-        batch: images in a batch.
-    """
-    if dimensions is None:
-        return {}
-    height, width = np.percentile(dimensions, _USUAL, axis=0)
-    shrunk = min(1, math.sqrt(_MOST_OF_THE_ENGINE / (3 * batch * height * width)))
-    pixels = float(np.percentile(dimensions.prod(1), _USUAL))
-
-    def padding(least: int, bytes_per_pixel: float) -> int:
-        return min(_MOST_PADDING, max(least, math.ceil(bytes_per_pixel * pixels / _MIB) * _MIB))
-
-    return {
-        "preallocate_height_hint": max(1, int(height * shrunk)),
-        "preallocate_width_hint": max(1, int(width * shrunk)),
-        "device_memory_padding": padding(_DEVICE_PADDING, _DEVICE_BYTES),
-        "host_memory_padding": padding(_HOST_PADDING, _HOST_BYTES),
-    }
 
 
 @cache

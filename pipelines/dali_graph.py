@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,6 @@ from fastsiam.views.batch import Shape
 from .cuts import Cuts
 from .dali_decoder import decoded
 
-_MARGIN = 8
-"""Pixels around the boxes that are decoded too. A pixel of a JPEG whose colours have a lower
-resolution hangs on their samples beside it, which are two pixels wide; libjpeg-turbo, asked for a
-part, lacks those beyond its border."""
-
 
 def build_graph(
     shapes: Sequence[Shape],
@@ -26,9 +22,7 @@ def build_graph(
     threads: int,
     device: int | None,
     hw_decoder_load: float,
-    dimensions: NDArray[np.int64] | None,
     resizes: bool,
-    pads: bool,
 ) -> Any:
     """Build a graph that takes encoded images and cuts, and makes a list of crops for each view.
 
@@ -37,17 +31,14 @@ def build_graph(
         threads: DALI's.
         device: number of the GPU, None for the CPU.
         hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
-        dimensions: (images, 2) height and width of the data set's images, if known.
-        resizes: whether it cuts and resizes; else it makes decoded parts, and takes no cuts.
-        pads: whether crops can reach beyond what the boxes become.
+        resizes: whether it cuts and resizes; else it makes decoded images, and takes no cuts.
     """
     # What DALI's decoders find wrong with an image is said by our error, with its name.
     os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
     from nvidia.dali import Pipeline, types
 
-    batch = shapes[0][1]
     dali = Pipeline(
-        batch_size=batch,
+        batch_size=shapes[0][1],
         num_threads=threads,
         device_id=device,
         seed=0,
@@ -56,16 +47,10 @@ def build_graph(
         prefetch_queue_depth=1,
     )
     with dali:
-        image = decoded(
-            _fed("encoded", types.UINT8),
-            gpu=device is not None,
-            batch=batch,
-            hw_decoder_load=hw_decoder_load,
-            dimensions=dimensions,
-            part=None if resizes else (_fed("start", types.INT32), _fed("end", types.INT32)),
-        )
+        encoded = _fed("encoded", types.UINT8)
+        image = decoded(encoded, gpu=device is not None, hw_decoder_load=hw_decoder_load)
         if resizes:
-            dali.set_outputs(*(_view(image, *view, pads=pads) for view in _names(shapes)))
+            dali.set_outputs(*(_view(image, *view) for view in _names(shapes)))
         else:
             dali.set_outputs(image)
     dali.build()
@@ -79,12 +64,12 @@ def _fed(name: str, kind: Any) -> Any:
     return fn.external_source(name=name, dtype=kind, ndim=1, no_copy=True)
 
 
-def _view(image: Any, view: str, side: int, *, pads: bool) -> Any:
+def _view(image: Any, view: str, side: int) -> Any:
     """Cut a box out of an image, flip it perhaps, and make a square of it or of its middle."""
     from nvidia.dali import fn, types
 
-    def argument(name: str, kind: Any = types.FLOAT) -> Any:
-        return _fed(name + view, kind)
+    def argument(name: str) -> Any:
+        return _fed(name + view, types.FLOAT)
 
     # The box apart: PIL's filter sees nothing beside it. Taking the nearest pixels at their own
     # scale copies them; DALI's slice does that too, at half the speed.
@@ -95,22 +80,12 @@ def _view(image: Any, view: str, side: int, *, pads: bool) -> Any:
         roi_end=argument("end"),
         interp_type=types.INTERP_NN,
     )
-    square = [side, side]
-    crop = fn.resize(
+    return fn.resize(
         box,
-        size=argument("extent") if pads else square,
+        size=[side, side],
         roi_start=argument("from"),
         roi_end=argument("to"),
         roi_relative=True,
-    )
-    if not pads:
-        return crop
-    return fn.slice(
-        crop,
-        start=argument("corner", types.INT32),
-        shape=square,
-        axes=[0, 1],
-        out_of_bounds_policy="pad",
     )
 
 
@@ -120,52 +95,26 @@ def _names(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
     return [(str(number), side) for number, side in enumerate(sides)]
 
 
-def cut_arguments(
-    cuts: Sequence[Cuts], shapes: Sequence[Shape], *, pads: bool
-) -> dict[str, NDArray[Any]]:
+def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, NDArray[Any]]:
     """Return what the graph asks for: boxes in pixels; flips as boxes from right to left."""
-    of_sides = [_boxes(own, shape[2], pads=pads) for own, shape in zip(cuts, shapes, strict=True)]
-    of_each = (
-        {name: array[view] for name, array in boxes.items()}
-        for boxes in of_sides
-        for view in range(len(boxes["size"]))
-    )
-    return {
-        name + view: array.astype(np.int32 if name == "corner" else np.float32)
-        for (view, _), arrays in zip(_names(shapes), of_each, strict=True)
-        for name, array in arrays.items()
-    }
+    names, arguments = iter(_names(shapes)), dict[str, NDArray[Any]]()
+    for own, shape in zip(cuts, shapes, strict=True):
+        boxes = _boxes(own, shape[2])
+        for row, (view, _) in enumerate(islice(names, shape[0])):
+            for name, array in boxes.items():
+                arguments[name + view] = array[row].astype(np.float32)
+    return arguments
 
 
-def part_arguments(cuts: Sequence[Cuts], size: NDArray[np.int64]) -> dict[str, NDArray[np.int32]]:
-    """Return what the graph asks for that only decodes: the part of each image with all its boxes.
-
-    Args:
-        cuts: of each side.
-        size: (N, 2) height and width of the images.
-    """
-    box = np.concatenate([own.box for own in cuts])
-    start = box[..., :2].min(0) - _MARGIN
-    end = (box[..., :2] + box[..., 2:]).max(0) + _MARGIN
-    return {
-        "start": np.maximum(start, 0).astype(np.int32),
-        "end": np.minimum(end, size).astype(np.int32),
-    }
-
-
-def _boxes(cuts: Cuts, side: int, *, pads: bool) -> dict[str, NDArray[Any]]:
+def _boxes(cuts: Cuts, side: int) -> dict[str, NDArray[Any]]:
     """Return the arguments (V, N, 2) of the views of one side."""
     start, size = cuts.box[..., :2], cuts.box[..., 2:]
-    first = np.maximum(cuts.corner, 0)
-    last = np.minimum(cuts.corner + side, cuts.resized)
+    first, last = cuts.corner, cuts.corner + side
     flip = np.stack([np.zeros_like(cuts.flip), cuts.flip], -1)
-    arrays = {
+    return {
         "size": size,
         "start": start,
         "end": start + size,
         "from": np.where(flip, last, first) / cuts.resized,
         "to": np.where(flip, first, last) / cuts.resized,
     }
-    if pads:
-        arrays |= {"extent": last - first, "corner": np.minimum(cuts.corner, 0)}
-    return arrays

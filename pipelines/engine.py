@@ -172,15 +172,7 @@ class Engine:
                 are wanted.
             stages: of each side, where views are wanted.
         """
-        job = Job(
-            batch.images,
-            cuts,
-            sides,
-            crops,
-            stages,
-            decode=self._headers.decode,
-            longest_first=True,
-        )
+        job = Job(batch.images, cuts, sides, crops, stages, decode=self._headers.decode)
         return PendingBatch(self._store, batch, job, self._threads, self._workers)
 
     def make_views(
@@ -189,8 +181,6 @@ class Engine:
         params: ViewParams,
         augment: AugmentConfig,
         dtype: torch.dtype,
-        *,
-        cuts: Sequence[Cuts] | None = None,
     ) -> tuple[Tensor, ...]:
         """Make the views of a batch and wait for them.
 
@@ -199,7 +189,6 @@ class Engine:
             params: the augmentations that are drawn for them.
             augment: for the sides and the normalisation.
             dtype: of the views.
-            cuts: of each side, if the images are parts of larger ones; ``cut_views`` by default.
 
         Returns:
             The views, as ``photometric`` returns them.
@@ -208,7 +197,7 @@ class Engine:
             DataError: an image cannot be decoded; names it.
         """
         stages = stages_of(params, augment, dtype)
-        cuts = cut_views(params, augment) if cuts is None else cuts
+        cuts = cut_views(params, augment)
         self.submit(batch, cuts, list(augment.by_side), stages=stages).result()
         return in_views_order([stage.views() for stage in stages], augment)
 

@@ -1,18 +1,39 @@
-"""The engine over one .beton file, which the system maps or FFCV's page cache reads."""
+"""The engine over one .beton file, which the system maps or FFCV's page cache reads.
+
+The first import of FFCV sets torch's and numba's numbers of threads to one; they are set back.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from queue import Empty
+from typing import Any
+
+import numba
+import numba.typed
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
 
 from .engine import EncodedBatch
-from .ffcv_library import PageCache, Pages
 from .native_backend import NativeLoader
 from .order import Order
 from .store import BetonStore, Store
+
+_threads = torch.get_num_threads(), numba.get_num_threads()
+_typed, numba.typed.Dict = numba.typed.Dict, dict  # for two names, it would compile for seconds
+from ffcv.fields import RGBImageField  # noqa: E402
+from ffcv.memory_managers import ProcessCacheManager  # noqa: E402
+from ffcv.reader import Reader  # noqa: E402
+
+numba.typed.Dict = _typed
+torch.set_num_threads(_threads[0])
+numba.set_num_threads(_threads[1])
+
+_SECONDS_BETWEEN_LOOKS = 1.0  # at whether FFCV's readers still live
 
 
 class FfcvLoader(NativeLoader):
@@ -39,17 +60,20 @@ class FfcvLoader(NativeLoader):
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        assert isinstance(store, BetonStore)
         super().__init__(
             store, order, augment, workers=workers, prefetch=prefetch, device=device, dtype=dtype
         )
-        self._cache = None if os_cache else PageCache(store)
-        self._pages: Pages | None = None
+        self._manager: Any = None
+        if not os_cache:
+            assert isinstance(store, BetonStore)
+            reader = Reader(str(store.root), {store.image_field: RGBImageField})
+            self._beton, self._manager = store, ProcessCacheManager(reader)
+        self._pages: _Pages | None = None
 
     def _open_epoch(self, number: int, skip: int) -> None:
-        if self._cache is not None:
-            steps = range(skip, self.steps)
-            self._pages = self._cache.epoch([self._order.indices(number, step) for step in steps])
+        if self._manager is not None:
+            batches = [self._order.indices(number, step) for step in range(skip, self.steps)]
+            self._pages = _Pages(self._beton, self._manager, batches)
 
     def _read(self, index: NDArray[np.int64]) -> EncodedBatch:
         if self._pages is None:
@@ -62,3 +86,58 @@ class FfcvLoader(NativeLoader):
         if self._pages is not None:
             self._pages.close()
             self._pages = None
+
+
+class _Pages:
+    """The pages of an epoch, which FFCV reads whole and ahead, batch by batch.
+
+    Args:
+        store: the file.
+        manager: FFCV's cache of its pages.
+        batches: positions of each batch's images.
+    """
+
+    def __init__(
+        self, store: BetonStore, manager: Any, batches: Sequence[NDArray[np.int64]]
+    ) -> None:
+        self._store, self._batch, self._closed = store, 0, False
+        self._context = manager.schedule_epoch([store.in_whole(index) for index in batches])
+        self._context.__enter__()
+        self._loaded = self._context.executor.loaded_queue
+        self._get, self._loaded.get = self._loaded.get, self._next_page  # FFCV's waits for ever
+
+    def load(self, index: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Wait for the pages of the next batch; those of the batch before it are overwritten.
+
+        Args:
+            index: (N,) positions of its images.
+
+        Returns:
+            The memory that holds the pages, and (N,) where each record begins in it.
+
+        Raises:
+            DataError: the file cannot be read any more.
+        """
+        self._context.start_batch(self._batch)
+        self._batch += 1
+        memory, *_, page_to_slot = self._context.state
+        page_size, start = memory.shape[1], self._store.start[index]
+        slot = page_to_slot[start // page_size].astype(np.int64)
+        return memory.reshape(-1), slot * page_size + start % page_size
+
+    def close(self) -> None:
+        """End FFCV's readers."""
+        if not self._closed:
+            self._closed = True
+            self._context.__exit__(None, None, None)
+
+    def _next_page(self) -> Any:
+        while not self._closed:
+            try:
+                return self._get(timeout=_SECONDS_BETWEEN_LOOKS)
+            except Empty:
+                if not any(reader.is_alive() for reader in self._context.executor.threads):
+                    raise DataError(
+                        f"the threads that read {self._store} died; is the file still there?"
+                    ) from None
+        raise RuntimeError("the epoch was closed")

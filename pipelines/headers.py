@@ -1,8 +1,9 @@
-"""Sizes and forms of a store's images, from their headers."""
+"""Sizes and forms of a store's images, from their headers, and whole decoded images."""
 
 from __future__ import annotations
 
 import logging
+from ctypes import CFUNCTYPE, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
 import numpy as np
@@ -14,12 +15,17 @@ from fastsiam.kernels import library
 from .job import JPEG, PILLOW, PIXELS, Images
 from .store import BetonStore, Store
 from .store.base import NewChunk
+from .store.decode import MOST_PIXELS
 from .store.probe import Bytes
 
 log = logging.getLogger(__name__)
 
 _UNKNOWN = 254
 """Form of an image whose header was not read yet."""
+DECODE = CFUNCTYPE(c_int, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
+"""``Decode`` in ``source/job.h``."""
+_BEHIND = 64
+"""Bytes that may be written behind decoded pixels, and to say where these lie."""
 
 
 class Headers:
@@ -82,6 +88,34 @@ class Headers:
             self._read(int(images[number]), data[number])
         arrays = (np.frombuffer(own, np.uint8) for own in data)
         return dict(zip(places.tolist(), arrays, strict=True))
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Return the height and width of a decoded image.
+
+        Raises:
+            DataError: it cannot be read, or is not an image; names it.
+        """
+        self.read(np.array([index]))
+        return int(self._height[index]), int(self._width[index])
+
+    def decoded(self, index: int) -> NDArray[np.uint8]:
+        """Read and decode a whole image: (H, W, 3), the pixels that Pillow makes.
+
+        Raises:
+            DataError: it cannot be read or decoded; names it.
+        """
+        data = self._store.read(index)
+        if self._form[index] == _UNKNOWN:
+            self._read(index, data)
+        height, width = int(self._height[index]), int(self._width[index])
+        count, at = 3 * height * width, library.at
+        if self._form[index] == JPEG and count <= 3 * MOST_PIXELS:
+            box, made = np.array([0, 0, height, width], np.int32), np.empty(_BEHIND, np.uint8)
+            pixels = np.empty(count + _BEHIND, np.uint8)
+            encoded = at(np.frombuffer(data, np.uint8)), len(data), height, width
+            if not DECODE(self.decode)(*encoded, at(box), at(pixels), at(made)):
+                return pixels[:count].reshape(height, width, 3)
+        return np.asarray(self._store.decode(index))
 
     def _read(self, index: int, data: Bytes) -> None:
         store = self._store

@@ -21,13 +21,13 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
 from fastsiam.kernels.threads import in_threads
-from fastsiam.trace import note_stages
-from fastsiam.views.batch import Crops
+from fastsiam.trace import note_stages, span
+from fastsiam.views.batch import Crops, crop_shapes
 from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import operations
 
-from .cuts import Cuts
+from .cuts import Cuts, cut_views
 
 JPEG, PIXELS = range(2)
 """Forms in which images lie in memory; a .beton file's modes are the same."""
@@ -82,7 +82,6 @@ class Job:
             are wanted.
         stages: of each side, where views shall be made of the crops.
         decode: the address of the function that decodes JPEGs; 0 where there are none.
-        longest_first: take images of many bytes first: no thread is left with one in the end.
 
     Raises:
         ValueError: compiled code would read or write outside of these arrays.
@@ -97,7 +96,6 @@ class Job:
         stages: Sequence[Stage] = (),
         *,
         decode: int = 0,
-        longest_first: bool = False,
     ) -> None:
         self.count = count = len(images.address)
         """Images."""
@@ -107,10 +105,11 @@ class Job:
             raise ValueError("some images are JPEGs: pass the address of a decoder")
         self._refused = np.zeros(count, np.uint8)
         self._times, self._threads = np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
-        turn = np.argsort(-images.bytes, kind="stable") if longest_first else None
+        turn = np.argsort(-images.bytes, kind="stable")  # no thread is left with a long one
         taken, at = np.zeros(1, np.int64), library.at
         self._taken, self._images = taken, images
         made = (library.SideOf * len(cuts))()
+        kept: list[object] = [turn, stages, made]
         for number, (own, side) in enumerate(zip(cuts, sides, strict=True)):
             box, flip, resized, corner = arrays = _contiguous(own)
             _check_cuts(box, resized, images)
@@ -124,8 +123,8 @@ class Job:
                 None if target is None else target.data_ptr(),
                 ctypes.pointer(stages[number].compiled) if stages else None,
             )
-            self._keep(arrays, target)
-        self._keep(taken, turn, stages, made)
+            kept += arrays, target
+        self._kept = kept  # whose addresses are used
         self._job = library.JobOf(
             count,
             at(taken, np.int64),
@@ -144,10 +143,6 @@ class Job:
         )
         self._make = library.kernels().fastsiam_make
         self._make_pixels = library.kernels().fastsiam_make_pixels
-
-    def _keep(self, *what: object) -> None:
-        """Keep objects alive whose addresses are used."""
-        self._kept = (*getattr(self, "_kept", ()), *what)
 
     def run(self) -> None:
         """Take one image after the other, as long as there are any.
@@ -238,22 +233,34 @@ def run_in_threads(job: Job) -> None:
     job.refused()
 
 
-def crop_side(
-    pixels: Tensor, start: NDArray[np.int64], size: NDArray[np.int64], cuts: Cuts, side: int
-) -> Tensor:
-    """Cut the crops of one side out of N images that lie one after the other.
+def crop_views(
+    pixels: Tensor,
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    params: ViewParams,
+    config: AugmentConfig,
+) -> Crops:
+    """Cut the crops of N decoded images, resize and flip them.
 
     Args:
-        pixels: (bytes,) uint8: the images, each H x W x 3.
-        start: (N,) where each begins.
+        pixels: (bytes,) uint8: images one after the other, each H x W x 3, on a CPU or a CUDA GPU.
+        start: (N,) where each of the images begins.
         size: (N, 2) height and width of each.
-        cuts: V of each.
-        side: of the result, in pixels.
+        params: crop boxes and flips of the N images.
+        config: says which views have which side.
 
     Returns:
-        (V, N, side, side, 3) uint8.
+        The crops on the pixels' device.
     """
-    crops = torch.empty((*cuts.flip.shape, side, side, 3), dtype=torch.uint8)
-    images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size)
-    run_in_threads(Job(images, [cuts], [side], (crops,)))
-    return crops
+    cuts, sides = cut_views(params, config), list(config.by_side)
+    with span("crop"):
+        if pixels.device.type == "cuda":
+            from .crop_kernels import crop_side
+
+            pairs = zip(cuts, sides, strict=True)
+            return tuple(crop_side(pixels, start, size, own, side) for own, side in pairs)
+        shapes = crop_shapes(config, len(size))
+        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
+        images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size)
+        run_in_threads(Job(images, cuts, sides, crops))
+        return crops

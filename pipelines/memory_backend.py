@@ -17,20 +17,20 @@ from fastsiam.console import size, tally
 from fastsiam.errors import DataError, ImageError
 from fastsiam.free_memory import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.views.batch import Batch, Crops
-from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.draws import ViewParams
 
-from .cuts import crop_views
 from .engine import EncodedBatch, Engine
-from .finish import Finisher
-from .job import Images
+from .headers import Headers
+from .job import Images, crop_views
+from .loaders import StoreLoader
 from .order import Order
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
 
 
-class MemoryLoader:
-    """Batches from device memory; see ``fastsiam.views.batch.Loader``."""
+class MemoryLoader(StoreLoader):
+    """Batches from device memory."""
 
     def __init__(
         self,
@@ -42,12 +42,10 @@ class MemoryLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
+        super().__init__(store, order, augment, device=device, dtype=dtype)
         self._pixels: Pixels | None = Pixels(
             store, order.chosen, workers, device, keeps_on=order.bad is not None
         )
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype, resident=True)
         if device.type == "cpu":
             self._engine = Engine(store, workers=workers)
 
@@ -55,7 +53,7 @@ class MemoryLoader:
         """Yield the batches of an epoch from step ``skip`` on."""
         if self._device.type == "cuda":
             for step, made in enumerate(self.crops(number, skip=skip), skip):
-                yield self._finisher.finish(*made, epoch=number, step=step)
+                yield self._finish(*made, number, step)
             return
         for step, (pixels, chosen, params) in enumerate(self._drawn(number, skip), skip):
             images = Images.of_pixels(
@@ -63,7 +61,7 @@ class MemoryLoader:
             )
             batch = EncodedBatch(chosen, images)
             views = self._engine.make_views(batch, params, self._augment, self._dtype)
-            yield self._finisher.made(chosen, params, views, epoch=number, step=step)
+            yield self._with_views(chosen, params, views, number, step)
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -86,14 +84,7 @@ class MemoryLoader:
             for index in chosen.tolist():
                 if index in pixels.refused:
                     raise pixels.refused[index]
-            params = draw_views(
-                self._augment,
-                seed=self._order.seed,
-                epoch=epoch,
-                index=self._order.drawn_for(epoch, step),
-                size=pixels.size[chosen],
-            )
-            yield pixels, chosen, params
+            yield pixels, chosen, self._draw(epoch, step, pixels.size[chosen])
 
     def close(self) -> None:
         """Free the pixels and end the threads."""
@@ -101,14 +92,15 @@ class MemoryLoader:
         if self._device.type == "cpu":
             self._engine.close()
 
+    def _check_files(self) -> None:
+        """Leave files alone, which are read already."""
+
 
 _STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24
 """Images, and decoded bytes of these, that a thread decodes in one go."""
-_STRIP_BYTES = 2**20
-"""Pixels that are copied out of a decoded image at a time: a copy of all would take as much again.
-"""
 _BYTES_PER_PIXEL = 8
-"""Memory to decode an image: Pillow keeps RGB in 4 bytes a pixel, and the mode it converts from."""
+"""Memory to decode an image: Pillow keeps RGB in 4 bytes a pixel, beside the mode that it converts
+from or the 3 bytes that are copied."""
 
 Made = TypeVar("Made")
 
@@ -140,10 +132,10 @@ class Pixels:
         keeps_on: bool,
     ) -> None:
         wanted = np.arange(len(store)) if chosen is None else chosen
-        threads = max(1, count(workers))
+        threads, headers = max(1, count(workers)), Headers(store)
         self.size = np.zeros((len(store), 2), np.int64)
         """(images of the store, 2) height and width of each; 0 of those that are not chosen."""
-        self.size[wanted] = _sizes(store, wanted, threads)
+        self.size[wanted] = _sizes(store, headers, wanted, threads)
         self.refused: dict[int, ImageError] = {}
         """Of each image without pixels, why."""
         self.start, used = self._places()
@@ -165,7 +157,7 @@ class Pixels:
             refused = []
             for index in stretch.tolist():
                 try:
-                    self._put(store, index)
+                    self._put(store, index, headers.decoded(index))
                 except ImageError as error:
                     if not keeps_on:
                         raise
@@ -187,25 +179,17 @@ class Pixels:
         end = np.cumsum(3 * self.size.prod(1))
         return end - 3 * self.size.prod(1), int(end[-1])
 
-    def _put(self, store: Store, index: int) -> None:
-        """Decode an image into its place."""
-        image = store.decode(index)
-        width, height = image.size
+    def _put(self, store: Store, index: int, pixels: NDArray[np.uint8]) -> None:
+        """Copy an image into its place."""
+        height, width, _ = pixels.shape
         if width * height != self.size[index].prod():
             raise store.cannot_decode(index, "it is not as large as its header says")
         self.size[index] = height, width
-        at, rows = int(self.start[index]), max(1, _STRIP_BYTES // (3 * width))
-        for top in range(0, height, rows):
-            strip = image
-            if rows < height:
-                strip = image.crop((0, top, width, min(top + rows, height)))
-            pixels = np.asarray(strip).reshape(-1)
-            target = self.flat[at : at + len(pixels)]
-            if target.device.type == "cpu":
-                target.numpy()[:] = pixels  # torch would start threads of its own in each thread
-            else:
-                target.copy_(torch.from_numpy(pixels.copy()))
-            at += len(pixels)
+        target = self.flat[self.start[index] :][: pixels.size]
+        if target.device.type == "cpu":
+            target.numpy()[:] = pixels.reshape(-1)  # torch would start threads in each thread
+        else:
+            target.copy_(torch.from_numpy(np.require(pixels.reshape(-1), requirements="W")))
 
     def _close_gaps(self) -> None:
         """Move the pixels down over the places of images that have none."""
@@ -217,11 +201,13 @@ class Pixels:
         self.start, self.flat = start, self.flat[:used]
 
 
-def _sizes(store: Store, wanted: NDArray[np.int64], threads: int) -> NDArray[np.int64]:
+def _sizes(
+    store: Store, headers: Headers, wanted: NDArray[np.int64], threads: int
+) -> NDArray[np.int64]:
     """Return height and width of some decoded images: (N, 2); 0 of those that cannot be decoded."""
 
     def read(stretch: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([_size(store, index) for index in stretch.tolist()])
+        return np.array([_size(store, headers, index) for index in stretch.tolist()])
 
     known = store.dimensions()
     sizes = np.zeros((len(wanted), 2), np.int64) if known is None else known[wanted]
@@ -256,15 +242,11 @@ def _each(
             yield made
 
 
-def _size(store: Store, index: int) -> tuple[int, int]:
+def _size(store: Store, headers: Headers, index: int) -> tuple[int, int]:
     try:
-        height, width = store.rules.size(store.header(index, store.read(index)))
-        if height * width <= MOST_PIXELS:
-            return height, width
-    except ImageError:
-        pass  # Pillow may decode it all the same
-    try:
-        width, height = store.decode(index).size
+        height, width = headers.size(index)
+        if height * width > MOST_PIXELS:
+            store.decode(index)
     except ImageError:  # decoding will raise it again, where it is expected
         return 0, 0
     return height, width

@@ -20,32 +20,28 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.trace import span
-from fastsiam.views.batch import Batch, Crops, crop_shapes
-from fastsiam.views.draws import ViewParams, draw_views
+from fastsiam.views.batch import Batch, Crops
+from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
 from fastsiam.views.photometric.operations import in_views_order
 
-from .copies import copy_stream, take_over
 from .cuts import cut_centres, cut_views
 from .engine import EncodedBatch, Engine, Lookahead, PendingBatch
-from .finish import Finisher
 from .job import stages_of
+from .loaders import StoreLoader, copy_stream, take_over
 from .order import Order
 from .store import Store
 from .workers import closes_at_exit, made_ahead
 
 
-class NativeLoader:
-    """Batches by the engine; see ``fastsiam.views.batch.Loader``.
+class NativeLoader(StoreLoader):
+    """Batches by the engine.
 
     Args:
         store: the images.
-        order: which images make up which batch.
-        augment: how views are drawn.
+        order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
         workers: threads that decode and crop; -1 is one for each core of this rank.
         prefetch: batches that are made ahead of the training step.
-        device: where the views shall lie.
-        dtype: floating type of the views.
     """
 
     def __init__(
@@ -59,13 +55,10 @@ class NativeLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._prefetch = order, augment, prefetch
-        self._device, self._dtype = device, dtype
-        self._store, self._engine = store, Engine(store, workers=workers)
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
+        super().__init__(store, order, augment, device=device, dtype=dtype)
+        self._prefetch, self._engine = prefetch, Engine(store, workers=workers)
         self._slots: list[_Slot] = []
-        self._epoch: _Epoch | None = None
+        self._epoch: Generator[_CropBatch] | None = None
         self._submitted: PendingBatch | None = None
         self._closed = False
         closes_at_exit(self)
@@ -74,13 +67,12 @@ class NativeLoader:
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         on_cpu = self._device.type == "cpu"
         for step, made in enumerate(self._batches(number, skip, finished=on_cpu), skip):
-            where, finisher = {"epoch": number, "step": step}, self._finisher
             assert made.params is not None
             if made.stages:
                 views = in_views_order([stage.views() for stage in made.stages], self._augment)
-                yield finisher.made(made.index, made.params, views, **where)
+                yield self._with_views(made.index, made.params, views, number, step)
             else:
-                yield finisher.finish(made.index, made.params, made.crops, **where)
+                yield self._finish(made.index, made.params, made.crops, number, step)
 
     def crops(
         self, number: int, *, skip: int = 0
@@ -110,9 +102,9 @@ class NativeLoader:
         steps = range(skip, self.steps)
         lookahead = Lookahead(self._store, partial(self._order.indices, number), steps)
         submit = partial(self._submit, number, finished, lookahead)
-        epoch = self._epoch = closes_at_exit(_Epoch(submit, steps, prefetch=self._prefetch))
+        epoch = self._epoch = closes_at_exit(_completed(submit, steps, prefetch=self._prefetch))
         with contextlib.closing(epoch):
-            for made in epoch.batches:
+            for made in epoch:
                 take_over(made.crops, made.copied)
                 yield made
                 if epoch is not self._epoch:
@@ -138,21 +130,18 @@ class NativeLoader:
 
     def _submit(self, epoch: int, finished: bool, lookahead: Lookahead, step: int) -> _CropBatch:
         """Read a batch, draw its boxes and let the threads start with it."""
-        order, augment = self._order, self._augment
         lookahead.advance()
-        index, drawn_for = order.indices(epoch, step), order.drawn_for(epoch, step)
+        index = self._order.indices(epoch, step)
         encoded = self._read(index)
-        params = draw_views(
-            augment, seed=order.seed, epoch=epoch, index=drawn_for, size=encoded.size
-        )
-        stages = stages_of(params, augment, self._dtype) if finished else ()
+        params = self._draw(epoch, step, encoded.size)
+        stages = stages_of(params, self._augment, self._dtype) if finished else ()
         slot = None if finished else self._slots[step % len(self._slots)]
         if slot is not None:
             slot.wait()
         pending = self._engine.submit(
             encoded,
-            cut_views(params, augment),
-            list(augment.by_side),
+            cut_views(params, self._augment),
+            list(self._augment.by_side),
             crops=None if slot is None else slot.crops,
             stages=stages,
         )
@@ -164,9 +153,9 @@ class NativeLoader:
 
         On a CPU the caller has one more of them.
         """
-        shapes = crop_shapes(self._augment, self._order.batch // self._order.world)
         gpu = self._device.type == "cuda"
-        return [_Slot(shapes, self._device) for _ in range(self._prefetch + (1 if gpu else 2))]
+        count = self._prefetch + (1 if gpu else 2)
+        return [_Slot(self._shapes, self._device) for _ in range(count)]
 
 
 class _Slot:
@@ -217,52 +206,50 @@ class _CropBatch:
             self.crops, self.copied = self.slot.copied()
 
 
-class _Epoch:
-    """An epoch in two stages, each in a thread of its own: batches are submitted and completed.
+def _completed(
+    submit: Callable[[int], _CropBatch], steps: Sequence[int], *, prefetch: int
+) -> Generator[_CropBatch]:
+    """Yield batches in order: one thread submits them, and another one completes them.
 
     A batch is submitted once the one ``prefetch + 1`` before it is complete, so that as many slots
-    are enough.
+    are enough. When the generator is closed, nothing writes to the batches' memory any more.
 
     Args:
         submit: starts with the batch of a step.
         steps: of the epoch.
         prefetch: batches that are submitted ahead.
     """
+    pending: deque[PendingBatch] = deque(maxlen=prefetch + 2)
 
-    def __init__(
-        self, submit: Callable[[int], _CropBatch], steps: Sequence[int], *, prefetch: int
-    ) -> None:
-        self._submit = submit
-        self._pending: deque[PendingBatch] = deque(maxlen=prefetch + 2)
-        self._submitted = made_ahead(self._start, steps, count=prefetch)
-        self.batches = made_ahead(_completed, self._submitted, count=1)
-
-    def close(self) -> None:
-        """Stop the work, and wait until nothing writes to the batches' memory any more."""
-        self._cancel()
-        for stage in (self.batches, self._submitted):
-            stage.close()
-        self._cancel()  # what was submitted meanwhile
-
-    def _start(self, step: int) -> _CropBatch | Exception:
-        """Submit a batch. An error travels as a value: the batches before it go first."""
+    def start(step: int) -> _CropBatch | Exception:
         try:
-            batch = self._submit(step)
-        except Exception as error:
+            batch = submit(step)
+        except Exception as error:  # a value, so that the batches before it go first
             return error
-        self._pending.append(batch.pending)
+        pending.append(batch.pending)
         return batch
 
-    def _cancel(self) -> None:
-        while self._pending:
-            self._pending.popleft().cancel()
+    def complete(batch: _CropBatch | Exception) -> _CropBatch:
+        if isinstance(batch, Exception):
+            raise batch
+        batch.complete()
+        return batch
 
+    def cancel() -> None:
+        while pending:
+            pending.popleft().cancel()
 
-def _completed(batch: _CropBatch | Exception) -> _CropBatch:
-    if isinstance(batch, Exception):
-        raise batch
-    batch.complete()
-    return batch
+    submitted = made_ahead(start, steps, count=prefetch)
+    completed = made_ahead(complete, submitted, count=1)
+    try:
+        # "yield from" would close it first and wait for work that is to be cancelled.
+        for batch in completed:  # noqa: UP028
+            yield batch
+    finally:
+        cancel()
+        completed.close()
+        submitted.close()
+        cancel()  # what was submitted meanwhile
 
 
 def central_crops(
@@ -298,8 +285,8 @@ def central_crops(
         pending = engine.submit(encoded, [cuts], [side], crops=slot.crops)
         return _CropBatch(index, pending, slot=slot)
 
-    epoch = _Epoch(submit, range(len(batches)), prefetch=prefetch)
+    epoch = _completed(submit, range(len(batches)), prefetch=prefetch)
     with contextlib.closing(engine), contextlib.closing(epoch):
-        for made in epoch.batches:
+        for made in epoch:
             take_over(made.crops, made.copied)
             yield made.crops[0][0]

@@ -37,9 +37,8 @@ from fastsiam.views.draws import (
 from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
 
-from .copies import copy_stream, take_over
-from .finish import Finisher
 from .loader_processes import LoaderProcesses, images_of_an_item
+from .loaders import StoreLoader, copy_stream, take_over
 from .order import Order
 from .store import Store
 from .workers import closes_at_exit, count
@@ -231,8 +230,8 @@ def put_together(
     return _Made(whole, seen)
 
 
-class TorchvisionLoader:
-    """Batches by PIL in worker processes; see ``fastsiam.views.batch.Loader``."""
+class TorchvisionLoader(StoreLoader):
+    """Batches by PIL in worker processes."""
 
     def __init__(
         self,
@@ -244,11 +243,8 @@ class TorchvisionLoader:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.source, self.images, self.steps = str(store), order.images, order.steps
-        self._order, self._augment, self._device, self._dtype = order, augment, device, dtype
-        self._finisher = Finisher(store, order, augment, device=device, dtype=dtype)
+        super().__init__(store, order, augment, device=device, dtype=dtype)
         self._stream, self._turn, workers = copy_stream(device), 0, count(workers)
-        self._shapes = crop_shapes(augment, order.batch // order.world)
         self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=workers), workers)
         views = _Views(store, augment, order.seed)
         self._processes = LoaderProcesses(
@@ -264,7 +260,7 @@ class TorchvisionLoader:
         for step in range(skip, self.steps):
             crops, seen = put_together(parts, self._shapes, self._device, self._stream)
             views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
-            yield self._finisher.batch(
+            yield self._batch(
                 self._order.indices(number, step),
                 tuple(normalized(view, self._augment, dtype=self._dtype) for view in views),
                 seen,

@@ -77,7 +77,7 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
     }
     if device == "cuda":
         makers |= {"nvJPEG": lambda: _by_nvjpeg(tensors, batch)}
-    makers[_DALI[device]] = lambda: _by_dali(data, store.dimensions(), workers, device, batch)
+    makers[_DALI[device]] = lambda: _by_dali(data, workers, device, batch)
     work: dict[str, Work] = {}
     for name, make in makers.items():
         with contextlib.suppress(ImportError, RuntimeError):  # not there, or refuses one of them
@@ -198,13 +198,7 @@ def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:
     return run
 
 
-def _by_dali(
-    data: Sequence[bytes],
-    dimensions: NDArray[np.int64] | None,
-    workers: int,
-    device: str,
-    batch: int,
-) -> Callable[[], object]:
+def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Callable[[], object]:
     from nvidia.dali import Pipeline, fn, types
 
     from fastsiam.pipelines.dali_decoder import decoded
@@ -218,13 +212,8 @@ def _by_dali(
     )
     with dali:
         encoded = fn.external_source(lambda: next(turns), dtype=types.UINT8, ndim=1)
-        image = decoded(
-            encoded,
-            gpu=device == "cuda",
-            batch=batch,
-            hw_decoder_load=DataConfig().dali_hw_decoder_load,
-            dimensions=dimensions,
-        )
+        load = DataConfig().dali_hw_decoder_load
+        image = decoded(encoded, gpu=device == "cuda", hw_decoder_load=load)
         dali.set_outputs(image)
     dali.build()
 

@@ -10,7 +10,7 @@ from torchvision.transforms import functional as TF
 
 from fastsiam.bench.contest import Work
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines.cuts import crop_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import ViewParams, draw_views
 
 REFERENCE = "torchvision, image by image"

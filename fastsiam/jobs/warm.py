@@ -10,7 +10,7 @@ import torch
 from fastsiam.config.recipes import RECIPES
 from fastsiam.console import Console
 from fastsiam.kernels import library
-from fastsiam.pipelines.cuts import crop_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines.cuts import crop_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import HUE, draw_views
 from fastsiam.views.photometric import photometric, reference

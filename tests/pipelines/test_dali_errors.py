@@ -15,11 +15,10 @@ import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError, DataError
-from fastsiam.pipelines import build_loader, dali_cropper, dali_decoder, open_store
+from fastsiam.pipelines import build_loader, dali_cropper, dali_decoder
 from fastsiam.pipelines.dali_backend import DaliLoader
 from fastsiam.pipelines.dali_decoder import (
     decoded,
-    hints,
     no_memory,
     reason,
     refuses_an_image,
@@ -28,8 +27,8 @@ from fastsiam.pipelines.dali_decoder import (
 )
 from fastsiam.pipelines.dali_graph import build_graph
 from fastsiam.views.batch import crop_shapes
-from tests.pipelines.cases import equal, readable
-from tests.sources import encoded, folder_members, jpeg, picture, tar
+from tests.pipelines.cases import equal
+from tests.sources import encoded, jpeg, picture
 
 pytestmark = pytest.mark.dali
 
@@ -88,11 +87,8 @@ def failing(loader: DaliLoader, call: str, message: str) -> None:
 
 
 def fed(graph: Any, *images: bytes) -> None:
-    """Have the graph decode the whole of each image, if it is one that asks which part."""
+    """Have the graph decode images."""
     graph.feed_input("encoded", [np.frombuffer(image, np.uint8) for image in images])
-    if b"image_slice" in graph.serialize():
-        graph.feed_input("start", [np.array([0, 0], np.int32)] * len(images))
-        graph.feed_input("end", [np.array([30, 40], np.int32)] * len(images))
     graph.schedule_run()
     graph.outputs()
 
@@ -120,9 +116,7 @@ def test_what_the_decoder_refuses_is_told_from_the_rest(image: bytes) -> None:
         threads=1,
         device=None,
         hw_decoder_load=0.9,
-        dimensions=None,
         resizes=False,
-        pads=False,
     )
     fed(graph, jpeg(1), jpeg(2))
     with pytest.raises(RuntimeError) as caught:
@@ -139,9 +133,7 @@ def test_another_operators_error_is_none_of_an_image(loader: DaliLoader) -> None
     with graph:
         size = fn.external_source(name="size", dtype=types.FLOAT, ndim=1)
         image = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
-        graph.set_outputs(
-            fn.resize(decoded(image, gpu=False, batch=2, hw_decoder_load=0), size=size)
-        )
+        graph.set_outputs(fn.resize(decoded(image, gpu=False, hw_decoder_load=0), size=size))
     graph.build()
     graph.feed_input("size", [np.ones(5, np.float32)] * 2)
     with pytest.raises(RuntimeError, match=r"fn\.resize") as caught:
@@ -218,55 +210,21 @@ def test_an_image_that_pil_takes_for_a_bomb_is_named(images: Path, loader: DaliL
         list(loader.epoch(0))
 
 
-def test_hints_follow_the_images() -> None:
-    photographs = np.tile([375, 500], (1000, 1))
-    photographs[:5] = 8000
-    assert hints(None, 512) == {}
-    assert hints(photographs, 512) == {
-        "preallocate_height_hint": 375,
-        "preallocate_width_hint": 500,
-        "device_memory_padding": 2**24,
-        "host_memory_padding": 2**23,
-    }
-    large = hints(np.tile([3000, 2000], (10, 1)), 8)
-    assert large["preallocate_height_hint"] == 3000
-    assert large["device_memory_padding"] == 32 * 2**20
-    assert large["host_memory_padding"] == 22 * 2**20
-    huge = hints(np.tile([6000, 4000], (10, 1)), 512)
-    height, width = huge["preallocate_height_hint"], huge["preallocate_width_hint"]
-    assert 0.99 * 2**31 < 3 * 512 * height * width <= 2**31 and height / width == pytest.approx(
-        1.5, rel=0.01
-    )
-    assert huge["device_memory_padding"] == huge["host_memory_padding"] == 64 * 2**20
-
-
-def test_stores_know_the_sizes_that_hints_are_made_of(images: Path, tmp_path: Path) -> None:
-    folder = open_store(images / "train", "train")
-    assert folder.dimensions() is None
-    archive = tar(tmp_path / "train.tar", folder_members(images / "train"))
-    for root in (archive, readable("ffcv", images / "train")):
-        found = open_store(root, "train").dimensions()
-        assert found is not None and found.dtype == np.int64
-        assert found.tolist() == [[24, 24]] * 24
-
-
 @pytest.mark.parametrize("gpu", [True, False])
-def test_a_gpus_decoder_takes_the_hints(gpu: bool) -> None:
-    """DALI that is installed here knows them; without a GPU it can describe a graph for one."""
+def test_a_gpus_decoder_takes_the_load_of_the_jpeg_engine(gpu: bool) -> None:
+    """DALI that is installed here knows it; without a GPU it can describe a graph for one."""
     from nvidia.dali import Pipeline, fn, types
 
-    def described(**settings: Any) -> bytes:
+    def described(load: float) -> bytes:
         graph = Pipeline(64, 1, None, exec_dynamic=True, prefetch_queue_depth=1)
         with graph:
             image = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1)
-            settings = {"hw_decoder_load": 0.9, "dimensions": None, **settings}
-            graph.set_outputs(decoded(image, gpu=gpu, batch=64, **settings))
+            graph.set_outputs(decoded(image, gpu=gpu, hw_decoder_load=load))
         return bytes(graph.serialize())
 
-    plain = described()
+    plain = described(0.9)
     assert (b"mixed" in plain) == gpu and b"jpeg_fancy_upsampling" in plain
-    assert (described(hw_decoder_load=0.3) != plain) == gpu
-    assert (described(dimensions=np.tile([375, 500], (10, 1))) != plain) == gpu
+    assert (described(0.3) != plain) == gpu
 
 
 @pytest.mark.parametrize("engine", [True, False])

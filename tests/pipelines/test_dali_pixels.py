@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
 
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines import open_store
-from fastsiam.pipelines.cuts import Cuts
-from fastsiam.pipelines.dali_graph import build_graph, part_arguments
 from tests.pipelines.dali_cases import KINDS, Loaders, gaps, noisy, pil_crops
 from tests.sources import encoded
 from tests.views.cases import UNEQUAL
@@ -61,70 +57,6 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
                 inside = gap[:, :, 4:-4, 4:-4]
                 assert inside.max() <= 1 and inside.mean() < 0.2 and gap.mean() < 1
     assert sum(fed) == 200
-
-
-SAMPLINGS = ("411", "420", "422", "440", "444")
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_parts_are_decoded_as_the_whole(sampling: str, progressive: bool) -> None:
-    """On a CPU DALI decodes what lies about the boxes: whatever these are, as PIL does the whole.
-
-    With wide and narrow boxes, on the borders of the blocks that JPEGs are made of and beside them.
-    """
-    cv2 = pytest.importorskip("cv2")
-    factor = getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{sampling}")
-    how = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_PROGRESSIVE, int(progressive)]
-    random = np.random.default_rng(int(sampling))
-    data, images = [], []
-    for i, (width, height) in enumerate([(33, 70), (127, 131), (49, 128), (160, 32)] * 4):
-        data.append(cv2.imencode(".jpg", np.asarray(noisy(i, width, height)), how)[1])
-        images.append(np.asarray(Image.open(BytesIO(data[-1].tobytes()))))
-    size = np.array([image.shape[:2] for image in images])
-    graph = build_graph(
-        [(2, len(data), 16, 16, 3)],
-        threads=1,
-        device=None,
-        hw_decoder_load=0,
-        dimensions=None,
-        resizes=False,
-        pads=False,
-    )
-    for turn in range(24):
-        start = (random.random((2, *size.shape)) * size).astype(np.int32)
-        start = start // (1, 8, 16)[turn % 3] * (1, 8, 16)[turn % 3]
-        reach = random.random(start.shape) ** (1, 6)[turn % 2]  # narrow ones in every other turn
-        extent = 1 + (reach * (size - start - 1)).astype(np.int32)
-        box = np.concatenate([start, extent], -1)
-        cuts = Cuts(box, np.zeros(box.shape[:2], np.bool_), extent, np.zeros_like(extent))
-        part = part_arguments([cuts], size)
-        graph.feed_input("encoded", data)
-        for name, values in part.items():
-            graph.feed_input(name, list(values))
-        graph.schedule_run()
-        (made,) = graph.outputs()
-        moved = cuts.moved(*part["start"].T).box
-        for row, image in enumerate(images):
-            decoded = np.asarray(made[row])
-            for whole, own in zip(box[:, row], moved[:, row], strict=True):
-                assert np.array_equal(inside(decoded, own), inside(image, whole))
-
-
-def inside(image: NDArray[np.uint8], box: NDArray[np.int32]) -> NDArray[np.uint8]:
-    top, left, height, width = box.tolist()
-    return image[top : top + height, left : left + width]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_cropped_to_the_last_bit_on_a_cpu(
-    kind: str, tmp_path: Path, loaders: Loaders
-) -> None:
-    for i in range(8):
-        (tmp_path / f"{i}.jpg").write_bytes(KINDS[kind](i))
-    store = open_store(tmp_path, "train")
-    loader = loaders(store, augment=AugmentConfig.alike(crop=48), dali_resizes=False)
-    assert gaps(loader, store, 48, epochs=3).max() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,7 @@ def test_photographs_equal_pils(name: str, resize: int, side: int, photographs: 
 
 
 @pytest.mark.dali
-@pytest.mark.parametrize(("resize", "side"), [(256, 224), (400, 224), (72, 96)])
+@pytest.mark.parametrize(("resize", "side"), [(256, 224), (400, 224), (96, 96)])
 def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Path) -> None:
     """The GPU's graph, on the CPU: within a level, but beside the edges of what it shrank."""
     from fastsiam.pipelines.dali_backend import central_crops
@@ -194,6 +195,17 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
     gap = np.abs(ours.astype(np.int64) - theirs)
     assert gap.mean() < 0.2 and gap.mean((1, 2, 3)).max() < 0.3
     assert gap.max() == 1 if resize > side else (gap > 2).mean() < 0.005
+
+
+@pytest.mark.dali
+@pytest.mark.parametrize(("resize", "maker"), [(96, "dali"), (95, "native")])
+def test_the_engine_makes_crops_with_a_border(resize: int, maker: str, images: Path) -> None:
+    store, data = open_store(images / "train", "train"), DataConfig(pipeline="dali")
+    device = torch.device("cuda")
+    made = backends.BACKENDS["dali"].central_crops(
+        data, store, resize=resize, side=96, device=device
+    )
+    assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
 
 
 @pytest.mark.ffcv
@@ -340,7 +352,10 @@ def test_images_on_the_gpu(name: str, photographs: Path) -> None:
 @pytest.mark.dali
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
 def test_dali_resizes_on_the_gpu_as_pil_does(resize: int, side: int, photographs: Path) -> None:
-    """Raw pixels, which nothing decodes: within a level where no edge is near."""
+    """Raw pixels, which nothing decodes: within a level where no edge is near.
+
+    The engine makes crops with a border, to the last bit.
+    """
     pixels = photographs.with_name("pixels")
     if not pixels.exists():
         source = ConvertConfig(source=str(photographs), out=str(pixels), raw=True, limit=16)

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from fastsiam.errors import DataError, ImageError
-from fastsiam.pipelines import Store, open_store
+from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
+from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.memory_backend import Pixels
 from fastsiam.pipelines.store.probe import without_warnings
 from tests.pipelines.cases import WITH_IMAGES, build, readable
@@ -174,10 +176,8 @@ def test_an_image_whose_header_pillow_alone_reads(packed: bool, tmp_path: Path) 
 def test_an_image_that_is_not_as_large_as_its_header_says(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode = Store.decode
-    monkeypatch.setattr(
-        Store, "decode", lambda store, index: decode(store, index).crop((0, 0, 9, 9))
-    )
+    decoded = Headers.decoded
+    monkeypatch.setattr(Headers, "decoded", lambda own, index: decoded(own, index)[:9, :9])
     with pytest.raises(DataError, match=r"class0/000\.jpg: it is not as large as its header says"):
         pixels(images / "train")
 
@@ -186,22 +186,22 @@ def interrupted(root: str) -> None:
     """Print how many images were decoded where Ctrl-C comes with the fifth."""
     decoded: list[int] = []
     noticed = threading.Event()
-    decode = Store.decode
+    decode = Headers.decoded
 
-    def counted(store: Store, index: int) -> Image.Image:
+    def counted(headers: Headers, index: int) -> NDArray[np.uint8]:
         decoded.append(index)
         if len(decoded) == 5:
             os.kill(os.getpid(), signal.SIGINT)
         if len(decoded) >= 5:
             noticed.wait(60)
-        return decode(store, index)
+        return decode(headers, index)
 
     def notice(number: int, frame: object) -> None:
         noticed.set()
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, notice)
-    Store.decode = counted  # type: ignore[assignment, method-assign]
+    Headers.decoded = counted  # type: ignore[assignment, method-assign]
     try:
         pixels(Path(root))
     except KeyboardInterrupt:

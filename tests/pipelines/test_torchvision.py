@@ -24,8 +24,8 @@ from fastsiam.pipelines import (
     open_store,
     torchvision_backend,
 )
-from fastsiam.pipelines.copies import take_over
 from fastsiam.pipelines.loader_processes import images_of_an_item
+from fastsiam.pipelines.loaders import take_over
 from fastsiam.pipelines.torchvision_backend import TorchvisionLoader, apply_view, cut, put_together
 from fastsiam.views.batch import Batch, crop_shapes
 from fastsiam.views.draws import draw_views

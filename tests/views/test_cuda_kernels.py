@@ -1,7 +1,7 @@
 """The GPU's kernels without a GPU: run by Triton's interpreter, and compiled for one.
 
 Tolerance: none. The photometric kernels equal the reference, and the crops PIL's (Pillow 13's: see
-``fastsiam.pipelines.cuts.cuda``), to the last bit. tests/gpu has the same comparisons
+``fastsiam.pipelines.crop_kernels``), to the last bit. tests/gpu has the same comparisons
 for a GPU.
 """
 
@@ -35,7 +35,8 @@ pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
 from fastsiam.bench.kernels import compile_for_hopper
 from fastsiam.pipelines import crop_kernels
-from fastsiam.pipelines.cuts import crop_views, cut_views
+from fastsiam.pipelines.cuts import cut_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.photometric import cuda as photometric_cuda
 
 Run = Callable[..., Any]

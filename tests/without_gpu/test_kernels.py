@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines.cuts import crop_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric import photometric
 from tests.views.cases import UNEQUAL

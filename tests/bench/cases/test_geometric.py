@@ -11,7 +11,7 @@ from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.contestants.geometric import _by_torchvision
 from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig
-from fastsiam.pipelines.cuts import crop_views
+from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import draw_views
 
 pytestmark = pytest.mark.usefixtures("forked_contenders")
