@@ -51,7 +51,7 @@ def stops_handled(
 
     Args:
         first: called with the number of the first signal.
-        again: called with that of a later one, which is none of the first's echoes.
+        again: called with that of a later one; echoes of the first are ignored.
     """
     since: float | None = None
 

@@ -62,7 +62,7 @@ class StoreLoader:
 
         Args:
             index: (N,) positions of the images in the data set, as they were read.
-            params: what becomes of each, as it was carried out.
+            params: the draws of each image, as they were applied.
             crops: of the images, on the device.
             epoch: number of the epoch.
             step: number of the batch in it.

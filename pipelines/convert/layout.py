@@ -99,7 +99,7 @@ def pack_annex(
 
 
 def head(*, images: int, page_size: int, table: int, annex: bytes, annex_start: int) -> bytes:
-    """Return the first bytes of a file of ours: header and field descriptors.
+    """Return the first bytes of a file that this program wrote: header and field descriptors.
 
     Args:
         images: how many there are.

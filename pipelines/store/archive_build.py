@@ -83,7 +83,7 @@ class _Found(NamedTuple):
     """(images,) of type ROW, without labels."""
     names: list[str]
     texts: list[str]
-    """(images,) content of the WebDataset .cls file beside each image, "" if there is none."""
+    """(images,) content of the WebDataset .cls file beside each image; "" without one."""
 
 
 def build(files: Sequence[File], source: str) -> Index:

@@ -18,7 +18,7 @@ def arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: 
     Args:
         rows: (images,) of type ROW, without labels.
         names: (images,) path of each image within its tar.
-        texts: (images,) content of the .cls file beside each image, "" if there is none.
+        texts: (images,) content of the .cls file beside each image; "" without one.
         source: the tars, for messages.
 
     Returns:

@@ -69,7 +69,7 @@ def open_index(
     *,
     column: str = "",
 ) -> Index:
-    """Load the index of files; if there is none, or it is of other files, build and keep it.
+    """Load the index of files; if it is missing or of other files, build and keep it.
 
     Args:
         files: what is indexed.
