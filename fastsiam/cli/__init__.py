@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 import traceback
 from typing import Annotated, NoReturn
 
@@ -20,6 +21,10 @@ from fastsiam.cli.help import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.launched import begin, is_worker
 from fastsiam.signals import is_hanging, leave_at_the_second
+
+_LAST = 0.5
+"""Seconds that a rank stays when another is gone: the launcher names the rank that it sees end
+first, and looks ten times a second."""
 
 app = Commands(
     no_args_is_help=True,
@@ -90,6 +95,7 @@ def _run() -> None:
             traceback.print_exc()
         if late:
             _blame(late)
+        time.sleep(_LAST)
         sys.exit(RANK_LOST)
 
 

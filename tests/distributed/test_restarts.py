@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -54,7 +55,9 @@ def test_a_rank_is_killed_and_the_run_goes_on(
     fastsiam_on_ranks(2, "train", *flags(config), "--out", str(tmp_path / "whole"))
     done = disturbed.wait(300)
     assert done.returncode == 0, done.stderr
-    assert f"failed (exitcode: -9) local_rank: {rank}" in done.stderr
+    # On a busy machine the launcher may see first that the other one left.
+    named = rf"failed \(exitcode: (-9\) local_rank: {rank}|{RANK_LOST}\) local_rank: \d) \(pid"
+    assert re.search(named, done.stderr), done.stderr
     assert "restart 1 of 1, from the last checkpoint\n" in done.stderr
     assert (tmp_path / "fault").exists() and len(history(tmp_path / "whole")) == 12
     assert history(tmp_path / "run") == history(tmp_path / "whole")
