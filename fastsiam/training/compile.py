@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from fastsiam.kernels.cores import local_ranks, own_cores
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
 _WORTH_COMPILING = 1000
 """Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
+_LINKED = 60.0
+"""Seconds after which an empty library is not being written any more."""
 _LONGEST_CAUSE = 200
 """Characters of an error that a message quotes."""
 
@@ -82,6 +85,7 @@ def compiling(config: TrainConfig) -> Iterator[None]:
         what="what torch.compile makes",
         instead="name a folder that is, by TORCHINDUCTOR_CACHE_DIR",
     )
+    _remove_empty_libraries(Path(kept_in()))
     _divide_compilers()
     noisy = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "torch._logging")]
     levels = [logger.level for logger in noisy]
@@ -93,6 +97,15 @@ def compiling(config: TrainConfig) -> Iterator[None]:
     finally:
         for logger, level in zip(noisy, levels, strict=True):
             logger.setLevel(level)
+
+
+def _remove_empty_libraries(cache: Path) -> None:
+    """Remove what a compiler leaves that is killed: inductor would try to load it in every run."""
+    for library in cache.glob("*/*.so"):
+        with contextlib.suppress(OSError):  # another rank removes them too
+            found = library.stat()
+            if not found.st_size and found.st_mtime < time.time() - _LINKED:
+                library.unlink()
 
 
 def kept_in() -> str:

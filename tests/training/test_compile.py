@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -23,7 +25,7 @@ from fastsiam.evaluate.features import collected, feature_batches
 from fastsiam.jobs.train import train_here
 from fastsiam.methods import Output, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.compile import cause_line, with_settled_compilation
+from fastsiam.training.compile import cause_line, compiling, with_settled_compilation
 from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
@@ -290,15 +292,32 @@ def test_without_cuda_graphs_the_step_stays_compiled(
         TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
 
 
+def test_what_a_killed_compiler_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty library, unless it may be being written; inductor would never compile it again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "zv"
+    folder.mkdir()
+    for name, data, age in (("left", b"", 100), ("new", b"", 0), ("whole", b"ELF", 100)):
+        library = folder / f"{name}.so"
+        library.write_bytes(data)
+        os.utime(library, (time.time() - age,) * 2)
+    with compiling(rank_jobs.CONFIG):
+        pass
+    assert {path.stem for path in folder.iterdir()} == {"new", "whole"}
+
+
 def test_a_missing_compiler_is_one_line(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on without it, and gives what an eager run gives."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", "no-such-compiler")
     config = with_settings(small, knn_every=0, epochs=1)
     eager, fallen = tmp_path / "eager", tmp_path / "fallen"
+    # First: it may start the server that later tests' processes are forked from.
     fastsiam("train", *flags(with_settings(config, out=str(eager))))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
     # $CXX is read when Python begins to import.
     done = fastsiam_anew("train", *flags(with_settings(config, out=str(fallen), compile="on")))
     lines = [line for line in done.stderr.splitlines() if "torch.compile" in line]
@@ -385,4 +404,6 @@ def test_the_steps_of_this_run_decide(
 def test_it_is_said_before_it_is_done(small: TrainConfig) -> None:
     done = train_short(with_settings(small, compile="on", knn_every=0, max_steps=1))
     before, _, after = done.stderr.partition("compiled in")
-    assert after and "compiling, about a minute; --compile off goes without\n" in before
+    assert after and "compiling, about a minute; --compile off goes without\n" in before, (
+        done.stderr
+    )
