@@ -17,7 +17,7 @@ class Variant:
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of ``NumericsConfig`` and ``StepConfig``."""
-    only_on: Literal["", "cuda", "cpu"] = ""
+    only_on: Literal["", "cuda"] = ""
     """The kind of device that it makes a difference on; empty is any."""
     several_ranks: bool = False
     """It takes several processes, and is measured beside the same without shared statistics."""

@@ -372,7 +372,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, sections: dict[str, dict[str, Any]]) -> TrainConfig:
-        """Rebuild from ``to_dict``'s result, today's or that of version 0.1.
+        """Rebuild from ``to_dict``'s result, today's or that of an older version.
 
         Raises:
             ValueError: a section or a field is unknown here, or a value makes no sense.

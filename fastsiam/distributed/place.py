@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -89,10 +88,6 @@ def start(config: RunConfig) -> Place:
     place = Place(rank, world, device, timedelta(seconds=config.rank_timeout))
     if world > 1 and not dist.is_initialized():
         meet(place)
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if place.leads and restarts != "0":
-        of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
-        print(f"restart {restarts} of {of}, from the last checkpoint", file=sys.stderr)
     return place
 
 

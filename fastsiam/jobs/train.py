@@ -168,6 +168,9 @@ def train_here(config: TrainConfig, recipe: str) -> Path:
     """Train in this process, as one rank of however many there are; return the run's folder."""
     place = distributed.start(config.run)
     console = Console(quiet=not place.leads)
+    if (restarts := os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) != "0":
+        of = os.environ.get("TORCHELASTIC_MAX_RESTARTS")
+        console.say(f"restart {restarts} of {of}, from the last checkpoint")
     with contextlib.ExitStack() as stack:
         own = str(stack.enter_context(run_folder(config, recipe))) if place.leads else ""
         run = Path(distributed.from_leader(own))
@@ -340,7 +343,7 @@ def _monitor(
 
 
 def _refuse_other_settings(config: TrainConfig) -> None:
-    """Refuse to train on ranks that were started with different commands.
+    """Refuse to train on ranks that were started with different settings.
 
     Raises:
         DeviceError: names the settings that differ from those of rank 0.
