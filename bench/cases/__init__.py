@@ -74,12 +74,6 @@ _ROWS = (
         options=("recipe", "crop", "batch", *_COMMON),
     ),
     Case(
-        name="cycles",
-        help="What each stage of the CPU's kernels costs: ns and cycles a pixel, in one thread.",
-        title="The CPU's kernels, stage by stage",
-        options=(*_DATA, "images", "recipe", "crop", *_COMMON),
-    ),
-    Case(
         name="step",
         help="The training step on ready tensors, in several ways, and in the authors' setting.",
         title="A training step",

@@ -72,8 +72,8 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         "libjpeg-turbo": lambda: in_threads(_by_turbo(store, data, workers)),
         TURBO_PART: lambda: in_threads(_by_crop_and_skip(store, data, workers)),
         "SPDL": by_spdl,
-        OURS: lambda: in_threads(by_our_own(store, data, workers, part=False)[0]),
-        OUR_PART: lambda: in_threads(by_our_own(store, data, workers, part=True)[0]),
+        OURS: lambda: in_threads(_by_our_own(store, data, workers, part=False)),
+        OUR_PART: lambda: in_threads(_by_our_own(store, data, workers, part=True)),
     }
     if device == "cuda":
         makers |= {"nvJPEG": lambda: _by_nvjpeg(tensors, batch)}
@@ -147,9 +147,9 @@ def _sizes(store: Store, data: Sequence[bytes]) -> NDArray[np.int64]:
     return np.array([(head.height, head.width) for head in heads])
 
 
-def by_our_own(
+def _by_our_own(
     store: Store, data: Sequence[bytes], workers: int, *, part: bool
-) -> tuple[Callable[[int, int], object], NDArray[np.int32]]:
+) -> Callable[[int, int], object]:
     """Return what decodes an image as a thread of our pipelines does, by the number of the thread.
 
     Args:
@@ -157,9 +157,6 @@ def by_our_own(
         data: their bytes.
         workers: threads.
         part: decode what the boxes of two views need, drawn with the default settings; else all.
-
-    Returns:
-        It, and (N, 4) top, left, bottom, right of what it decodes.
 
     Raises:
         RuntimeError: fastsiam was compiled without libjpeg-turbo.
@@ -182,7 +179,7 @@ def by_our_own(
         if decode(data[index], len(data[index]), height, width, where, *into):
             raise RuntimeError(f"our decoder refuses image {index}")
 
-    return one, box
+    return one
 
 
 def _by_nvjpeg(tensors: list[torch.Tensor], batch: int) -> Callable[[], object]:
