@@ -1,7 +1,8 @@
 """The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
 
 A new case is a file here with a function ``measure(session)`` that returns its records, and a row
-of the table. What works in the processes that it measures is in ``fastsiam.bench.contestants``.
+of the table. Functions ``build_...`` run in the processes that are measured: called with a
+contender's settings, they return its work by name (``contest.Build``).
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
+from fastsiam.bench.cases.decode import OUR_PART
 from fastsiam.bench.charts import charts, front_charts, stages
-from fastsiam.bench.contestants.decode import OUR_PART
 from fastsiam.bench.drawing import THEMES
 from fastsiam.bench.records import Record, read, record, write
 from fastsiam.bench.report import renew, write_report

@@ -8,7 +8,7 @@ from importlib import metadata
 import torch
 from torch import nn
 
-from fastsiam.bench.contestants.peers.job import (
+from fastsiam.bench.peers.job import (
     Job,
     Opened,
     Twice,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.contestants.peers import slipstream
-from fastsiam.bench.contestants.peers.job import Job, Opened, ratio, scale
+from fastsiam.bench.peers import slipstream
+from fastsiam.bench.peers.job import Job, Opened, ratio, scale
 
 
 def start(job: Job) -> Opened:

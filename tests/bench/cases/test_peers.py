@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 from fastsiam.bench import peers
+from fastsiam.bench.cases.peers import build_peer
 from fastsiam.bench.contest import Contender, ContenderFailed, Work
-from fastsiam.bench.contestants.peers import build_peer, starter
-from fastsiam.bench.contestants.peers.job import Job
 from fastsiam.bench.images import Silent
+from fastsiam.bench.peers import starter
+from fastsiam.bench.peers.job import Job
 from fastsiam.config import AugmentConfig, ConvertConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.convert import convert
@@ -34,16 +35,10 @@ def look(*, device: str, folders: dict[str, str], peer: str) -> dict[str, Work]:
     """In a peer's own process: go through two epochs of each folder and tell what they were."""
 
     def work(folder: str, blur_p: float) -> Work:
-        job = Job(
-            folder=folder,
-            beton=f"{folder}-beton/train.beton",
-            augment=AugmentConfig.alike(crop=CROP, blur_p=blur_p),
-            batch=BATCH,
-            workers=2,
-            images=IMAGES,
-            device=torch.device(device),
-        )
-        opened = starter(peer)(job)
+        augment = AugmentConfig.alike(crop=CROP, blur_p=blur_p)
+        beton = f"{folder}-beton/train.beton"
+        asked = job(folder, beton=beton, augment=augment, device=torch.device(device))
+        opened = starter(peer)(asked)
         epochs = [[torch.stack(views) for views in opened.epoch()] for _ in range(2)]
         batches = [batch for epoch in epochs for batch in epoch]
         views = torch.cat(batches, dim=1).cpu()
@@ -82,12 +77,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"stripes": str(home / "stripes"), "black and white": str(home / "plain")}
 
 
-@pytest.fixture
-def settings(folders: dict[str, str]) -> dict[str, Any]:
-    """What a contest tells a peer."""
-    folder = folders["stripes"]
-    own = {"augment": AugmentConfig.alike(crop=CROP), "batch": BATCH, "workers": 2}
-    return {**own, "folder": folder, "beton": None, "images": IMAGES, "device": "cpu"}
+def job(folder: str, **changes: Any) -> Job:
+    own: dict[str, Any] = {"augment": AugmentConfig.alike(crop=CROP), "batch": BATCH, "workers": 2}
+    own |= {"folder": folder, "beton": None, "images": IMAGES, "device": torch.device("cpu")}
+    return Job(**(own | changes))
 
 
 @pytest.fixture(params=DEVICES, scope="module")
@@ -127,8 +120,9 @@ def test_two_views_of_every_image_drawn_anew(
     assert IMAGES - 4 <= sum(first) <= IMAGES + 4
 
 
-def test_its_work_is_an_epoch(settings: dict[str, Any]) -> None:
-    contender = Contender(build_peer, settings | {"peer": "torchvision-v2"})
+def test_its_work_is_an_epoch(folders: dict[str, str]) -> None:
+    asked = {"peer": "torchvision-v2", "job": job(folders["stripes"])}
+    contender = Contender(build_peer, asked)
     try:
         assert contender.images == {"views": IMAGES}
         assert contender.run("views").wall > 0
@@ -138,9 +132,7 @@ def test_its_work_is_an_epoch(settings: dict[str, Any]) -> None:
     assert facts["differs"] == peers.PEERS["torchvision-v2"].differs and facts["version"]
 
 
-def test_a_missing_package_is_named(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str) -> ModuleSpec | None:
         if name == "nvidia.dali":  # what happens where there is no package nvidia
             raise ModuleNotFoundError("No module named 'nvidia'")
@@ -151,9 +143,9 @@ def test_a_missing_package_is_named(
     assert peers.PEERS["torchvision-v2"].missing is None
     assert peers.PEERS["albumentations"].missing == "pip install albumentations"
     with pytest.raises(FastSiamError, match="not installed: pip install nvidia-dali-cuda120"):
-        build_peer(peer="dali-solo-learn", **settings)
+        build_peer(peer="dali-solo-learn", job=job("nowhere"))
 
 
-def test_a_folder_without_images_is_an_error(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ContenderFailed, match="class folder"):
-        Contender(build_peer, settings | {"peer": "torchvision-v2", "folder": str(tmp_path)})
+        Contender(build_peer, {"peer": "torchvision-v2", "job": job(str(tmp_path))})

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, Views
+from fastsiam.bench.peers.job import Job, Opened, Views
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.job import Images, run_in_threads, stages_of
 from fastsiam.pipelines.job import Job as CropJob

@@ -1,4 +1,8 @@
-"""Other libraries that stream from object storage, for ``fastsiam bench storage``; no torch."""
+"""Other libraries that stream from object storage, for ``fastsiam bench storage``; no torch.
+
+Each has a module here of its name. All decode and make both views as torchvision's
+``transforms.v2`` does, in worker processes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from fastsiam.bench.peers import Peer
 STREAMING = {
     "webdataset": Peer(
         title="webdataset",
-        module="webdataset",
         packages=("webdataset",),
         install="webdataset",
         devices=("cpu",),
@@ -16,7 +19,6 @@ STREAMING = {
     ),
     "litdata": Peer(
         title="litdata",
-        module="litdata",
         packages=("litdata", "boto3"),
         install="litdata boto3",
         devices=("cpu",),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.contestants.peers.job import (
+from fastsiam.bench.peers.job import (
     Job,
     Opened,
     Twice,

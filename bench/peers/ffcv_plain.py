@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, Views, ratio, scale
+from fastsiam.bench.peers.job import Job, Opened, Views, ratio, scale
 from fastsiam.pipelines.store.beton import BetonStore
 
 

@@ -1,12 +1,19 @@
 """Other libraries that make two views, for ``fastsiam bench peers``: what they are, no torch.
 
-How each is set to work is in ``fastsiam.bench.contestants.peers``, a file for each.
+How each is set to work is in a module here of its name, written as its own documentation has it,
+with the paper's settings where it lets one choose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastsiam.bench.peers.job import Job, Opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +22,6 @@ class Peer:
 
     title: str
     """Its name in a table."""
-    module: str
-    """The module of ``fastsiam.bench.contestants.peers`` that starts it."""
     packages: tuple[str, ...]
     """Modules that it needs."""
     install: str
@@ -40,7 +45,6 @@ _SLIPSTREAM_FROM = "git+https://github.com/harvard-visionlab/slipstream, beside 
 PEERS = {
     "lightly": Peer(
         title="lightly SimSiamTransform",
-        module="lightly",
         packages=("lightly",),
         install="lightly",
         differs="Nothing but the flip's place, before the colours; PIL and torchvision, decoded "
@@ -48,7 +52,6 @@ PEERS = {
     ),
     "torchvision-v2": Peer(
         title="torchvision transforms.v2",
-        module="torchvision_v2",
         packages=("torchvision",),
         install="torchvision",
         differs="Works on uint8 tensors, decoded once; blurs by a Gaussian kernel of 13 x 13 "
@@ -56,7 +59,6 @@ PEERS = {
     ),
     "spdl": Peer(
         title="SPDL and transforms.v2",
-        module="spdl",
         packages=("spdl.pipeline", "spdl.io"),
         install="spdl, beside FFmpeg's libraries",
         packaged=False,
@@ -64,7 +66,6 @@ PEERS = {
     ),
     "albumentations": Peer(
         title="albumentations",
-        module="albumentations",
         packages=("albumentations", "cv2"),
         install="albumentations",
         differs="OpenCV, decoded once; resizes bilinearly without antialiasing; torchvision's "
@@ -73,7 +74,6 @@ PEERS = {
     ),
     "kornia": Peer(
         title="kornia",
-        module="kornia",
         packages=("kornia",),
         install="kornia",
         differs="Decoded once and cropped by PIL in worker processes, the rest in float32 on the "
@@ -82,7 +82,6 @@ PEERS = {
     ),
     "dali-solo-learn": Peer(
         title="DALI as in solo-learn",
-        module="dali_solo_learn",
         packages=("nvidia.dali",),
         install="nvidia-dali-cuda120",
         differs="Crops from 0.08 of the area, resized by antialiased cubics, decoded once; jitter "
@@ -92,7 +91,6 @@ PEERS = {
     ),
     "slipstream": Peer(
         title="slipstream, SimCLR's preset",
-        module="slipstream",
         packages=_SLIPSTREAM,
         install=_SLIPSTREAM_FROM,
         packaged=False,
@@ -102,7 +100,6 @@ PEERS = {
     ),
     "slipstream-crops": Peer(
         title="slipstream, crops alone",
-        module="slipstream_crops",
         packages=_SLIPSTREAM,
         install=_SLIPSTREAM_FROM,
         packaged=False,
@@ -111,7 +108,6 @@ PEERS = {
     ),
     "torchvision-io": Peer(
         title="torchvision.io and our kernels",
-        module="torchvision_io",
         packages=("torchvision",),
         install="torchvision",
         devices=("cpu",),
@@ -120,7 +116,6 @@ PEERS = {
     ),
     "ffcv-plain": Peer(
         title="FFCV's own operations",
-        module="ffcv_plain",
         packages=("ffcv",),
         install="ffcv",
         differs="Crops, flips and normalises only: no jitter, gray or blur; decodes each image "
@@ -128,6 +123,12 @@ PEERS = {
     ),
 }
 """All of them, by name."""
+
+
+def starter(name: str) -> Callable[[Job], Opened]:
+    """Return what begins a peer's work; it imports the peer's packages when it is called."""
+    start: Callable[[Job], Opened] = import_module(f"{__name__}.{name.replace('-', '_')}").start
+    return start
 
 
 def _is_there(module: str) -> bool:

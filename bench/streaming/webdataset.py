@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fastsiam.bench.contestants.peers.job import Views
-from fastsiam.bench.contestants.streaming import Job, loaded, views_of
+from fastsiam.bench.peers.job import Views
+from fastsiam.bench.streaming.job import Job, loaded, views_of
 
 SHARDS = "tars"
 """What it reads, among the folders that the case makes."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, Twice, Views
-from fastsiam.bench.contestants.peers.torchvision_v2 import view_of
+from fastsiam.bench.peers.job import Job, Opened, Twice, Views
+from fastsiam.bench.peers.torchvision_v2 import view_of
 
 
 def start(job: Job) -> Opened:

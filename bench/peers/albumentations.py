@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, Twice, load, ratio, scale
+from fastsiam.bench.peers.job import Job, Opened, Twice, load, ratio, scale
 
 
 @dataclass(frozen=True)

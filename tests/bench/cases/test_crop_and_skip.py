@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from fastsiam.bench.contestants.crop_and_skip import load_crop_and_skip
+from fastsiam.bench.cases.decode import load_crop_and_skip
 from tests.conftest import skip
 
 HEIGHT, WIDTH = 130, 201

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastsiam.bench.contestants.peers.job import Views
-from fastsiam.bench.contestants.streaming import Job, views_of
+from fastsiam.bench.peers.job import Views
+from fastsiam.bench.streaming.job import Job, views_of
 
 SHARDS = "litdata"
 """What it reads, among the folders that the case makes."""

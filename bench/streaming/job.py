@@ -1,7 +1,4 @@
-"""Other libraries that stream shards from object storage, as ``bench storage`` sets them to work.
-
-Each decodes and makes both views as torchvision's ``transforms.v2`` does, in worker processes.
-"""
+"""What a library that streams shards is told, and how it makes views of an image."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fastsiam.bench.contestants.peers.job import Twice, Views
-from fastsiam.bench.contestants.peers.torchvision_v2 import view_of
+from fastsiam.bench.peers.job import Twice, Views
+from fastsiam.bench.peers.torchvision_v2 import view_of
 from fastsiam.config import AugmentConfig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, load
+from fastsiam.bench.peers.job import Job, Opened, load
 
 
 def start(job: Job) -> Opened:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from fastsiam.bench.cases import step as step_case
+from fastsiam.bench.cases.step import authors_step, fed, step_of
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants import step as contestants
-from fastsiam.bench.contestants.step import authors_step, fed, step_of
 from fastsiam.bench.session import session
 from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import DataConfig, TrainConfig
@@ -88,6 +88,6 @@ def test_the_authors_step_is_one_method_s(
     def build(*_: Any, **__: Any) -> torch.nn.Module:
         return Other()
 
-    monkeypatch.setattr(contestants, "build_method", build)
+    monkeypatch.setattr(step_case, "build_method", build)
     with pytest.raises(BackendError, match="SimSiam's, not that of Other"):
         authors_step(fed(config_of(little, "authors")))

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.bench.cases import decode as case
+from fastsiam.bench.cases import decode
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants import decode
 from fastsiam.bench.session import session
 from fastsiam.bench.timing import Timing
 from tests.bench.made import sample
@@ -56,7 +55,7 @@ def test_those_that_are_missing_are_named_with_how_to_get_them(
     timing = Timing([sample(1.0)], 8)
     timings = {("decode, original", name): timing for name in ("PIL", "DALI", decode.OURS)}
     with session(little) as own:
-        case.decode_records(own, own.images(8), timings)
+        decode.decode_records(own, own.images(8), timings)
     said = capsys.readouterr().err
     assert "SPDL: left out" in said and "pip install spdl-io" in said
     assert "libjpeg-turbo: left out" in said and "DALI:" not in said
@@ -69,6 +68,6 @@ def test_bare_decoding_is_of_whole_images_by_others() -> None:
     timings = {
         ("decode, original", name): Timing([sample(wall)], 8) for name, wall in names.items()
     }
-    found = case.fastest(timings, "original", on_gpu=False)
+    found = decode.fastest(timings, "original", on_gpu=False)
     assert found is not None and found.wall == [2.0]
     assert np.isclose(found.rate, 4.0)

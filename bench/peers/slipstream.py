@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, Views, ratio, scale
+from fastsiam.bench.peers.job import Job, Opened, Views, ratio, scale
 
 
 def start(job: Job) -> Opened:
     """Open its loader with the preset as it is, but for the crops' ranges and the type."""
     from slipstream.pipelines import simclr
 
-    a = job.augment.views[0]
-    device, size = str(job.device), a.crop
-    return opened(job, simclr(size, scale(a), ratio(a), device=device, dtype=torch.float32))
+    a, dtype = job.augment.views[0], torch.float32
+    return opened(job, simclr(a.crop, scale(a), ratio(a), device=str(job.device), dtype=dtype))
 
 
 def opened(job: Job, pipelines: dict[str, list[Any]]) -> Opened:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from fastsiam.bench.contestants.peers.job import Job, Opened, Views
+from fastsiam.bench.peers.job import Job, Opened, Views
 
 _SOLO_LEARN_SCALE = (0.08, 1.0)
 _SOLO_LEARN_TAPS = 23
