@@ -133,10 +133,10 @@ app.command("gpu")(command_of(_gpu, GpuConfig))
 def _soak(config: SoakConfig) -> None:
     """Hurt runs for hours: kills, full disks, damaged files; hold them to undisturbed ones.
 
-    Every run has to end with the lines and weights of one that nobody disturbed, hold no more
-    memory, files and threads as it goes on, and leave nothing behind. Any finding is an error.
+    Every run has to end with the lines and weights of one that nobody disturbed, and leave nothing
+    behind. Any finding is an error.
     """
-    from fastsiam.bench.soak.campaign import soak
+    from fastsiam.bench.soak import soak
 
     print(f"wrote {soak(config)}")
 
