@@ -122,7 +122,7 @@ def _gpu(config: GpuConfig) -> None:
     Tests, kernels, steps, loaders, training, a profile, CIFAR-10: each in a process of its own
     whose result is kept when it ends.
     """
-    from fastsiam.bench.gpu.campaign import run
+    from fastsiam.bench.gpu import run
 
     print(f"wrote {run(config)}")
 

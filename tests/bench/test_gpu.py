@@ -14,17 +14,21 @@ from typing import Any
 import pytest
 import torch
 
+from fastsiam.bench import gpu as campaign
 from fastsiam.bench.config import GpuConfig
-from fastsiam.bench.gpu import campaign
-from fastsiam.bench.gpu.campaign import (
+from fastsiam.bench.gpu import (
     Outcome,
+    Setup,
+    Stage,
     in_turn,
     perform,
+    pytest_results_of,
     read_outcomes,
+    records_of,
     results_folder,
+    stages,
+    write_page,
 )
-from fastsiam.bench.gpu.page import write_page
-from fastsiam.bench.gpu.stages import Setup, Stage, pytest_results_of, records_of, stages
 from fastsiam.bench.records import read
 from fastsiam.errors import DataError
 from tests.commands import parse
