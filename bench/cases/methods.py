@@ -93,8 +93,7 @@ def lightly_step(own: Fed) -> Stepper:
     ``channels_last`` is as the settings say, whatever the layout of the batches.
     """
     from fastsiam.bench.lightly.methods import composed
-    from fastsiam.bench.lightly.step import Step
-    from fastsiam.bench.lightly.training import laid_out_by_channels
+    from fastsiam.bench.lightly.training import Step, laid_out_by_channels
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
