@@ -50,9 +50,9 @@ def test_every_peer_can_be_started(name: str) -> None:
 
 def test_ceilings_and_colours_are_there_for_every_pipeline() -> None:
     from fastsiam.bench.cases.decode import ON_GPU
-    from fastsiam.bench.drawing import _COLOURS
+    from fastsiam.bench.charts import COLOURS
 
-    assert set(_COLOURS) == set(BACKENDS)
+    assert set(COLOURS) == set(BACKENDS)
     assert not {backend.decoder for backend in BACKENDS.values()} & set(ON_GPU)
 
 
