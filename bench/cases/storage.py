@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib import import_module, metadata
+from importlib import metadata
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -18,8 +18,7 @@ from fastsiam.bench import object_storage
 from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
-from fastsiam.bench.streaming import STREAMING
-from fastsiam.bench.streaming.job import Job
+from fastsiam.bench.streaming import STREAMING, Job, convert_for_litdata
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.pipelines import build_loader
@@ -68,8 +67,7 @@ def measure(session: Session) -> list[Record]:
         else:
             peers.append(name)
     if "litdata" in peers:
-        form = import_module("fastsiam.bench.streaming.litdata")
-        form.convert(files, folder / "shards" / "litdata")
+        convert_for_litdata(files, folder / "shards" / "litdata")
     pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
     title: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
     title |= {name: STREAMING[name].title for name in peers}
@@ -146,9 +144,8 @@ def _streaming(
     session: Session, peer: str, place: _Place, folder: Path, cache: str
 ) -> dict[str, Any]:
     """Return what ``build_streaming`` is told of another library."""
-    form = import_module(f"fastsiam.bench.streaming.{peer}").SHARDS
     job = Job(
-        shards=place.address(folder, form, http=peer == "webdataset"),
+        shards=place.address(folder, STREAMING[peer].shards, http=peer == "webdataset"),
         count=_SHARDS,
         cache=cache,
         augment=session.config.augment,
@@ -230,7 +227,6 @@ def build_streaming(
     about = STREAMING[peer]
     if reason := about.missing:
         raise FastSiamError(f"{about.title} is not installed: {reason}")
-    module = import_module(f"fastsiam.bench.streaming.{peer}")
     own, turns = job, count()
 
     def open_anew() -> None:
@@ -242,7 +238,7 @@ def build_streaming(
             Path(own.cache).mkdir(parents=True, exist_ok=True)
 
     def run() -> None:
-        shown = sum(len(batch[0]) for batch in module.epoch(own))
+        shown = sum(len(batch[0]) for batch in about.epoch(own))
         if shown < images // job.batch * job.batch:
             raise RuntimeError(f"it showed {shown:,} of {images:,} images")
 
