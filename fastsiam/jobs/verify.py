@@ -106,11 +106,6 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
     if not lines:
         told = f"{recorded.lines[0].first:,} to {recorded.lines[-1].last:,}"
         raise FastSiamError(f"no log line tells of step {config.step:,} of {run}; they tell {told}")
-    if config.replay:
-        from fastsiam.jobs.replay import replay
-
-        yield from replay(recorded, config)
-        return
     numbers = [number for line in lines for number in range(line.first, line.last + 1)]
     with ExitStack() as ends:
         if config.pipeline:
