@@ -181,6 +181,9 @@ class Zip(Files):
             raise DataError(f"{self.root} holds no {name}")
         member = self._members[name]
         self._check_size(name, member.file_size, limit)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # The others may take gigabytes of memory to read what is damaged.
+            raise DataError(f"{self.where(name)} is compressed in another way than by deflate")
         try:
             with explained(DataError, f"cannot read {self.root}"):
                 if self._process != os.getpid():  # forked, which shares the file's position

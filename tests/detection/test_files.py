@@ -80,7 +80,12 @@ def test_links_in_tars_are_refused(tmp_path: Path) -> None:
         Tar(tmp_path / "x.tar", ("VOC2007",))
 
 
-def test_encrypted_zips_are_refused(tmp_path: Path) -> None:
+def test_encrypted_and_strange_zips_are_refused(tmp_path: Path) -> None:
+    for kind in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / "x.zip", "w", kind) as file:
+            file.writestr("a.jpg", b"1" * 100)
+        with pytest.raises(DataError, match="another way"):
+            Zip(tmp_path / "x.zip").read("a.jpg")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
         file.writestr("a.jpg", b"1")
     whole = bytearray((tmp_path / "x.zip").read_bytes())
