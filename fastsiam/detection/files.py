@@ -180,7 +180,7 @@ class Zip(Files):
         if name not in self:
             raise DataError(f"{self.root} holds no {name}")
         member = self._members[name]
-        self._check_size(name, member.file_size, limit)
+        self._check_size(name, max(member.file_size, member.compress_size), limit)
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             # The others may take gigabytes of memory to read what is damaged.
             raise DataError(f"{self.where(name)} is compressed in another way than by deflate")
