@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from fastsiam import checkpoint as checkpoints
 from fastsiam.bad_images import read_bad_images
 from fastsiam.config import ColumnNames, DataConfig, PipelineSetting, TrainConfig
+from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.verify import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
-from fastsiam.files import explained, parsed_json
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
 from fastsiam.pipelines.backends import BACKENDS, CEILING
@@ -133,7 +133,7 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
     Raises:
         FastSiamError: it is no run, it keeps no digests, or its data cannot be read.
     """
-    trained = _trained(run)
+    trained = RunSettings.read(run).config
     data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
     lines = [_line(line, run) for line in read_metrics(run) if "seen" in line]
     if not lines:
@@ -177,16 +177,6 @@ def require_same(line: Line, digest: int, recorded: Recorded) -> None:
             f"data give {written(digest)}: other images or draws were trained on, or config.json, "
             "metrics.jsonl or the data are not the run's own any more"
         )
-
-
-def _trained(run: Path) -> TrainConfig:
-    file = run / "config.json"
-    with explained(FastSiamError, f"cannot read {file}"):
-        text = file.read_text()
-    try:
-        return TrainConfig.from_dict(parsed_json(text)["config"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FastSiamError(f"{file} is no run's settings: {error}") from error
 
 
 def _line(values: dict[str, Any], run: Path) -> Line:
