@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bad_images import BadImage, parsed, written
+from fastsiam.bad_image_list import BadImage, parsed, written
 from fastsiam.errors import DataError, ImageError
 
 if TYPE_CHECKING:  # loads torch
@@ -40,7 +40,7 @@ class BadImages:
         known: those that the run found before.
         takes_more: whether another one is replaced too; else it is an error.
         exchange: passes texts between ranks.
-        keep: stores the text of the list (``fastsiam.bad_images``) whenever it has grown.
+        keep: stores the text of the list (``fastsiam.bad_image_list``) whenever it has grown.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
-from .files import Files
+from .archives import Files
 
 Task = Literal["voc07", "voc0712", "coco"]
 """What is trained and tested on.

@@ -21,8 +21,8 @@ from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import parsed_json
 
 from .annotations import DetectionSet, Part, Picture, Segmentation
+from .archives import Files, Tree, Zip
 from .checks import EMPTY, check_images, check_size, fault_of
-from .files import Files, Tree, Zip
 
 log = logging.getLogger(__name__)
 

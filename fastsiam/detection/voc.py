@@ -14,8 +14,8 @@ import numpy as np
 from fastsiam.errors import DataError, NoSplitError
 
 from .annotations import DetectionSet, Part, Picture
+from .archives import Files, Tar, Tree
 from .checks import check_images, check_size, fault_of
-from .files import Files, Tar, Tree
 
 CLASSES: tuple[str, ...] = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",

@@ -13,7 +13,7 @@ import torch
 
 from fastsiam.console import Console, duration
 from fastsiam.distributed import Place, minimum_across_ranks
-from fastsiam.evaluate.heads import HeadResult, HeadTraining
+from fastsiam.evaluate.classifiers import HeadResult, HeadTraining
 from fastsiam.evaluate.records import Evaluation
 from fastsiam.files import why, written_whole
 from fastsiam.jobs.labelled import Batches, LabelledImages, Source

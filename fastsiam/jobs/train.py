@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
-from fastsiam.bad_images import FILE, read_bad_images
+from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, differences
 from fastsiam.console import Console

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.bad_images import read_bad_images
+from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config import ColumnNames, DataConfig, PipelineSetting, TrainConfig
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.verify import VerifyConfig

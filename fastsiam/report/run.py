@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastsiam.bad_images import read_bad_images
+from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, flags_by_section, to_flags
 from fastsiam.config.run_settings import RunSettings

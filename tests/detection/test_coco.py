@@ -20,7 +20,7 @@ from fastsiam.detection import open_detection
 from fastsiam.detection.coco import unpacked_runs
 from fastsiam.detection.masks import from_pixels, pixels
 from fastsiam.errors import DataError, NoSplitError
-from tests.detection.archives import coco_zips
+from tests.detection.packed import coco_zips
 from tests.detection.test_voc import same
 
 POLYGON = [[10.0, 5.0, 30.0, 5.0, 30.0, 25.0, 10.0, 25.0]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.detection.files import Files, Tar, Tree, Zip
+from fastsiam.detection.archives import Files, Tar, Tree, Zip
 from fastsiam.errors import DataError
 from tests.sources import tar_bytes
 
