@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,12 @@ _BATCH = 64
 """Images are read so many at a time."""
 
 
-def open_table(path: Place) -> Any:
+def open_table(path: Place, metadata: Any = None) -> Any:
     """Open a parquet file by pyarrow.
+
+    Args:
+        path: the file.
+        metadata: what an earlier call read at the file's end, if one did.
 
     Raises:
         DataError: it is damaged.
@@ -52,19 +56,10 @@ def open_table(path: Place) -> Any:
     with reading(f"{path} is no whole parquet file"):
         if isinstance(path, RemotePath):
             file = RemoteFile(path)
-            return parquet.ParquetFile(FileReader(file.read, 0, len(file)), pre_buffer=True)
+            reader = FileReader(file.read, 0, len(file))
+            return parquet.ParquetFile(reader, metadata=metadata, pre_buffer=True)
         # mapped: else pyarrow reads all images of a row group into memory
-        return parquet.ParquetFile(path, memory_map=True)
-
-
-class Piece(NamedTuple):
-    """The part of a file that has the images of a row group, as the file's footer tells."""
-
-    start: int
-    end: int
-    compressed: bool
-    size: int
-    """Bytes of the images, unpacked."""
+        return parquet.ParquetFile(path, metadata=metadata, memory_map=True)
 
 
 @dataclass(frozen=True)
@@ -74,6 +69,8 @@ class RowGroup:
     file: int
     """Number of the file among those of the data set."""
     path: Place
+    metadata: Any
+    """Of the file, as pyarrow has it."""
     columns: Columns
     number: int
     """Of the group in the file."""
@@ -84,35 +81,35 @@ class RowGroup:
         Raises:
             DataError: the group is damaged.
         """
-        damaged = f"{self.path} is damaged in row group {self.number}"
-        with reading(damaged), open_table(self.path) as table:
-            batches = table.iter_batches(
-                _BATCH, [self.number], [self.columns.bytes], use_threads=False
-            )
-            for batch in batches:
-                images = batch.column(0)
+        with reading(f"{self.path} is damaged in row group {self.number}"), self._open() as table:
+            for images in self._batches(table, _BATCH):
                 for data in images if self.columns.bare else images.field("bytes"):
                     yield data.as_py() or b""
 
-    def piece(self) -> Piece:
-        """Look up the group's piece of the file.
+    def column(self) -> tuple[Any, int]:
+        """Return pyarrow's metadata of the column of bytes, and where in the file it begins.
 
         Raises:
             DataError: the file is damaged.
         """
+        name = self.columns.bytes
+        with reading(f"{self.path} is damaged"), self._open() as table:
+            # pyarrow ends the process at damaged metadata of a column, unless it reads them first
+            next(self._batches(table, 1), None)
+            group = table.metadata.row_group(self.number)
+            columns = [group.column(i) for i in range(group.num_columns)]
+            own = next((column for column in columns if column.path_in_schema == name), None)
+            if own is None:
+                raise ValueError(f"row group {self.number} has no column {name!r}")
+            return own, min(filter(None, (own.dictionary_page_offset, own.data_page_offset)))
+
+    def _open(self) -> Any:
+        return open_table(self.path, self.metadata)
+
+    def _batches(self, table: Any, rows: int) -> Iterator[Any]:
         column = self.columns.bytes
-        with reading(f"{self.path} is damaged"), open_table(self.path) as table:
-            schema = table.metadata.schema
-            leaves = [schema.column(i).path for i in range(len(schema))]
-            # pyarrow ends the process at a column's damaged facts, unless it reads them first
-            next(table.iter_batches(1, [self.number], [column], use_threads=False), None)
-            leaf = table.metadata.row_group(self.number).column(leaves.index(column))
-            if leaf.path_in_schema != column:
-                raise ValueError(f"row group {self.number} has no column {column!r}")
-            start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
-            end = start + leaf.total_compressed_size
-            compressed = leaf.compression != "UNCOMPRESSED"
-            return Piece(start, end, compressed, leaf.total_uncompressed_size)
+        batches = table.iter_batches(rows, [self.number], [column], use_threads=False)
+        return (batch.column(0) for batch in batches)
 
 
 def build(
@@ -134,12 +131,13 @@ def build(
     Raises:
         DataError: a file is damaged, or its images are compressed and cannot be unpacked.
     """
-    pieces = [group.piece() for group in groups]
+    columns = [group.column() for group in groups]
 
     def find(number: int) -> NDArray[np.void] | None:
-        return _find(files[groups[number].file], groups[number], pieces[number])
+        (column, start), group = columns[number], groups[number]
+        return _find(files[group.file], group, start, start + column.total_compressed_size)
 
-    if not any(piece.compressed for piece in pieces):
+    if all(column.compression == "UNCOMPRESSED" for column, _ in columns):
         if sum(map(len, files)) < ALONE_BYTES or len(groups) == 1:
             parts = [find(number) for number in range(len(groups))]
         else:
@@ -147,18 +145,19 @@ def build(
         rows = [part for part in parts if part is not None]
         if len(rows) == len(parts):
             return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
-    return _unpack(groups, sum(piece.size for piece in pieces), places, source, advice)
+    size = sum(column.total_uncompressed_size for column, _ in columns)
+    return _unpack(groups, size, places, source, advice)
 
 
-def _find(file: Mapped, group: RowGroup, piece: Piece) -> NDArray[np.void] | None:
-    """Find the images of a row group in the file; None if one is not there as it is."""
-    rows = []
-    behind = piece.start
+def _find(file: Mapped, group: RowGroup, start: int, end: int) -> NDArray[np.void] | None:
+    """Find a row group's images between two places of the file; None if one is not there as it is.
+
+    They lie one after the other, but for several that are alike, of which one may be stored.
+    """
+    rows, behind = [], start
     for data in group.images():
-        at = file.find(data, behind, piece.end)
-        if at < 0:  # one of several that are alike is stored once
-            at = file.find(data, piece.start, piece.end)
-        if at < 0:
+        at = file.find(data, behind, end)
+        if at < 0 and (at := file.find(data, start, end)) < 0:
             return None
         rows.append(_row(group.file, at, len(data)))
         behind = max(behind, at + len(data))
@@ -182,28 +181,31 @@ def _unpack(
         target = images_beside(place)
         with contextlib.suppress(OSError):  # a read-only place, or a full one
             target.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(target.parent).free < size:
-                continue
-            rows: list[tuple[int, ...]] = []
-            with (
-                written_whole(target, by_many=True) as temporary,
-                temporary.open("wb") as out,
-                tally(f"unpacking {source}, row groups", len(groups)) as done,
-            ):
-                log.info(
-                    f"the images of {source} are compressed: they are unpacked, which is done "
-                    f"once, into {target} ({size / 1e6:,.0f} MB)"
-                )
-                for group in groups:
-                    for data in group.images():
-                        rows.append(_row(0, out.tell(), len(data)))
-                        out.write(data)
-                    done.add()
-            if target.stat().st_size:
-                return Index({"rows": np.array(rows, ROW)}, target)
-            target.unlink()  # no image at all, for which there is a message
-            return Index({"rows": np.array(rows, ROW)})
+            if shutil.disk_usage(target.parent).free >= size:
+                return _unpack_into(target, groups, size, source)
     raise DataError(
         f"the images of {source} are compressed, and {size / 1e6:,.0f} MB to unpack them into "
         f"could not be had in {' or '.join(str(place.parent) for place in places)}: {advice}"
     )
+
+
+def _unpack_into(target: Path, groups: Sequence[RowGroup], size: int, source: str) -> Index:
+    rows: list[tuple[int, ...]] = []
+    with (
+        written_whole(target, by_many=True) as temporary,
+        temporary.open("wb") as out,
+        tally(f"unpacking {source}, row groups", len(groups)) as done,
+    ):
+        log.info(
+            f"the images of {source} are compressed: they are unpacked, which is done once, into "
+            f"{target} ({size / 1e6:,.0f} MB)"
+        )
+        for group in groups:
+            for data in group.images():
+                rows.append(_row(0, out.tell(), len(data)))
+                out.write(data)
+            done.add()
+    if target.stat().st_size:
+        return Index({"rows": np.array(rows, ROW)}, target)
+    target.unlink()  # no row has bytes, for which there is a message
+    return Index({"rows": np.array(rows, ROW)})
