@@ -41,11 +41,11 @@ from .index import (
     keep,
     load,
     pack_texts,
-    run_in_processes,
     unpack_texts,
 )
 from .probe import Bytes, Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
+from .tasks import numbered
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def build(files: Sequence[File], source: str) -> Index:
         with tally(f"indexing {source}, images") as images:
             found = [_scan(files, part, images.add) for part in parts]
     else:
-        found = run_in_processes(
+        found = numbered(
             lambda number: _scan(files, parts[number]), len(parts), f"indexing {source}, tars"
         )
     names = [name for part in found for name in part.names]

@@ -30,7 +30,8 @@ from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .columns import Columns, reading
 from .files import FileReader, Mapped
-from .index import ALONE_BYTES, ROW, Index, images_beside, run_in_processes
+from .index import ALONE_BYTES, ROW, Index, images_beside
+from .tasks import numbered
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def build(
         if sum(map(len, files)) < ALONE_BYTES or len(groups) == 1:
             parts = [find(number) for number in range(len(groups))]
         else:
-            parts = run_in_processes(find, len(groups), f"indexing {source}, row groups")
+            parts = numbered(find, len(groups), f"indexing {source}, row groups")
         rows = [part for part in parts if part is not None]
         if len(rows) == len(parts):
             return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
