@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, NoSplitError
 
 from ..remote.path import Place
-from .archive_build import build
+from .archive_index import build
 from .base import Split
 from .files import open_file
 from .index import file_facts, open_index, unpack_texts

@@ -84,9 +84,8 @@ def open_index(
     facts, places = file_facts(files), homes(files, column)
     if column:
         facts.append([column])
-    for place in places:
-        if (index := load(place, facts)) is not None:
-            return index
+    if (index := load(places, facts)) is not None:
+        return index
     began, size = time.monotonic(), sum(map(len, files))
     if size >= ALONE_BYTES:
         log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
@@ -139,17 +138,18 @@ def images_beside(home: Path) -> Path:
     return home.with_suffix(".fastsiam-images")
 
 
-def load(home: Path, facts: Facts) -> Index | None:
-    """Read a kept index if it is whole and of files with these facts; else return None."""
-    try:
-        with np.load(home) as file:
-            arrays = {name: file[name] for name in file.files}
-        of_format, of_files, of_images = json.loads(arrays.pop("about").tobytes())
-        images = None if of_images is None else images_beside(home)
-        valid = [of_format, of_files, of_images] == _about(facts, images)
-        return Index(arrays, images) if valid and arrays["rows"].dtype == ROW else None
-    except Exception:  # a damaged archive makes numpy raise anything
-        return None
+def load(homes: Sequence[Path], facts: Facts) -> Index | None:
+    """Read the first whole index in one of these places that is of files with these facts."""
+    for home in homes:
+        with contextlib.suppress(Exception):  # a damaged archive makes numpy raise anything
+            with np.load(home) as file:
+                arrays = {name: file[name] for name in file.files}
+            of_format, of_files, of_images = json.loads(arrays.pop("about").tobytes())
+            images = None if of_images is None else images_beside(home)
+            valid = [of_format, of_files, of_images] == _about(facts, images)
+            if valid and arrays["rows"].dtype == ROW:
+                return Index(arrays, images)
+    return None
 
 
 def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,16 @@ def open_table(path: Place, metadata: Any = None) -> Any:
         return parquet.ParquetFile(path, metadata=metadata, memory_map=True)
 
 
+class Piece(NamedTuple):
+    """The part of a file that has the images of a row group, as the file's footer tells."""
+
+    start: int
+    end: int
+    is_compressed: bool
+    size: int
+    """Bytes of the images, unpacked."""
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """The images of one row group."""
@@ -87,22 +97,25 @@ class RowGroup:
                 for data in images if self.columns.bare else images.field("bytes"):
                     yield data.as_py() or b""
 
-    def column(self) -> tuple[Any, int]:
-        """Return pyarrow's metadata of the column of bytes, and where in the file it begins.
+    def piece(self) -> Piece:
+        """Look up the group's piece of the file.
 
         Raises:
             DataError: the file is damaged.
         """
         name = self.columns.bytes
         with reading(f"{self.path} is damaged"), self._open() as table:
+            schema = table.metadata.schema
+            names = [schema.column(i).path for i in range(len(schema))]
             # pyarrow ends the process at damaged metadata of a column, unless it reads them first
             next(self._batches(table, 1), None)
-            group = table.metadata.row_group(self.number)
-            columns = [group.column(i) for i in range(group.num_columns)]
-            own = next((column for column in columns if column.path_in_schema == name), None)
-            if own is None:
+            column = table.metadata.row_group(self.number).column(names.index(name))
+            if column.path_in_schema != name:
                 raise ValueError(f"row group {self.number} has no column {name!r}")
-            return own, min(filter(None, (own.dictionary_page_offset, own.data_page_offset)))
+            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+            end = start + column.total_compressed_size
+            is_compressed = column.compression != "UNCOMPRESSED"
+            return Piece(start, end, is_compressed, column.total_uncompressed_size)
 
     def _open(self) -> Any:
         return open_table(self.path, self.metadata)
@@ -132,13 +145,12 @@ def build(
     Raises:
         DataError: a file is damaged, or its images are compressed and cannot be unpacked.
     """
-    columns = [group.column() for group in groups]
+    pieces = [group.piece() for group in groups]
 
     def find(number: int) -> NDArray[np.void] | None:
-        (column, start), group = columns[number], groups[number]
-        return _find(files[group.file], group, start, start + column.total_compressed_size)
+        return _find(files[groups[number].file], groups[number], pieces[number])
 
-    if all(column.compression == "UNCOMPRESSED" for column, _ in columns):
+    if not any(piece.is_compressed for piece in pieces):
         if sum(map(len, files)) < ALONE_BYTES or len(groups) == 1:
             parts = [find(number) for number in range(len(groups))]
         else:
@@ -146,19 +158,18 @@ def build(
         rows = [part for part in parts if part is not None]
         if len(rows) == len(parts):
             return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
-    size = sum(column.total_uncompressed_size for column, _ in columns)
-    return _unpack(groups, size, places, source, advice)
+    return _unpack(groups, sum(piece.size for piece in pieces), places, source, advice)
 
 
-def _find(file: Mapped, group: RowGroup, start: int, end: int) -> NDArray[np.void] | None:
-    """Find a row group's images between two places of the file; None if one is not there as it is.
+def _find(file: Mapped, group: RowGroup, piece: Piece) -> NDArray[np.void] | None:
+    """Find the images of a row group in the file; None if one is not there as it is.
 
     They lie one after the other, but for several that are alike, of which one may be stored.
     """
-    rows, behind = [], start
+    rows, behind = [], piece.start
     for data in group.images():
-        at = file.find(data, behind, end)
-        if at < 0 and (at := file.find(data, start, end)) < 0:
+        at = file.find(data, behind, piece.end)
+        if at < 0 and (at := file.find(data, piece.start, piece.end)) < 0:
             return None
         rows.append(_row(group.file, at, len(data)))
         behind = max(behind, at + len(data))

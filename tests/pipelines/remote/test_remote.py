@@ -16,7 +16,7 @@ from fastsiam.errors import WorkerError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
 from fastsiam.pipelines.remote import file
-from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
+from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_index
 from fastsiam.urls import place
 from tests.clouds import BUCKET, broken_proxy, read_all, reconnect, upload, web_server
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
@@ -216,7 +216,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
     with broken_proxy(cloud, tmp_path / "log") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         reconnect()
-        scan, asked = archive_build._scan, []
+        scan, asked = archive_index._scan, []
 
         def scans_some(files: Any, part: Any, *how: Any) -> Any:
             asked.append(part.file)
@@ -227,7 +227,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
             return scan(files, part, *how)
 
         with monkeypatch.context() as patch:
-            patch.setattr(archive_build, "_scan", scans_some)
+            patch.setattr(archive_index, "_scan", scans_some)
             with pytest.raises(KeyboardInterrupt):
                 opened(data)
         kept = {int(path.name) for path in (tmp_path / "cache").rglob("*.parts/*")}
@@ -238,7 +238,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
             asked.append(part.file)
             return scan(files, part, *how)
 
-        monkeypatch.setattr(archive_build, "_scan", scans)
+        monkeypatch.setattr(archive_index, "_scan", scans)
         there = opened(data)
         assert set(asked) == set(range(20)) - kept
         assert not list((tmp_path / "cache").rglob("*.parts"))
