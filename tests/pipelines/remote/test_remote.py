@@ -15,7 +15,7 @@ from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import WorkerError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
-from fastsiam.pipelines.remote import file
+from fastsiam.pipelines.remote import file, storage
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_index
 from fastsiam.urls import place
 from tests.clouds import BUCKET, broken_proxy, read_all, reconnect, upload, web_server
@@ -169,6 +169,25 @@ def test_parquet_is_converted(workers: int, cloud: str, images: Path, tmp_path: 
         config = ConvertConfig(source=source, out=str(tmp_path / out), workers=workers)
         convert_data("parquet", config)
     assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
+
+
+def test_a_footer_of_parquet_is_fetched_once(
+    cloud: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not again for the labels and for each row group."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
+    rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
+    parquet(tmp_path / "table" / "train-0.parquet", rows, ["a", "b", "c"], group=4)
+    data, fetch = upload(cloud, tmp_path / "table", "footer"), storage.fetch
+    asked: list[bool] = []
+
+    def counts(url: Any, facts: Any, ranges: Any) -> Any:
+        asked.extend(stop == facts.size for _, stop in ranges)
+        return fetch(url, facts, ranges)
+
+    monkeypatch.setattr(storage, "fetch", counts)
+    store = open_store(place(data), "train", sources=True)
+    assert read_all(store) == [d for d, _, _ in rows] and asked.count(True) == 1
 
 
 def requests(log: Path) -> int:
