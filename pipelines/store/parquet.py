@@ -60,7 +60,7 @@ class ParquetStore(TableStore):
     ) -> None:
         require_pyarrow(root)
         tables = [open_table(path) for path in files]
-        self._metadata = [table.metadata for table in tables]
+        self._metadata: list[Any] = [table.metadata for table in tables]
         schemas = [table.schema_arrow for table in tables]
         super().__init__(root, files, schemas, [own.num_rows for own in self._metadata], names)
         groups = [
@@ -81,6 +81,7 @@ class ParquetStore(TableStore):
             self._set_places((), nowhere, nowhere, np.repeat(means, counts))
         else:
             self._index(groups)
+            self._metadata = [None] * len(files)  # megabytes, and only names are read from now on
 
     def _index(self, groups: Sequence[RowGroup]) -> None:
         """Look up where the images lie."""
