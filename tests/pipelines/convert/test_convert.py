@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.config import ConvertConfig, TrainConfig
+from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from fastsiam.training.log import read_metrics
-from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images
 from tests.processes import fastsiam
@@ -197,21 +195,6 @@ def test_a_converted_set_shows_the_same_views(images: Path, tmp_path: Path) -> N
         for batch in batches[1:]:
             np.testing.assert_array_equal(batch.view1.numpy(), batches[0].view1.numpy())
             np.testing.assert_array_equal(batch.view2.numpy(), batches[0].view2.numpy())
-
-
-def test_a_tar_of_tars_trains_as_its_converted_file_does(
-    small: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """From the command line: nothing has to be converted, and it changes nothing."""
-    path = imagenet_train_tar(tmp_path / "train.tar", folder_members(images / "train"))
-    fastsiam("convert", "folder", "--source", str(path), "--out", str(tmp_path / "out"))
-    losses = []
-    for number, data in enumerate((path, tmp_path / "out")):
-        run_folder = tmp_path / str(number)
-        config = with_settings(small, data=str(data), out=str(run_folder), max_steps=3)
-        fastsiam("train", *flags(config))
-        losses.append([line["loss"] for line in read_metrics(run_folder)])
-    assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
 @pytest.mark.dali
