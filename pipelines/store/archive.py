@@ -38,7 +38,7 @@ class ArchiveStore(PlacedStore):
     Args:
         paths: the tar files.
         split: which images, if the tars hold folders train/ and val/.
-        of_split: if the tars hold no such folders, take all images; else there are none.
+        of_split: if the tars hold no such folders, take all images, else none.
 
     Raises:
         NoSplitError: the tars hold no images of that split.

@@ -1,8 +1,8 @@
 """Images in the folders of ``datasets``' ``save_to_disk``, in place.
 
-Such a folder holds Arrow's streaming format: batches of a thousand rows, in which an image's bytes
-lie as they are. So the file is mapped, and pyarrow tells once where in it each image begins; after
-that nothing but the mapping is needed, in loader processes too.
+Such a folder holds Arrow's streaming format: batches of a thousand rows, which hold the bytes of
+images unchanged. The files are mapped, and pyarrow tells once where each image begins. After that
+only the mapping is needed, in loader processes too.
 """
 
 from __future__ import annotations

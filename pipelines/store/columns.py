@@ -1,6 +1,6 @@
-"""Which columns of a table hold images and labels: Arrow and parquet, as ``datasets`` write them.
+"""The image and label columns of Arrow and parquet tables, as ``datasets`` writes them.
 
-All that is imported of pyarrow is imported when a table is read: it is an extra.
+pyarrow is an extra, so it is imported only when a table is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PATH = "path"
 LABELS = ("label", "labels", "fine_label", "cls")
 """Names of label columns; the first that a table has is taken."""
 _IMAGES = ("image", "img", "jpg")
-"""Of several columns that can hold images, one of these names is the one that is meant."""
+"""Of several columns that can hold images, one with such a name is taken."""
 
 _BYTES, _TEXTS = ("binary", "large_binary"), ("string", "large_string")
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))

@@ -1,7 +1,7 @@
 """Images in parquet files, as ``datasets`` and the Hub have them: an image struct and a label.
 
-Training reads images at random, by an index of the places of their bytes (``row_groups``). A row
-group is decoded as a whole, so a conversion reads images in order by pyarrow, one group at a time.
+Training reads images in random order, through an index of their offsets (``row_groups``). A
+conversion reads them in order by pyarrow, one row group after the other.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def open_parquet(
     """Open a split of the parquet files in a folder and below it, or a file, or a list in a file.
 
     Raises:
-        NoSplitError: there is none of that split.
+        NoSplitError: there is no such split.
         DataError: there are no parquet files, or they lie in several folders, or as
             ``ParquetStore`` and ``ListedStore``.
     """

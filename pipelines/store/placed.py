@@ -1,4 +1,4 @@
-"""Images whose places in files are known."""
+"""The base of stores whose images are ranges of files."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Row groups of parquet files: their images, and where in a file the bytes of each lie.
+"""Row groups of parquet files: their images in order, and an index of where each image lies.
 
-``datasets`` write images uncompressed, one after the other: their bytes are in the file as they
-are. So pyarrow reads every image once, and its bytes are looked for in the piece of the file that
-its row group has; where they are is kept in an index. No place is taken on trust, for it is one
-where these very bytes are.
+``datasets`` writes images uncompressed, one after the other. To build the index, pyarrow reads
+every image once, and its bytes are searched in the part of the file that holds its row group. So
+every offset in the index is one where the image's bytes were found.
 
-Compressed images are nowhere in the file. Up to some gigabytes they are unpacked once, into a file
-beside that index; more are refused, for a conversion makes something better of as much room.
+The bytes of compressed images are not in the file. Up to 8 GiB of them are unpacked once, into a
+file beside the index. More are refused: a conversion takes as much space.
 """
 
 from __future__ import annotations

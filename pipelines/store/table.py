@@ -1,4 +1,4 @@
-"""What data sets of tables, Arrow or parquet, have in common: labels, names, the stamp."""
+"""The base of Arrow and parquet data sets: labels, names and the stamp."""
 
 from __future__ import annotations
 
