@@ -304,7 +304,7 @@ TARGETS: dict[str, Target] = {
         _tars, "train.tar", lambda folder: all_of(open_store(folder / "train.tar", "train"))
     ),
     "tar index": Target(
-        _tar_index, "train.tar.index", lambda folder: load_index(folder / "train.tar.index", [])
+        _tar_index, "train.tar.index", lambda folder: load_index([folder / "train.tar.index"], [])
     ),
     "images": Target(_jpegs, "train/c0/0.jpg", _train),
     "jpeg kernels": Target(_jpegs, "train/c0/0.jpg", _crops),
