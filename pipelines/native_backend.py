@@ -8,10 +8,10 @@ own, and the photometric stage follows on the GPU.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ from .order import Order
 from .store import Store
 from .workers import closes_at_exit, made_ahead
 
+Made = TypeVar("Made")
+
 
 class NativeLoader(StoreLoader):
     """Batches by the engine.
@@ -41,7 +43,7 @@ class NativeLoader(StoreLoader):
         store: the images.
         order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
         workers: threads that decode and crop; -1 is one for each core of this rank.
-        prefetch: batches that are made ahead of the training step.
+        prefetch: batches that are made ahead of the training step; at least two are.
     """
 
     def __init__(
@@ -56,9 +58,10 @@ class NativeLoader(StoreLoader):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._prefetch, self._engine = prefetch, Engine(store, workers=workers)
+        self._submitted_ahead = _submitted_ahead(prefetch)
+        self._engine = Engine(store, workers=workers)
         self._slots: list[_Slot] = []
-        self._epoch: Generator[_CropBatch] | None = None
+        self._epoch: Generator[_Made] | None = None
         self._submitted: PendingBatch | None = None
         self._closed = False
         closes_at_exit(self)
@@ -67,8 +70,7 @@ class NativeLoader(StoreLoader):
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         on_cpu = self._device.type == "cpu"
         for step, made in enumerate(self._batches(number, skip, finished=on_cpu), skip):
-            assert made.params is not None
-            if made.stages:
+            if on_cpu:
                 views = in_views_order([stage.views() for stage in made.stages], self._augment)
                 yield self._with_views(made.index, made.params, views, number, step)
             else:
@@ -79,7 +81,6 @@ class NativeLoader(StoreLoader):
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
         """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
         for made in self._batches(number, skip, finished=False):
-            assert made.params is not None
             yield made.index, made.params, made.crops
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ class NativeLoader(StoreLoader):
                 slot.wait()
             self._slots.clear()
 
-    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[_CropBatch]:
+    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[_Made]:
         if self._closed:
             raise RuntimeError("this loader is closed")
         self._stop()
@@ -102,7 +103,9 @@ class NativeLoader(StoreLoader):
         steps = range(skip, self.steps)
         lookahead = Lookahead(self._store, partial(self._order.indices, number), steps)
         submit = partial(self._submit, number, finished, lookahead)
-        epoch = self._epoch = closes_at_exit(_completed(submit, steps, prefetch=self._prefetch))
+        epoch = self._epoch = closes_at_exit(
+            _completed(submit, steps, submitted_ahead=self._submitted_ahead)
+        )
         with contextlib.closing(epoch):
             for made in epoch:
                 take_over(made.crops, made.copied)
@@ -128,33 +131,30 @@ class NativeLoader(StoreLoader):
     def _close_epoch(self) -> None:
         """Stop reading; a batch that is waited for is an error."""
 
-    def _submit(self, epoch: int, finished: bool, lookahead: Lookahead, step: int) -> _CropBatch:
+    def _submit(
+        self, epoch: int, finished: bool, lookahead: Lookahead, step: int
+    ) -> tuple[PendingBatch, Callable[[], _Made]]:
         """Read a batch, draw its boxes and let the threads start with it."""
         lookahead.advance()
         index = self._order.indices(epoch, step)
         encoded = self._read(index)
         params = self._draw(epoch, step, encoded.size)
-        stages = stages_of(params, self._augment, self._dtype) if finished else ()
-        slot = None if finished else self._slots[step % len(self._slots)]
-        if slot is not None:
-            slot.wait()
-        pending = self._engine.submit(
-            encoded,
-            cut_views(params, self._augment),
-            list(self._augment.by_side),
-            crops=None if slot is None else slot.crops,
-            stages=stages,
-        )
-        self._submitted = pending
-        return _CropBatch(index, pending, params, stages, slot)
+        cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
+        if finished:
+            stages = stages_of(params, self._augment, self._dtype)
+            self._submitted = self._engine.submit(encoded, cuts, sides, stages=stages)
+            return self._submitted, lambda: _Made(index, params, stages)
+        slot = self._slots[step % len(self._slots)]
+        slot.wait()
+        self._submitted = self._engine.submit(encoded, cuts, sides, crops=slot.crops)
+        return self._submitted, lambda: _Made(index, params, (), *slot.copied())
 
     def _make_slots(self) -> list[_Slot]:
         """Allocate the buffers: one for each batch that threads or copies work on at once.
 
         On a CPU the caller has one more of them.
         """
-        gpu = self._device.type == "cuda"
-        count = self._prefetch + (1 if gpu else 2)
+        count = self._submitted_ahead + (1 if self._device.type == "cuda" else 2)
         return [_Slot(self._shapes, self._device) for _ in range(count)]
 
 
@@ -182,64 +182,69 @@ class _Slot:
             self.stream.synchronize()
 
 
-@dataclass(slots=True)
-class _CropBatch:
-    """A batch on its way."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A complete batch."""
 
     index: NDArray[np.int64]
     """(N,) positions of its images."""
-    pending: PendingBatch
-    params: ViewParams | None = None
-    """What was drawn for them; None for central crops."""
-    stages: Sequence[Stage] = ()
-    """Of each side, that hold the views; empty where crops are made."""
-    slot: _Slot | None = None
+    params: ViewParams
+    """Drawn for them."""
+    stages: Sequence[Stage]
+    """The views of each side; empty where crops are made."""
     crops: Crops = ()
-    """On the device, or on their way to it."""
+    """On the device, or on their way to it; empty where views are made."""
     copied: torch.cuda.Event | None = None
+    """After which the crops are on the device."""
 
-    def complete(self) -> None:
-        """Wait for the threads and send the crops to the device."""
-        with span("decode"):
-            self.pending.result()
-        if self.slot is not None:
-            self.crops, self.copied = self.slot.copied()
+
+def _submitted_ahead(prefetch: int) -> int:
+    """Return how many batches are submitted beyond the one that is completed ahead."""
+    return max(1, prefetch - 1)
 
 
 def _completed(
-    submit: Callable[[int], _CropBatch], steps: Sequence[int], *, prefetch: int
-) -> Generator[_CropBatch]:
+    submit: Callable[[int], tuple[PendingBatch, Callable[[], Made]]],
+    steps: Sequence[int],
+    *,
+    submitted_ahead: int,
+) -> Generator[Made]:
     """Yield batches in order: one thread submits them, and another one completes them.
 
-    A batch is submitted once the one ``prefetch + 1`` before it is complete, so that as many slots
-    are enough. When the generator is closed, nothing writes to the batches' memory any more.
+    A batch is submitted once the one ``submitted_ahead + 1`` before it is complete and the one
+    before that is no longer used. When the generator is closed, nothing writes to the batches'
+    memory any more.
 
     Args:
-        submit: starts with the batch of a step.
+        submit: starts with the batch of a step; returns it and a function that is called when it
+            is complete, whose result is yielded.
         steps: of the epoch.
-        prefetch: batches that are submitted ahead.
+        submitted_ahead: batches that are submitted beyond the one that is completed ahead.
     """
-    pending: deque[PendingBatch] = deque(maxlen=prefetch + 2)
+    running: set[PendingBatch] = set()
 
-    def start(step: int) -> _CropBatch | Exception:
+    def start(step: int) -> tuple[PendingBatch, Callable[[], Made]] | Exception:
         try:
-            batch = submit(step)
+            pending, finish = submit(step)
         except Exception as error:  # a value, so that the batches before it go first
             return error
-        pending.append(batch.pending)
-        return batch
+        running.add(pending)
+        return pending, finish
 
-    def complete(batch: _CropBatch | Exception) -> _CropBatch:
-        if isinstance(batch, Exception):
-            raise batch
-        batch.complete()
-        return batch
+    def complete(started: tuple[PendingBatch, Callable[[], Made]] | Exception) -> Made:
+        if isinstance(started, Exception):
+            raise started
+        pending, finish = started
+        with span("decode"):
+            pending.result()
+        running.discard(pending)  # it keeps encoded images
+        return finish()
 
     def cancel() -> None:
-        while pending:
-            pending.popleft().cancel()
+        for pending in tuple(running):
+            pending.cancel()
 
-    submitted = made_ahead(start, steps, count=prefetch)
+    submitted = made_ahead(start, steps, count=submitted_ahead)
     completed = made_ahead(complete, submitted, count=1)
     try:
         # "yield from" would close it first and wait for work that is to be cancelled.
@@ -276,17 +281,19 @@ def central_crops(
     engine = Engine(store, workers=workers)
     lookahead = Lookahead(store, batches.__getitem__, range(len(batches)))
 
-    def submit(number: int) -> _CropBatch:
+    def submit(
+        number: int,
+    ) -> tuple[PendingBatch, Callable[[], tuple[Crops, torch.cuda.Event | None]]]:
         lookahead.advance()
         index = batches[number]
         encoded = engine.read(index)
         slot = _Slot([(1, len(index), side, side, 3)], device)
         cuts = cut_centres(encoded.size, resize=resize, side=side)
-        pending = engine.submit(encoded, [cuts], [side], crops=slot.crops)
-        return _CropBatch(index, pending, slot=slot)
+        return engine.submit(encoded, [cuts], [side], crops=slot.crops), slot.copied
 
-    epoch = _completed(submit, range(len(batches)), prefetch=prefetch)
+    ahead = _submitted_ahead(prefetch)
+    epoch = _completed(submit, range(len(batches)), submitted_ahead=ahead)
     with contextlib.closing(engine), contextlib.closing(epoch):
-        for made in epoch:
-            take_over(made.crops, made.copied)
-            yield made.crops[0][0]
+        for crops, copied in epoch:
+            take_over(crops, copied)
+            yield crops[0][0]

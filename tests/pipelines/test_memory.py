@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.memory_backend import Pixels
 from fastsiam.pipelines.store.probe import without_warnings
+from fastsiam.views.batch import CropLoader
 from tests.pipelines.cases import WITH_IMAGES, build, readable
 from tests.processes import Forked
 from tests.sources import folder_members, tar
@@ -131,6 +133,21 @@ _SLACK = 2**29
 def test_memory_for_huge_images_is_bounded(name: str, tmp_path: Path) -> None:
     root = readable(name, photographs(tmp_path / "huge", 10, width=12_000, height=9_000))
     assert growth(one_epoch, name, str(root)) <= BOUND[name] + _SLACK
+
+
+def one_epoch_of_crops(root: str) -> None:
+    loader = build("native", Path(root), batch=256, augment=AugmentConfig(), workers=WORKERS)
+    assert isinstance(loader, CropLoader)
+    assert sum(1 for _ in loader.crops(0)) == 6
+    loader.close()
+
+
+@pytest.mark.alone
+def test_crops_of_three_batches_are_kept(tmp_path: Path) -> None:
+    """The caller's, one that is complete or nearly so, and one that is begun."""
+    root = photographs(tmp_path / "photos", 6 * 256, width=200, height=200)
+    batch = 256 * 2 * 224 * 224 * 3
+    assert 3 * batch <= growth(one_epoch_of_crops, str(root)) <= 3.5 * batch
 
 
 def test_places_of_bad_images_are_closed(images: Path) -> None:
