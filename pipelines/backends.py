@@ -63,8 +63,6 @@ class Backend:
     """How many images an epoch of noise has; None if it reads real ones."""
     crops: bool = True
     """Its loaders yield uint8 crops too: see ``fastsiam.views.batch.CropLoader``."""
-    processes: bool = False
-    """Its workers are processes that stay, not threads."""
     resident: bool = False
     """It decodes once and keeps all images on the device: they must fit there."""
     decoder: str | None = None
@@ -167,20 +165,6 @@ class Backend:
             )
             return make
 
-    def made_ahead(self, data: DataConfig, augment: AugmentConfig, batch: int) -> int:
-        """Return how many batches a rank makes ahead of the one that is trained on.
-
-        Args:
-            data: the pipeline's settings.
-            augment: for the size of a batch in shared memory.
-            batch: images in a batch of this rank.
-        """
-        if self.processes:
-            from .loader_processes import batches_ahead  # loads torch
-
-            return batches_ahead(augment, batch, workers=data.workers)
-        return data.prefetch + 1 if "prefetch" in self.settings else 0
-
     def readiness(self, device: str) -> str:
         """Say whether it can run here, and what it does.
 
@@ -251,7 +235,6 @@ _ROWS = (
         about="PIL in worker processes, training on the {device}",
         settings=("workers",),
         crops=False,
-        processes=True,
         decoder="PIL",
     ),
     Backend(

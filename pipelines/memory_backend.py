@@ -138,7 +138,8 @@ class Pixels:
         self.size[wanted] = _sizes(store, headers, wanted, threads)
         self.refused: dict[int, ImageError] = {}
         """Of each image without pixels, why."""
-        self.start, used = self._places()
+        end = np.cumsum(3 * self.size.prod(1))
+        self.start, used = end - 3 * self.size.prod(1), int(end[-1])
         """(images of the store,) where each begins in ``flat``."""
         each = _BYTES_PER_PIXEL * int(self.size.prod(1).max(initial=1))
         beside = (LOADING_PEAK - 1) / 2 * used  # half: formats such as 16 bits take twice `each`
@@ -171,13 +172,6 @@ class Pixels:
         stretches = np.split(wanted, np.flatnonzero(np.diff(place)) + 1)
         for refused in _each(decode, store, stretches, threads, "decoding images"):
             self.refused |= {error.index: error for error in refused}
-        if self.refused:
-            self._close_gaps()
-
-    def _places(self) -> tuple[NDArray[np.int64], int]:
-        """Return where each image begins, and how many bytes all take."""
-        end = np.cumsum(3 * self.size.prod(1))
-        return end - 3 * self.size.prod(1), int(end[-1])
 
     def _put(self, store: Store, index: int, pixels: NDArray[np.uint8]) -> None:
         """Copy an image into its place."""
@@ -190,15 +184,6 @@ class Pixels:
             target.numpy()[:] = pixels.reshape(-1)  # torch would start threads in each thread
         else:
             target.copy_(torch.from_numpy(np.require(pixels.reshape(-1), requirements="W")))
-
-    def _close_gaps(self) -> None:
-        """Move the pixels down over the places of images that have none."""
-        start, used = self._places()
-        for index in np.flatnonzero(start < self.start).tolist():
-            length = 3 * int(self.size[index].prod())
-            own = self.flat[self.start[index] :][:length].clone()  # the places may overlap
-            self.flat[start[index] :][:length] = own
-        self.start, self.flat = start, self.flat[:used]
 
 
 def _sizes(
