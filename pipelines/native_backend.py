@@ -1,8 +1,8 @@
-"""Batches from any store by compiled code in threads: nothing beyond ``pip install fastsiam``.
+"""The native pipeline: batches of any store by the engine, without optional packages.
 
-There are no worker processes, hence no fork and no shared memory. On a CPU the threads finish the
-views. For a GPU they make uint8 crops in pinned buffers that rotate; copies run on streams of their
-own, and the photometric stage follows on the GPU.
+It uses threads only, so it needs no fork and no shared memory. On a CPU the threads finish the
+views. For a GPU they write uint8 crops to a ring of pinned buffers, which are copied on separate
+streams, and the photometric stage runs on the GPU.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .order import Order
 from .store import Store
 from .workers import closes_at_exit, made_ahead
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 
 class NativeLoader(StoreLoader):
-    """Batches by the engine.
+    """The loader of the native pipeline; see ``fastsiam.views.batch.CropLoader``.
 
     Args:
         store: the images.
         order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
-        workers: threads that decode and crop; -1 is one for each core of this rank.
-        prefetch: batches that are made ahead of the training step; at least two are.
+        workers: threads that decode and crop; -1 means one per core of this rank.
+        prefetch: batches that are made ahead of the training step, at least two.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class NativeLoader(StoreLoader):
         self._submitted_ahead = _submitted_ahead(prefetch)
         self._engine = Engine(store, workers=workers)
         self._slots: list[_Slot] = []
-        self._epoch: Generator[_Made] | None = None
+        self._epoch: Generator[_LoadedBatch] | None = None
         self._submitted: PendingBatch | None = None
         self._closed = False
         closes_at_exit(self)
@@ -79,7 +79,7 @@ class NativeLoader(StoreLoader):
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
+        """Yield the uint8 crops of each batch; see ``fastsiam.views.batch.CropLoader``."""
         for made in self._batches(number, skip, finished=False):
             yield made.index, made.params, made.crops
 
@@ -93,7 +93,7 @@ class NativeLoader(StoreLoader):
                 slot.wait()
             self._slots.clear()
 
-    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[_Made]:
+    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[_LoadedBatch]:
         if self._closed:
             raise RuntimeError("this loader is closed")
         self._stop()
@@ -122,19 +122,19 @@ class NativeLoader(StoreLoader):
             self._epoch = self._submitted = None
 
     def _open_epoch(self, number: int, skip: int) -> None:
-        """Prepare to read the batches of an epoch from step ``skip`` on."""
+        """Prepare to read the batches of an epoch from step ``skip`` on; a hook for subclasses."""
 
     def _read(self, index: NDArray[np.int64]) -> EncodedBatch:
         """Read the next batch of the epoch."""
         return self._engine.read(index)
 
     def _close_epoch(self) -> None:
-        """Stop reading; a batch that is waited for is an error."""
+        """Stop reading; a read that is waiting raises an error. A hook for subclasses."""
 
     def _submit(
         self, epoch: int, finished: bool, lookahead: Lookahead, step: int
-    ) -> tuple[PendingBatch, Callable[[], _Made]]:
-        """Read a batch, draw its boxes and let the threads start with it."""
+    ) -> tuple[PendingBatch, Callable[[], _LoadedBatch]]:
+        """Read a batch, draw its boxes and submit it; see ``_completed``."""
         lookahead.advance()
         index = self._order.indices(epoch, step)
         encoded = self._read(index)
@@ -143,23 +143,23 @@ class NativeLoader(StoreLoader):
         if finished:
             stages = stages_of(params, self._augment, self._dtype)
             self._submitted = self._engine.submit(encoded, cuts, sides, stages=stages)
-            return self._submitted, lambda: _Made(index, params, stages)
+            return self._submitted, lambda: _LoadedBatch(index, params, stages)
         slot = self._slots[step % len(self._slots)]
         slot.wait()
         self._submitted = self._engine.submit(encoded, cuts, sides, crops=slot.crops)
-        return self._submitted, lambda: _Made(index, params, (), *slot.copied())
+        return self._submitted, lambda: _LoadedBatch(index, params, (), *slot.copied())
 
     def _make_slots(self) -> list[_Slot]:
-        """Allocate the buffers: one for each batch that threads or copies work on at once.
+        """Allocate a buffer for each batch that is in progress, and one for the caller's on a CPU.
 
-        On a CPU the caller has one more of them.
+        On a GPU the caller's batch lies on the device.
         """
         count = self._submitted_ahead + (1 if self._device.type == "cuda" else 2)
         return [_Slot(self._shapes, self._device) for _ in range(count)]
 
 
 class _Slot:
-    """Memory for the crops of a batch, and the stream that copies it to a GPU."""
+    """Host memory for the crops of a batch, and the stream that copies them to a GPU."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -169,7 +169,7 @@ class _Slot:
         self.stream, self._device = copy_stream(device), device
 
     def copied(self) -> tuple[Crops, torch.cuda.Event | None]:
-        """Start to copy the crops to the device; return them and when they are whole there."""
+        """Start copying the crops to the device; return them and the event that ends the copy."""
         if self.stream is None:
             return self.crops, None
         with span("copy"), torch.cuda.stream(self.stream):
@@ -177,67 +177,66 @@ class _Slot:
         return crops, self.stream.record_event()
 
     def wait(self) -> None:
-        """Wait until no copy reads the memory any more."""
+        """Wait until no copy reads the memory."""
         if self.stream is not None:
             self.stream.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A complete batch."""
+class _LoadedBatch:
+    """A batch whose crops or views are complete."""
 
     index: NDArray[np.int64]
     """(N,) positions of its images."""
     params: ViewParams
-    """Drawn for them."""
+    """Their augmentation parameters."""
     stages: Sequence[Stage]
-    """The views of each side; empty where crops are made."""
+    """Stages that hold the views of each side; empty if crops were made."""
     crops: Crops = ()
-    """On the device, or on their way to it; empty where views are made."""
+    """Crops on the device; empty if views were made."""
     copied: torch.cuda.Event | None = None
-    """After which the crops are on the device."""
+    """Event after which the crops are complete there; None if they are complete."""
 
 
 def _submitted_ahead(prefetch: int) -> int:
-    """Return how many batches are submitted beyond the one that is completed ahead."""
+    """Return how many batches to submit beyond the one that is completed ahead."""
     return max(1, prefetch - 1)
 
 
 def _completed(
-    submit: Callable[[int], tuple[PendingBatch, Callable[[], Made]]],
+    submit: Callable[[int], tuple[PendingBatch, Callable[[], Result]]],
     steps: Sequence[int],
     *,
     submitted_ahead: int,
-) -> Generator[Made]:
-    """Yield batches in order: one thread submits them, and another one completes them.
+) -> Generator[Result]:
+    """Yield the results of batches in order; one thread submits them, another one waits for them.
 
-    A batch is submitted once the one ``submitted_ahead + 1`` before it is complete and the one
-    before that is no longer used. When the generator is closed, nothing writes to the batches'
-    memory any more.
+    Batch ``k`` is submitted after batch ``k - submitted_ahead - 1`` is complete and the caller has
+    asked for it. When the generator is closed, no thread writes to the batches' memory.
 
     Args:
-        submit: starts with the batch of a step; returns it and a function that is called when it
-            is complete, whose result is yielded.
-        steps: of the epoch.
-        submitted_ahead: batches that are submitted beyond the one that is completed ahead.
+        submit: submits the batch of a step; returns it, and a function that returns the result once
+            the batch is complete.
+        steps: steps of the epoch, in order.
+        submitted_ahead: batches to submit beyond the one that is completed ahead.
     """
     running: set[PendingBatch] = set()
 
-    def start(step: int) -> tuple[PendingBatch, Callable[[], Made]] | Exception:
+    def start(step: int) -> tuple[PendingBatch, Callable[[], Result]] | Exception:
         try:
             pending, finish = submit(step)
-        except Exception as error:  # a value, so that the batches before it go first
+        except Exception as error:  # raised in its turn, after the batches before it
             return error
         running.add(pending)
         return pending, finish
 
-    def complete(started: tuple[PendingBatch, Callable[[], Made]] | Exception) -> Made:
+    def complete(started: tuple[PendingBatch, Callable[[], Result]] | Exception) -> Result:
         if isinstance(started, Exception):
             raise started
         pending, finish = started
         with span("decode"):
             pending.result()
-        running.discard(pending)  # it keeps encoded images
+        running.discard(pending)  # frees the encoded images
         return finish()
 
     def cancel() -> None:
@@ -254,7 +253,7 @@ def _completed(
         cancel()
         completed.close()
         submitted.close()
-        cancel()  # what was submitted meanwhile
+        cancel()  # batches that were submitted meanwhile
 
 
 def central_crops(
@@ -271,12 +270,12 @@ def central_crops(
 
     Args:
         store: the images.
-        batches: the images of each.
-        resize: shorter side before the crop is taken, in pixels.
-        side: of the crops, in pixels.
-        workers: threads that decode and crop; -1 is one for each core of this rank.
+        batches: positions of each batch's images.
+        resize: shorter side of an image before the crop is taken, in pixels.
+        side: side of the crops, in pixels.
+        workers: as for ``NativeLoader``, as is ``prefetch``.
         prefetch: batches that are made ahead.
-        device: where they will go; the crops lie in memory from which a GPU can copy them.
+        device: device of the crops.
     """
     engine = Engine(store, workers=workers)
     lookahead = Lookahead(store, batches.__getitem__, range(len(batches)))
