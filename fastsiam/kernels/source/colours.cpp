@@ -1,5 +1,6 @@
-#include "colours.h"
+// The colour operations.
 
+#include "photometric.h"
 #include "simd.h"
 
 namespace fastsiam {

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "layout.h"
+#include "photometric.h"
 
 #if defined(__linux__)
 #include <sys/syscall.h>

@@ -1,5 +1,6 @@
-#include "layout.h"
+// Between interleaved pixels and planes, and from planes to normalised views.
 
+#include "photometric.h"
 #include "simd.h"
 
 namespace fastsiam {
