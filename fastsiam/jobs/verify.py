@@ -90,7 +90,7 @@ class Recorded:
     @property
     def _count(self) -> int:
         store = self.images.store
-        return len(store) if store is not None else BACKENDS[CEILING].made_up or 0
+        return len(store) if store is not None else BACKENDS[CEILING].noise_images or 0
 
 
 def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
