@@ -119,7 +119,8 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     # Consent to changed data is given for once.
     config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
-    count = backend_of(config.data).made_up or 0 if images.store is None else len(images.store)
+    store, noise = images.store, backend_of(config.data).noise_images
+    count = len(store) if store is not None else noise or 0
     if start is not None:
         start.check_images(count)
         start = images.with_rows(start)
