@@ -10,9 +10,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from fastsiam.cli.help import Commands
-from fastsiam.cli.options import picture_path, settings_command, use_run
+from fastsiam.cli.options import picture_path, settings_command
 from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
-from fastsiam.config.flags import augment_from_flags, section_flags
+from fastsiam.config.flags import augment_from_flags, sections
 from fastsiam.files import write_json
 
 app = Commands()
@@ -26,7 +26,6 @@ def views(
         str,
         typer.Option(
             is_eager=True,
-            callback=use_run,
             help="Run, or a checkpoint of one, whose data and augmentation are shown.",
         ),
     ] = "",
@@ -82,7 +81,7 @@ _SHOWN = {
     "exif",
     "alpha",
     "seed",
-    *(flag.name for flag in section_flags()["augment"]),
+    *(one.name for one in sections()["augment"]),
 }
 app.command()(settings_command(views, options=_SHOWN, build=_seen))
 

@@ -6,6 +6,7 @@ their flags' names, and may name a recipe on top. A run's ``config.json`` is rea
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -16,10 +17,11 @@ from fastsiam.errors import FastSiamError, in_a_line
 from fastsiam.files import explained, parsed_json
 
 from .checks import or_nearest, require
-from .flags import Flag, section_flags, to_flags, unknown_method
+from .flags import is_of_a_view, sections, to_flags, train_settings, unknown_method
 from .methods import METHOD_CONFIGS
 from .plain import from_plain
 from .recipes import RECIPES
+from .setting import Setting
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
@@ -78,6 +80,26 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
         return _of_a_file(content, str(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def assigned(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the settings that ``--set`` gives, as ``NAME=VALUE`` with values as in a TOML file.
+
+    Raises:
+        ValueError: there is no such setting, or it has no such value.
+    """
+    known, found = {one.name: one for one in train_settings()}, {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        require(bool(equals), f"--set takes NAME=VALUE, not {text!r}")
+        require(name in known, or_nearest(f"unknown setting {in_a_line(name)}", name, known))
+        read: Any = value.strip()
+        if known[name].kind is not str:
+            with contextlib.suppress(tomllib.TOMLDecodeError):  # a word without quotes
+                read = tomllib.loads(f"x = {value}")["x"]
+        found[name] = _value(known[name], read, known[name].flag)
+    return found
 
 
 def run_folder(path: Path) -> Path | None:
@@ -150,14 +172,14 @@ def _of_a_run(content: dict[str, Any], source: str) -> Settings:
 def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     recipe = content.pop("recipe", "")
     require(not recipe or (isinstance(recipe, str) and recipe in RECIPES), _unknown_recipe(recipe))
-    known: dict[str, Flag] = {}
-    for section, flags in section_flags().items():
-        for flag in flags:  # of a name that several methods have the first, as in train_flags
-            known.setdefault(f"{section}.{flag.name}", flag)
+    known: dict[str, Setting] = {}
+    for section, settings in sections().items():
+        for one in settings:  # of a name that several methods have the first, as in train_settings
+            known.setdefault(f"{section}.{one.name}", one)
     found: dict[str, Any] = {}
     for section, values in content.items():
-        if section not in section_flags():
-            what = "setting" if any(section == flag.name for flag in known.values()) else "section"
+        if section not in sections():
+            what = "setting" if any(section == one.name for one in known.values()) else "section"
             raise ValueError(_unknown(what, in_a_line(section), known))
         require(isinstance(values, dict), f"{section} must be a table of settings, not {values!r}")
         for key, value in values.items():
@@ -172,24 +194,23 @@ def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     return Settings(source=source, recipe=recipe, flags=found)
 
 
-def _value(flag: Flag, value: Any, dotted: str) -> Any:
+def _value(setting: Setting, value: Any, dotted: str) -> Any:
     """Check the type of a setting's value; of a setting of the views, of each one's."""
-    if not flag.for_each_view:
-        return from_plain(flag.kind, value, where=dotted)
+    if not is_of_a_view(setting):
+        return from_plain(setting.kind, value, where=dotted)
     if isinstance(value, str):
         return value  # a,b as on the command line
     each = value if isinstance(value, list) else [value]
-    return ",".join(str(from_plain(flag.kind, one, where=dotted)) for one in each)
+    return ",".join(str(from_plain(setting.kind, one, where=dotted)) for one in each)
 
 
-def _unknown(what: str, name: str, known: Mapping[str, Flag]) -> str:
+def _unknown(what: str, name: str, known: Mapping[str, Setting]) -> str:
     """Refuse a name: suggest the same one in another section, else the nearest."""
     refusal = f"unknown {what} {name}"
-    if same := [other for other, flag in known.items() if flag.name == name.rpartition(".")[2]]:
+    if same := [other for other, one in known.items() if one.name == name.rpartition(".")[2]]:
         return f"{refusal}; did you mean {same[0]}?"
-    sections = section_flags()
     if what == "section":
-        return or_nearest(f"{refusal}; there are {', '.join(sections)}", name, sections)
+        return or_nearest(f"{refusal}; there are {', '.join(sections())}", name, sections())
     return or_nearest(refusal, name, known)
 
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from .flags import flags_by_section, section_flags
+from .flags import flags_by_section, is_of_a_method, sections
 from .methods import MethodConfig
 from .train import TrainConfig
 
@@ -25,18 +25,18 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
 
 def _section(section: str, values: dict[str, Any], method: type[MethodConfig]) -> Iterator[str]:
     above = ""
-    for flag in section_flags()[section]:
-        if issubclass(flag.owner, MethodConfig) and flag.owner is not method:
+    for one in sections()[section]:
+        if is_of_a_method(one) and one.owner is not method:
             continue
-        if flag.heading != above:
-            yield from ["", "", *_comment(flag.heading)]
+        if one.section != above:
+            yield from ["", "", *_comment(one.section)]
         if not above:
             yield f"[{section}]"
-        above = flag.heading
-        yield from ["", *_comment(flag.help)]
-        value = values[flag.name]
+        above = one.section
+        yield from ["", *_comment(one.help)]
+        value = values[one.name]
         # TOML has no word for nothing: a setting that is left out has its default.
-        yield f"# {flag.name} =" if value is None else f"{flag.name} = {_literal(value)}"
+        yield f"# {one.name} =" if value is None else f"{one.name} = {_literal(value)}"
 
 
 def _literal(value: Any) -> str:
