@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +11,8 @@ import typer
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
 from fastsiam.bench.lightly import require_lightly
-from fastsiam.cli.help import Commands, Group
-from fastsiam.cli.options import command_of, settings_command
+from fastsiam.cli.help import Group
+from fastsiam.cli.options import Commands
 from fastsiam.config import PipelineSetting, TrainConfig
 
 
@@ -33,8 +32,8 @@ app = Commands(
 )
 
 
-def _measure(case: Case) -> Callable[..., None]:
-    """Return the command that measures a case."""
+def _add(case: Case) -> None:
+    """Add the command that measures a case."""
 
     def measure(config: BenchConfig) -> None:
         from fastsiam.bench.suite import run
@@ -42,11 +41,11 @@ def _measure(case: Case) -> Callable[..., None]:
         run(case.name, config)
 
     measure.__doc__ = case.help
-    return command_of(measure, BenchConfig, options=case.options)
+    app.command(case.name, options=case.options)(measure)
 
 
 for _case in CASES.values():
-    app.command(_case.name)(_measure(_case))
+    _add(_case)
 
 
 @app.command()
@@ -99,6 +98,7 @@ def profile(
     print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
 
 
+@app.command("lightly")
 def _lightly(recipe: str, config: TrainConfig) -> None:
     """Train a method by lightly's parts, transform and loader, with the settings of a run of ours.
 
@@ -113,9 +113,7 @@ def _lightly(recipe: str, config: TrainConfig) -> None:
     print(json.dumps(train(config, recipe)))
 
 
-app.command("lightly")(settings_command(_lightly))
-
-
+@app.command("gpu")
 def _gpu(config: GpuConfig) -> None:
     """Do all that a GPU is wanted for, the most telling first, in the minutes given; go on later.
 
@@ -127,9 +125,7 @@ def _gpu(config: GpuConfig) -> None:
     print(f"wrote {run(config)}")
 
 
-app.command("gpu")(command_of(_gpu, GpuConfig))
-
-
+@app.command("soak")
 def _soak(config: SoakConfig) -> None:
     """Hurt runs for hours: kills, full disks, damaged files; hold them to undisturbed ones.
 
@@ -139,9 +135,6 @@ def _soak(config: SoakConfig) -> None:
     from fastsiam.bench.soak.campaign import soak
 
     print(f"wrote {soak(config)}")
-
-
-app.command("soak")(command_of(_soak, SoakConfig))
 
 
 @app.command()

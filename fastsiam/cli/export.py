@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fastsiam.cli.help import Commands
+from fastsiam.cli.options import Commands
 
 app = Commands()
 

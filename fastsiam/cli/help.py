@@ -6,7 +6,6 @@ Typer keeps an option's section in its ``rich_help_panel``, which only its Rich 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -109,16 +108,3 @@ class Group(typer.core.TyperGroup):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-
-class Commands(typer.Typer):
-    """A Typer app whose help is this module's."""
-
-    def __init__(self, *, cls: type[Group] = Group, **how: Any) -> None:
-        super().__init__(cls=cls, **how)
-
-    def command(  # type: ignore[override]
-        self, name: str | None = None
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator of a command."""
-        return super().command(name, cls=Command)

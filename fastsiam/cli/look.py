@@ -9,8 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import picture_path, settings_command
+from fastsiam.cli.options import Commands, picture_path
 from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
 from fastsiam.config.flags import augment_from_flags, sections
 from fastsiam.files import write_json
@@ -18,9 +17,27 @@ from fastsiam.files import write_json
 app = Commands()
 
 
+def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
+    """Build what decides how an image is seen: data, augmentation and seed."""
+    data = DataConfig(**{f.name: flags[f.name] for f in fields(DataConfig)})
+    return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
+
+
+_SHOWN = {
+    "data",
+    "image_column",
+    "label_column",
+    "exif",
+    "alpha",
+    "seed",
+    *(one.name for one in sections()["augment"]),
+}
+
+
+@app.command(options=_SHOWN, build=_seen)
 def views(
     recipe: str,
-    seen: tuple[DataConfig, AugmentConfig, int],
+    config: tuple[DataConfig, AugmentConfig, int],
     *,
     run: Annotated[
         str,
@@ -51,7 +68,7 @@ def views(
     from fastsiam.report.pictures import save_picture
 
     out = picture_path(out)
-    data, augment, seed = seen
+    data, augment, seed = config
     names = (pipeline or (data.pipeline if run else "auto")).split(",")
     try:
         settings = [cast("PipelineSetting", name) for name in names]
@@ -66,24 +83,6 @@ def views(
     )
     if json_file:
         write_json(json_file, record)
-
-
-def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
-    """Build what decides how an image is seen: data, augmentation and seed."""
-    data = DataConfig(**{f.name: flags[f.name] for f in fields(DataConfig)})
-    return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
-
-
-_SHOWN = {
-    "data",
-    "image_column",
-    "label_column",
-    "exif",
-    "alpha",
-    "seed",
-    *(one.name for one in sections()["augment"]),
-}
-app.command()(settings_command(views, options=_SHOWN, build=_seen))
 
 
 @app.command()

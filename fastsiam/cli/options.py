@@ -5,21 +5,21 @@ An option that is not given is None. ``in_force`` says which value its setting h
 
 Typer reads a command's options from the signature of its function, and each version of Typer has
 another constructor of options. A function's ``__signature__`` (PEP 362) is what they all read, so
-``_with_options`` sets it: the one place that does.
+``with_options`` sets it: the one place that does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
-from fastsiam.cli.help import show_all
+from fastsiam.cli.help import Command, Group, show_all
 from fastsiam.config.files import (
     Settings,
     assigned,
@@ -36,7 +36,7 @@ from fastsiam.config.flags import (
     train_settings,
 )
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.setting import Setting, settings_of
+from fastsiam.config.setting import Config, Setting, settings_of
 
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
@@ -46,96 +46,99 @@ _READ_FIRST = "method", "resume"
 """Options that ``--help`` behind them shows the defaults of."""
 
 
-def settings_command(
+class Commands(typer.Typer):
+    """A Typer app whose commands may take settings, and whose help is ``fastsiam.cli.help``'s."""
+
+    def __init__(self, *, cls: type[Group] = Group, **how: Any) -> None:
+        super().__init__(cls=cls, **how)
+
+    def command(  # type: ignore[override]
+        self,
+        name: str | None = None,
+        *,
+        options: Collection[str] | None = None,
+        build: Callable[[Mapping[str, Any]], Any] = from_flags,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return the decorator of a command; the arguments are those of ``with_options``."""
+
+        def added(run: Callable[..., Any]) -> Callable[..., Any]:
+            command = with_options(run, options=options, build=build)
+            super(Commands, self).command(name, cls=Command)(command)
+            return run
+
+        return added
+
+
+def with_options(
     run: Callable[..., None],
     *,
     options: Collection[str] | None = None,
     build: Callable[[Mapping[str, Any]], Any] = from_flags,
-    beside: type | None = None,
 ) -> Callable[..., None]:
-    """Turn ``run(recipe, config)`` into a Typer command with options for a training run's settings.
+    """Return a Typer command with options for the settings that a function takes.
 
-    A value that the config refuses is a usage error (exit code 2).
+    A parameter that is a ``Config`` becomes an option for each of its settings. If there is one
+    named ``recipe``, without a default, ``config`` is that of a training run, and its settings come
+    from recipe, method, run and file where no flag gives them. Values that are refused are usage
+    errors (exit code 2).
 
     Args:
-        run: the command; parameters of its own beside the two become options as in any command.
+        run: the function; its other parameters are options as in any command.
         options: names of the settings that there are options for; by default all.
-        build: makes the config out of every setting's value.
-        beside: a ``Config`` beside these; then it is ``run(recipe, config, beside)``.
+        build: makes ``config`` out of all settings of a training run.
     """
     hints = get_type_hints(run, include_extras=True)
+    parameters = [*inspect.signature(run).parameters.values()]
+    of_a_run = any(x.name == "recipe" and x.default is x.empty for x in parameters)
+    groups = {
+        name: hint
+        for name, hint in hints.items()
+        if _is_config(hint) and not (of_a_run and name == "config")
+    }
+    if not groups and not of_a_run:
+        return run
+    settings = {name: [*settings_of(group).values()] for name, group in groups.items()}
+    if of_a_run:
+        settings["config"] = train_settings()
+    for name, found in settings.items():
+        settings[name] = [x for x in found if x.option and (options is None or x.name in options)]
     own = [
         x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name])
-        for x in [*inspect.signature(run).parameters.values()][2 if beside is None else 3 :]
+        for x in parameters
+        if x.name not in {*settings, "recipe"}
     ]
-    settings = [
-        one for one in train_settings() if one.option and (options is None or one.name in options)
-    ]
-    others = [] if beside is None else [*settings_of(beside).values()]
 
     def command(**given: Any) -> None:
-        chosen = {x.name: given.pop(x.name) for x in own}
+        values = {x.name: given.pop(x.name) for x in own}
         with usage_errors():
             given = _given(given)
-            found = in_force(given | {"run": chosen.get("run")})
-        changed = {one.name: given[one.name] for one in train_settings() if one.name in given}
+            found = in_force(given | {"run": values.get("run")}) if of_a_run else Settings()
         with usage_errors(found.source):
-            built = [build({**found.flags, **changed})]
-            if beside is not None:
-                built.append(beside(**{x.name: given[x.name] for x in others if x.name in given}))
-        run(found.recipe, *built, **chosen)
+            for name, group in groups.items():
+                values[name] = group(**_only(given, settings[name]))
+            if of_a_run:
+                flags = {**found.flags, **_only(given, train_settings())}
+                values |= {"recipe": found.recipe, "config": build(flags)}
+        run(**values)
 
     def notes(given: Mapping[str, Any]) -> dict[str, str]:
         with usage_errors():
-            found = in_force(_given(given))
-        values = {one.name: found.flags.get(one.name, one.default) for one in settings}
-        values |= {one.name: one.default for one in others}
-        of_recipe = {"recipe": f"default: {found.recipe}"}
-        return of_recipe | {one.name: _note(one, values[one.name]) for one in [*others, *settings]}
+            found = in_force(_given(given)) if of_a_run else Settings()
+        each = [one for group in settings.values() for one in group]
+        texts = {one.name: _note(one, found.flags.get(one.name, one.default)) for one in each}
+        return texts | ({"recipe": f"default: {found.recipe}"} if of_a_run else {})
 
-    parameters = [
-        *_sources(),
-        *own,
-        *(_option(one, section=None) for one in others),
-        *(_option(one, section=one.section) for one in settings),
-        *([] if options else [_help_all()]),
-    ]
-    return _with_options(command, run, parameters, notes)
-
-
-def command_of(
-    run: Callable[..., None],
-    cls: type,
-    *,
-    options: Collection[str] | None = None,
-    argument: tuple[str, str] | None = None,
-    kind: Any = Path,
-) -> Callable[..., None]:
-    """Turn ``run(config)`` into a Typer command with one option for each setting of a ``Config``.
-
-    Args:
-        run: the command.
-        cls: of the config; options are in sections if it inherits some.
-        options: names of the settings that the command has options for; by default all.
-        argument: name and help of what stands without a flag; then it is ``run(argument,
-            config)``.
-        kind: type of the argument.
-    """
-    settings = [one for one in settings_of(cls).values() if options is None or one.name in options]
-    several = len({one.section for one in settings}) > 1
-
-    def command(**given: Any) -> None:
-        own = [given.pop(argument[0])] if argument else []
-        with usage_errors():
-            config = cls(**_given(given))
-        run(*own, config)
-
-    parameters = [_option(one, section=one.section if several else None) for one in settings]
-    if argument:
-        name, text = argument
-        parameters.insert(0, _parameter(name, kind, typer.Argument(help=text)))
-    notes = {one.name: _note(one, one.default) for one in settings}
-    return _with_options(command, run, parameters, lambda given: notes)
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *(_sources() if of_a_run else []),
+            *own,
+            *(option for group in settings.values() for option in _options(group, of_a_run)),
+            *([_help_all()] if of_a_run and options is None else []),
+        ]
+    )
+    command.notes = notes  # type: ignore[attr-defined]
+    return command
 
 
 def in_force(given: Mapping[str, Any]) -> Settings:
@@ -246,14 +249,18 @@ def _help_all() -> inspect.Parameter:
     return _parameter("help_all", bool, option)
 
 
-def _option(one: Setting, *, section: str | None) -> inspect.Parameter:
-    """Return the option of a setting, which is None unless it is given."""
-    how = dict[str, Any](help=one.help, rich_help_panel=section, is_eager=one.name in _READ_FIRST)
-    kind = str if one.kind == int | str else one.kind  # Typer knows no unions
-    if is_of_a_view(one):
-        how |= {"metavar": f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"}
-        kind = str
-    return _parameter(one.name, kind | None, typer.Option(None, **how))
+def _options(settings: list[Setting], of_a_run: bool) -> Iterator[inspect.Parameter]:
+    """Yield the option of each setting, which is None unless it is given."""
+    several = len({one.section for one in settings}) > 1
+    for one in settings:
+        how: dict[str, Any] = {"help": one.help, "is_eager": of_a_run and one.name in _READ_FIRST}
+        kind = str if one.kind == int | str else one.kind  # Typer knows no unions
+        if is_of_a_view(one):
+            how["metavar"] = f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
+            kind = str
+        if several:
+            how["rich_help_panel"] = one.section
+        yield _parameter(one.name, kind | None, typer.Option(None, **how))
 
 
 def _note(one: Setting, value: Any) -> str:
@@ -281,22 +288,10 @@ def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
     )
 
 
-def _with_options(
-    command: Callable[..., None],
-    run: Callable[..., None],
-    options: list[inspect.Parameter],
-    notes: Callable[[Mapping[str, Any]], Mapping[str, str]],
-) -> Callable[..., None]:
-    """Give a command the name and help of the function that it runs, and its options.
+def _only(given: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return what is given of some settings."""
+    return {one.name: given[one.name] for one in settings if one.name in given}
 
-    Args:
-        command: takes the options' values.
-        run: what it runs.
-        options: its options.
-        notes: returns what ``fastsiam.cli.help.Command`` shows behind the help of options, by the
-            values of those that are read first.
-    """
-    command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    command.notes = notes  # type: ignore[attr-defined]
-    return command
+
+def _is_config(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Config)

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import settings_command
+from fastsiam.cli.options import Commands
 from fastsiam.config import TrainConfig
 from fastsiam.errors import Interrupted
 
 app = Commands()
 
 
+@app.command()
 def train(recipe: str, config: TrainConfig) -> None:
     """Train a backbone without labels. The defaults shown are those of --recipe and --method."""
     try:
@@ -46,9 +46,6 @@ def _train(recipe: str, config: TrainConfig) -> None:
     if worlds[-1] > 1 and not distributed.is_worker():
         sys.exit(jobs.train_on_ranks(config, recipe, sys.argv[1:]))
     jobs.train_here(config, recipe)
-
-
-app.command()(settings_command(train))
 
 
 @app.command()

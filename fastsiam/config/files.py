@@ -1,4 +1,4 @@
-"""Settings in files, and how they add up: recipe, method, files, each beating the one before.
+"""Settings in files, read and written; how they add up: recipe, method, files, each beats the last.
 
 A settings file (TOML, YAML or JSON) has the sections of ``TrainConfig``, in each its settings by
 their flags' names, and may name a recipe on top. A run's ``config.json`` is read as it is.
@@ -6,9 +6,10 @@ their flags' names, and may name a recipe on top. A run's ``config.json`` is rea
 
 from __future__ import annotations
 
-import contextlib
+import json
+import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,19 @@ from fastsiam.errors import FastSiamError, in_a_line
 from fastsiam.files import explained, parsed_json
 
 from .checks import or_nearest, require
-from .flags import is_of_a_view, sections, to_flags, train_settings, unknown_method
-from .methods import METHOD_CONFIGS
+from .flags import (
+    flags_by_section,
+    is_of_a_method,
+    is_of_a_view,
+    sections,
+    to_flags,
+    train_settings,
+    unknown_method,
+)
+from .methods import METHOD_CONFIGS, MethodConfig
 from .plain import from_plain
 from .recipes import RECIPES
-from .setting import Setting
+from .setting import Setting, from_text
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
@@ -82,8 +91,19 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
         raise ValueError(f"{file}: {error}") from None
 
 
+def to_toml(config: TrainConfig, *, recipe: str) -> str:
+    """Return all settings by section, the help of each as a comment above it."""
+    lines = [
+        *_comment("Settings of a training run: fastsiam train --config FILE. Flags beat them."),
+        f"recipe = {_literal(recipe)}",
+    ]
+    for section, values in flags_by_section(config).items():
+        lines += _section(section, values, type(config.model.method))
+    return "\n".join(lines) + "\n"
+
+
 def assigned(texts: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that ``--set`` gives, as ``NAME=VALUE`` with values as in a TOML file.
+    """Return the settings that ``--set`` gives, as ``NAME=VALUE``.
 
     Raises:
         ValueError: there is no such setting, or it has no such value.
@@ -94,11 +114,7 @@ def assigned(texts: Iterable[str]) -> dict[str, Any]:
         name = name.strip().replace("-", "_")
         require(bool(equals), f"--set takes NAME=VALUE, not {text!r}")
         require(name in known, or_nearest(f"unknown setting {in_a_line(name)}", name, known))
-        read: Any = value.strip()
-        if known[name].kind is not str:
-            with contextlib.suppress(tomllib.TOMLDecodeError):  # a word without quotes
-                read = tomllib.loads(f"x = {value}")["x"]
-        found[name] = _value(known[name], read, known[name].flag)
+        found[name] = _value(known[name], value.strip(), known[name].flag)
     return found
 
 
@@ -194,14 +210,17 @@ def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     return Settings(source=source, recipe=recipe, flags=found)
 
 
-def _value(setting: Setting, value: Any, dotted: str) -> Any:
+def _value(setting: Setting, value: Any, where: str) -> Any:
     """Check the type of a setting's value; of a setting of the views, of each one's."""
+
+    def checked(one: Any) -> Any:
+        return from_plain(setting.kind, from_text(setting.kind, one), where=where)
+
     if not is_of_a_view(setting):
-        return from_plain(setting.kind, value, where=dotted)
+        return checked(value)
     if isinstance(value, str):
         return value  # a,b as on the command line
-    each = value if isinstance(value, list) else [value]
-    return ",".join(str(from_plain(setting.kind, one, where=dotted)) for one in each)
+    return ",".join(str(checked(one)) for one in (value if isinstance(value, list) else [value]))
 
 
 def _unknown(what: str, name: str, known: Mapping[str, Setting]) -> str:
@@ -230,26 +249,46 @@ def _without(flags: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    """Read YAML as its version 1.2 has it: 1e-4 is a number, and off is a word."""
-    import re
-
+    """Read YAML with all values as text: what a number or a word is follows from the setting."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, like) for tag, like in found if not tag.endswith((":bool", ":float"))]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    number = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    word = re.compile("(true|false)$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", word, list("tf"))
     try:
-        return yaml.load(text, Loader) or {}  # a SafeLoader  # nosec B506
+        return yaml.load(text, yaml.BaseLoader) or {}  # nosec B506: makes texts, lists and tables
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _section(section: str, values: dict[str, Any], method: type[MethodConfig]) -> Iterator[str]:
+    above = ""
+    for one in sections()[section]:
+        if is_of_a_method(one) and one.owner is not method:
+            continue
+        if one.section != above:
+            yield from ["", "", *_comment(one.section)]
+        if not above:
+            yield f"[{section}]"
+        above = one.section
+        yield from ["", *_comment(one.help)]
+        value = values[one.name]
+        # TOML has no word for nothing: a setting that is left out has its default.
+        yield f"# {one.name} =" if value is None else f"{one.name} = {_literal(value)}"
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case tuple():
+            return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {

@@ -7,13 +7,13 @@ A setting of the views holds for all of them (``--crop 224``), or has a value fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, get_type_hints
 
 from .checks import require
 from .methods import METHOD_CONFIGS, MethodConfig
 from .model import ModelConfig
-from .setting import Bounds, Setting, settings_of, title
+from .setting import Setting, fits, from_text, settings_of, title
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 
@@ -46,33 +46,16 @@ def sections() -> dict[str, list[Setting]]:
         name: [*settings_of(kind, title(kind)).values()]
         for name, kind in get_type_hints(TrainConfig).items()
     }
-    found["augment"] = [
-        Setting(
-            name="views",
-            kind=int,
-            default=2,
-            help="Views of each image; settings of views: one for all, or a,b.",
-            bounds=Bounds(at_least=2),
-            owner=AugmentConfig,
-            section=title(AugmentConfig),
-        ),
-        *settings_of(ViewConfig, title(AugmentConfig)).values(),
-        *found["augment"],
+    count, *of_all_views = found["augment"]
+    of_each = settings_of(ViewConfig, title(AugmentConfig)).values()
+    found["augment"] = [count, *of_each, *of_all_views]
+    backbone, (method,) = found["model"][:-1], found["model"][-1:]
+    of_methods = [
+        one
+        for config in METHOD_CONFIGS.values()
+        for one in settings_of(config, f"Method {title(config)}").values()
     ]
-    methods = [settings_of(own, f"Method {title(own)}") for own in METHOD_CONFIGS.values()]
-    found["model"] = [
-        Setting(
-            name="method",
-            kind=str,
-            default=next(iter(METHOD_CONFIGS)),
-            help=f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}.",
-            bounds=Bounds(),
-            owner=ModelConfig,
-            section=title(ModelConfig),
-        ),
-        *found["model"],
-        *(one for own in methods for one in own.values()),
-    ]
+    found["model"] = [method, *backbone, *of_methods]
     return found
 
 
@@ -129,13 +112,14 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
             given = flags.get(one.name) is not None
             require(not given, f"{one.flag} is no setting of {method}")
 
-    def built(kind: type) -> Any:
-        return kind(**{name: flags[name] for name in settings_of(kind)})
+    def built(kind: type, **others: Any) -> Any:
+        return kind(
+            **{name: flags[name] for name in settings_of(kind) if name not in others}, **others
+        )
 
-    made = {name: built(kind) for name, kind in get_type_hints(TrainConfig).items()}
-    made["augment"] = augment_from_flags(flags)
-    made["model"] = replace(made["model"], method=built(own))
-    return TrainConfig(**made)
+    special = {"augment": augment_from_flags(flags), "model": built(ModelConfig, method=built(own))}
+    sections = get_type_hints(TrainConfig).items()
+    return TrainConfig(**{name: special.get(name) or built(kind) for name, kind in sections})
 
 
 def unknown_method(name: Any) -> str:
@@ -203,13 +187,12 @@ def augment_from_flags(flags: Mapping[str, Any]) -> AugmentConfig:
 
 def _for_each_view(one: Setting, value: Any, count: int) -> list[Any]:
     """Read one value for all views, or as many as there are views."""
-    try:
-        values = [one.kind(part) for part in str(value).split(",")]
-    except ValueError:
-        what = "a whole number" if one.kind is int else "a number"
-        raise ValueError(
-            f"{one.flag} takes {what}, or one for each view (a,b): {value!r}"
-        ) from None
+    values = [from_text(one.kind, part) for part in str(value).split(",")]
+    what = "a whole number" if one.kind is int else "a number"
+    require(
+        all(fits(one.kind, part) for part in values),
+        f"{one.flag} takes {what}, or one for each view (a,b): {value!r}",
+    )
     require(
         len(values) in (1, count),
         f"{one.flag} has {len(values)} values for {count} views: give one, or one for each",

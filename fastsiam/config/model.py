@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from .checks import nearest, require
-from .methods import MethodConfig, SimSiamConfig
+from .methods import METHOD_CONFIGS, MethodConfig, SimSiamConfig
 from .setting import Config, setting
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
@@ -69,5 +69,8 @@ class BackboneConfig(Config):
 class ModelConfig(BackboneConfig):
     """Model: a backbone, and the method that trains it."""
 
-    method: MethodConfig = field(default_factory=SimSiamConfig)
-    """What is trained on the backbone."""
+    method: MethodConfig = setting(
+        SimSiamConfig(),
+        f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}.",
+        flat=str,
+    )

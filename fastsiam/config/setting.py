@@ -6,6 +6,7 @@ follow the check of its value, its option with its ``--help``, and its comment i
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Callable
@@ -70,6 +71,8 @@ class Setting:
     """What the settings beside it in ``--help`` and files are about."""
     option: bool = True
     """Whether there is an option for it."""
+    flat: type | None = None
+    """What stands on the command line for the groups of settings that it holds, if it does."""
 
     @property
     def flag(self) -> str:
@@ -94,6 +97,7 @@ def setting(
     below: float | None = None,
     at_most: float | None = None,
     option: bool = True,
+    flat: type | None = None,
 ) -> _T:
     """Return the field of a setting. A subclass may change its default alone: ``lr: float = 0.1``.
 
@@ -102,9 +106,11 @@ def setting(
         help: what it is for, with the unit.
         above, at_least, below, at_most: range of a number, or of each number of several.
         option: whether there is an option for it.
+        flat: of a field that holds other groups, the type that stands for it on the command line.
     """
     bounds = Bounds(above, at_least, below, at_most)
-    made: _T = field(default=default, metadata={"help": help, "bounds": bounds, "option": option})
+    described = {"help": help, "bounds": bounds, "option": option, "flat": flat}
+    made: _T = field(default=default, metadata=described)
     return made
 
 
@@ -115,7 +121,8 @@ class Config:
 
     def __post_init__(self) -> None:
         for one in settings_of(type(self)).values():
-            one.check(getattr(self, one.name))
+            if one.flat is None:
+                one.check(getattr(self, one.name))
         self.check()
 
     def check(self) -> None:
@@ -147,7 +154,7 @@ def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
         if described is not None:
             found[own.name] = Setting(
                 name=own.name,
-                kind=hints[own.name],
+                kind=described["flat"] or hints[own.name],
                 default=own.default,
                 owner=cls,
                 section=section or title(inherited[-1][0]),
@@ -176,6 +183,19 @@ def fits(kind: Any, value: Any) -> bool:
             and all(map(fits, items, value))
         )
     return type(value) is kind or (kind is float and type(value) is int)
+
+
+def from_text(kind: Any, value: Any) -> Any:
+    """Return what a text stands for in a setting of a type; any other value as it is."""
+    if get_origin(kind) is tuple and isinstance(value, str | list):
+        items = value.strip("[]").split(",") if isinstance(value, str) else value
+        return [from_text(get_args(kind)[0], item) for item in items]
+    if isinstance(value, str) and kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    if isinstance(value, str) and kind is bool:
+        return {"true": True, "false": False}.get(value, value)
+    return value
 
 
 def refusal(name: str, kind: Any, value: Any) -> str:

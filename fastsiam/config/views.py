@@ -78,8 +78,11 @@ class ViewConfig(Config):
 class AugmentConfig(Config):
     """Views: how one image becomes two of them, or more."""
 
-    views: tuple[ViewConfig, ...] = (ViewConfig(), ViewConfig())
-    """How each view is made."""
+    views: tuple[ViewConfig, ...] = setting(
+        (ViewConfig(), ViewConfig()),
+        "Views of each image; settings of views: one for all, or a,b.",
+        flat=int,
+    )
     mean: tuple[float, float, float] = setting(
         IMAGENET_MEAN, "Mean of each channel that normalisation subtracts (images scaled to 0-1)."
     )

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fastsiam.cli.options import settings_command
+from fastsiam.cli.options import with_options
 from fastsiam.config import (
     METHOD_CONFIGS,
     AugmentConfig,
@@ -28,10 +28,10 @@ from tests.processes import fastsiam
 
 
 def parse(*arguments: str) -> tuple[str, TrainConfig]:
-    """Give arguments to a command made by ``settings_command``; return what it got."""
+    """Give arguments to a command made by ``with_options``; return what it got."""
     got: list[tuple[str, TrainConfig]] = []
     app = typer.Typer()
-    app.command()(settings_command(lambda recipe, config: got.append((recipe, config))))
+    app.command()(with_options(lambda recipe, config: got.append((recipe, config))))
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return got[0]
@@ -122,7 +122,7 @@ def test_config_survives_json() -> None:
 
 def refused(*arguments: str) -> str:
     app = typer.Typer(rich_markup_mode=None)
-    app.command()(settings_command(lambda recipe, config: None))
+    app.command()(with_options(lambda recipe, config: None))
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 2
     return " ".join(result.output.split())

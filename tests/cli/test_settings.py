@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.cli.help import COMMON
-from fastsiam.cli.options import settings_command
+from fastsiam.cli.options import with_options
 from fastsiam.config import BYOLConfig, TrainConfig
 from fastsiam.config.flags import to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
@@ -32,7 +32,7 @@ def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]
     """Give arguments to a command of settings; return what it got, and what was said."""
     got: list[tuple[str, TrainConfig]] = []
     app = typer.Typer(rich_markup_mode=None)
-    app.command()(settings_command(lambda recipe, config: got.append((recipe, config))))
+    app.command()(with_options(lambda recipe, config: got.append((recipe, config))))
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return got, " ".join(result.output.split())

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
-from fastsiam.config.files import Settings, layered, read_settings
+from fastsiam.config.files import Settings, layered, read_settings, to_toml
 from fastsiam.config.flags import from_flags, to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
-from fastsiam.config.toml import to_toml
 from fastsiam.errors import FastSiamError
 from tests.configs import with_settings
 from tests.conftest import ROOT
