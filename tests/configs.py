@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from typing import Any
 
 from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
-from fastsiam.config.flags import from_flags, to_flags, train_settings
+from fastsiam.config.flags import as_arguments, from_flags, to_flags
 
 
 def model_of(**settings: Any) -> ModelConfig:
@@ -31,18 +30,4 @@ def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
     """Return the command line of a config."""
-    arguments = ["--recipe", recipe]
-    without = {one.name for one in train_settings() if not one.option}
-    for name, value in to_flags(config).items():
-        flag = name.replace("_", "-")
-        match value:
-            case _ if name in without:
-                text = [*value] if isinstance(value, tuple) else value
-                arguments += ["--set", f"{name}={json.dumps(text) if text != '' else ''}"]
-            case bool():
-                arguments.append(f"--{flag}" if value else f"--no-{flag}")
-            case tuple():
-                arguments += [f"--{flag}", *map(str, value)]
-            case _:
-                arguments += [f"--{flag}", str(value)]
-    return arguments
+    return ["--recipe", recipe, *as_arguments(to_flags(config))]

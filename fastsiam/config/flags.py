@@ -122,6 +122,36 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig(**{name: special.get(name) or built(kind) for name, kind in sections})
 
 
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Return settings as the words of a command line.
+
+    Args:
+        flags: as ``to_flags`` returns them.
+    """
+    words = []
+    for one in train_settings():
+        match flags.get(one.name):
+            case None:
+                continue
+            case bool(value) if one.option:
+                words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
+            case value if one.option:
+                words += [
+                    f"--{one.flag}",
+                    *map(str, value if isinstance(value, tuple) else [value]),
+                ]
+            case value:
+                words += ["--set", f"{one.name}={_as_text(value)}"]
+    return words
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as ``from_text`` reads it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def unknown_method(name: Any) -> str:
     """Say that there is no such method, and which there are."""
     return f"unknown method {name!r}; there are {', '.join(METHOD_CONFIGS)}"

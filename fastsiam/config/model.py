@@ -37,7 +37,9 @@ class BackboneConfig(Config):
         at_least=1,
     )
     zero_init_residual: bool = setting(
-        True, "Start each residual block as the identity: the scale of its last BN at 0."
+        True,
+        "Start each residual block as the identity: the scale of its last BN at 0.",
+        option=False,
     )
 
     def check(self) -> None:

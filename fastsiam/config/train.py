@@ -59,9 +59,12 @@ class OptimConfig(Config):
         0.001,
         "lars: share of its weights' norm by which a layer moves, times the rate, before momentum.",
         above=0,
+        option=False,
     )
     lars_all: bool = setting(
-        False, "lars: scale and decay all parameters alike, BN and biases too, as SwAV does."
+        False,
+        "lars: scale and decay all parameters alike, BN and biases too, as SwAV does.",
+        option=False,
     )
     warmup_epochs: float = setting(
         0.0,
@@ -70,10 +73,18 @@ class OptimConfig(Config):
         at_least=0,
     )
     warmup_from: float = setting(
-        0.0, "Share of the peak rate from which the warm-up rises.", at_least=0, below=1
+        0.0,
+        "Share of the peak rate from which the warm-up rises.",
+        at_least=0,
+        below=1,
+        option=False,
     )
     lr_end: float = setting(
-        0.0, "Share of the peak rate to which the cosine falls.", at_least=0, below=1
+        0.0,
+        "Share of the peak rate to which the cosine falls.",
+        at_least=0,
+        below=1,
+        option=False,
     )
     restarts: str = setting(
         "",
@@ -137,7 +148,9 @@ class NumericsConfig(Config):
         "else bf16 on a GPU that computes in it (others fp16) and on a CPU with AMX (others fp32: "
         "bf16 without AMX is slower).",
     )
-    tf32: bool = setting(True, "On a GPU, let float32 matrix products and convolutions use TF32.")
+    tf32: bool = setting(
+        True, "On a GPU, let float32 matrix products and convolutions use TF32.", option=False
+    )
     channels_last: bool = setting(
         True, "Keep images and activations in channels-last memory format."
     )
@@ -209,17 +222,21 @@ class MonitorConfig(Config):
     knn_first: bool = setting(
         True, "Evaluate before the first epoch too, which reads the whole training set once more."
     )
-    knn_k: int = setting(200, "Neighbours that vote (the authors' monitor: 200).", at_least=1)
+    knn_k: int = setting(
+        200, "Neighbours that vote (the authors' monitor: 200).", at_least=1, option=False
+    )
     knn_temperature: float = setting(
         0.2,
         "Temperature of the votes' weights exp(similarity / T) (the authors' monitor: 0.2).",
         above=0,
+        option=False,
     )
     eval_resize: int = setting(
         0,
         "Shorter side, in pixels, before the central crop that evaluation takes. 0 is 256 / 224 of "
         "the crop, and for crops of up to 64 pixels, as of CIFAR, the crop itself.",
         at_least=0,
+        option=False,
     )
     on_collapse: Literal["warn", "stop"] = setting(
         "warn",
@@ -257,7 +274,9 @@ class RunConfig(NodesConfig):
         at_least=0,
     )
     numa_binding: bool = setting(
-        True, "Several GPUs: keep each process on the cores (the NUMA node) beside its GPU."
+        True,
+        "Several GPUs: keep each process on the cores (the NUMA node) beside its GPU.",
+        option=False,
     )
     out: str = setting("", "Run folder. Default: runs/<time>-<recipe>.")
     init: str = setting(
@@ -280,7 +299,7 @@ class RunConfig(NodesConfig):
     extend_schedule: Literal["whole", "restart"] = setting(
         "whole",
         "Learning rate of an extended run: whole is one cosine over all its epochs, to which the "
-        "rate jumps up; restart is a cosine from the last rate to --lr-end over the epochs left.",
+        "rate jumps up; restart is a cosine from the last rate to lr_end over the epochs left.",
     )
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",

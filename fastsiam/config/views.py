@@ -30,10 +30,14 @@ class ViewConfig(Config):
         0.2, "Smallest crop, as a share of the image's area.", above=0, at_most=1
     )
     scale_max: float = setting(
-        1.0, "Largest crop, as a share of the image's area.", above=0, at_most=1
+        1.0,
+        "Largest crop, as a share of the image's area.",
+        above=0,
+        at_most=1,
+        option=False,
     )
-    ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0)
-    ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0)
+    ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0, option=False)
+    ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
     flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
     jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
     brightness: float = setting(0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0)
@@ -48,10 +52,16 @@ class ViewConfig(Config):
     gray_p: float = setting(0.2, "Probability that a view becomes gray.", at_least=0, at_most=1)
     blur_p: float = setting(0.5, "Probability of the Gaussian blur.", at_least=0, at_most=1)
     blur_sigma_min: float = setting(
-        0.1, "Smallest sigma of the blur, in pixels of the view.", above=0
+        0.1,
+        "Smallest sigma of the blur, in pixels of the view.",
+        above=0,
+        option=False,
     )
     blur_sigma_max: float = setting(
-        2.0, "Largest sigma of the blur, in pixels of the view.", above=0
+        2.0,
+        "Largest sigma of the blur, in pixels of the view.",
+        above=0,
+        option=False,
     )
     solarise_p: float = setting(
         0.0,
@@ -64,6 +74,7 @@ class ViewConfig(Config):
         "Levels from this on, 0 to 255, are inverted when a view is solarised.",
         at_least=0,
         at_most=255,
+        option=False,
     )
 
     def check(self) -> None:
@@ -84,10 +95,15 @@ class AugmentConfig(Config):
         flat=int,
     )
     mean: tuple[float, float, float] = setting(
-        IMAGENET_MEAN, "Mean of each channel that normalisation subtracts (images scaled to 0-1)."
+        IMAGENET_MEAN,
+        "Mean of each channel that normalisation subtracts (images scaled to 0-1).",
+        option=False,
     )
     std: tuple[float, float, float] = setting(
-        IMAGENET_STD, "Standard deviation of each channel that normalisation divides by.", above=0
+        IMAGENET_STD,
+        "Standard deviation of each channel that normalisation divides by.",
+        above=0,
+        option=False,
     )
 
     def check(self) -> None:

@@ -36,6 +36,7 @@ class BYOLConfig(ProjectedConfig):
     momentum_schedule: Literal["cosine", "constant"] = setting(
         "cosine",
         "Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps.",
+        option=False,
     )
 
     def check_views(self, views: int) -> None:

@@ -33,19 +33,26 @@ class SwAVConfig(ProjectedConfig):
         0.05,
         "Entropy of the assignments (Sinkhorn): the smaller, the nearer to one prototype each.",
         above=0,
+        option=False,
     )
     sinkhorn_rounds: int = setting(
-        3, "Rounds in which the assignments are balanced over the prototypes.", at_least=1
+        3,
+        "Rounds in which the assignments are balanced over the prototypes.",
+        at_least=1,
+        option=False,
     )
     frozen_epochs: float = setting(
-        1.0, "Epochs in which the prototypes stay as they are initialised.", at_least=0
+        1.0,
+        "Epochs in which the prototypes stay as they are initialised.",
+        at_least=0,
+        option=False,
     )
     queue: int = setting(
         0,
         "Projections of earlier batches that are kept, to balance small batches' assignments.",
         at_least=0,
     )
-    queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0)
+    queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0, option=False)
     predictor: Literal["trained", "none"] = setting(
         "none",
         "Predictor: none, or trained on the branch that is compared with the other (65.2 to 66.5).",
