@@ -1,6 +1,6 @@
 """The options of commands that take settings, made out of the settings' classes.
 
-An option that is not given is None. ``in_force`` says which value its setting has then, and
+An option that is not given is None. ``merge_sources`` says which value its setting has then, and
 ``--help`` shows that as the default.
 
 Typer reads a command's options from the signature of its function, and each version of Typer has
@@ -22,8 +22,8 @@ import typer
 from fastsiam.cli.help import Command, Group, show_all
 from fastsiam.config.files import (
     Settings,
-    assigned,
-    layered,
+    merge,
+    parse_assignments,
     read_settings,
     recorded,
     run_folder,
@@ -90,43 +90,41 @@ def with_options(
     hints = get_type_hints(run, include_extras=True)
     parameters = [*inspect.signature(run).parameters.values()]
     of_a_run = any(x.name == "recipe" and x.default is x.empty for x in parameters)
-    groups = {
-        name: hint
-        for name, hint in hints.items()
-        if _is_config(hint) and not (of_a_run and name == "config")
-    }
+    groups = {name: kind for name, kind in hints.items() if _is_config(kind)}
     if not groups and not of_a_run:
         return run
     settings = {name: [*settings_of(group).values()] for name, group in groups.items()}
     if of_a_run:
+        groups.pop("config", None)
         settings["config"] = train_settings()
-    for name, found in settings.items():
-        settings[name] = [x for x in found if x.option and (options is None or x.name in options)]
+    for name, group in settings.items():
+        settings[name] = [x for x in group if x.option and (options is None or x.name in options)]
     own = [
         x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name])
         for x in parameters
         if x.name not in {*settings, "recipe"}
     ]
 
-    def command(**given: Any) -> None:
-        values = {x.name: given.pop(x.name) for x in own}
+    # Typer takes the annotation of this name for that of an option: none begins with an underscore.
+    def command(**_values: Any) -> None:
+        arguments = {x.name: _values.pop(x.name) for x in own}
         with usage_errors():
-            given = _given(given)
-            found = in_force(given | {"run": values.get("run")}) if of_a_run else Settings()
-        with usage_errors(found.source):
+            flags = _flags(_values)
+            base = merge_sources(flags | {"run": arguments.get("run")}) if of_a_run else Settings()
+        with usage_errors(base.source):
             for name, group in groups.items():
-                values[name] = group(**_only(given, settings[name]))
+                arguments[name] = group(**_only(flags, settings[name]))
             if of_a_run:
-                flags = {**found.flags, **_only(given, train_settings())}
-                values |= {"recipe": found.recipe, "config": build(flags)}
-        run(**values)
+                config = build({**base.flags, **_only(flags, train_settings())})
+                arguments |= {"recipe": base.recipe, "config": config}
+        run(**arguments)
 
-    def notes(given: Mapping[str, Any]) -> dict[str, str]:
+    def notes(values: Mapping[str, Any]) -> dict[str, str]:
         with usage_errors():
-            found = in_force(_given(given)) if of_a_run else Settings()
+            base = merge_sources(_flags(values)) if of_a_run else Settings()
         each = [one for group in settings.values() for one in group]
-        texts = {one.name: _note(one, found.flags.get(one.name, one.default)) for one in each}
-        return texts | ({"recipe": f"default: {found.recipe}"} if of_a_run else {})
+        texts = {one.name: _note(one, base.flags.get(one.name, one.default)) for one in each}
+        return texts | ({"recipe": f"default: {base.recipe}"} if of_a_run else {})
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -141,32 +139,33 @@ def with_options(
     return command
 
 
-def in_force(given: Mapping[str, Any]) -> Settings:
+def merge_sources(flags: Mapping[str, Any]) -> Settings:
     """Return every setting as it is without its own flag: recipe < method < run < file.
 
     Args:
-        given: values of options, of which ``recipe``, ``method``, ``config``, ``resume``, ``run``
-            and ``out`` matter here.
+        flags: those of the command line; ``recipe``, ``method``, ``config``, ``resume``, ``run``
+            and ``out`` say where settings are from.
 
     Raises:
         ValueError: one of them names nothing that holds settings.
     """
-    files = [read_settings(given["config"])] if given.get("config") else []
-    in_files = [file.flags["resume"] for file in files if "resume" in file.flags]
-    resumed = given.get("resume") or next(iter(in_files), "")
+    files = [read_settings(flags["config"])] if "config" in flags else []
+    resume = flags.get("resume") or next(
+        (x.flags["resume"] for x in files if "resume" in x.flags), ""
+    )
     run = None
-    if resumed not in _FRESH:
-        run = _resumed_run(resumed, given.get("out", ""))
-    elif given.get("run"):
-        run = _settings_of_run(Path(given["run"]))
-    found = layered(
-        recipe=given.get("recipe", ""),
-        method=given.get("method", ""),
+    if resume not in _FRESH:
+        run = _resumed_run(resume, flags.get("out", ""))
+    elif flags.get("run"):
+        run = _settings_of_run(Path(flags["run"]))
+    base = merge(
+        recipe=flags.get("recipe", ""),
+        method=flags.get("method", ""),
         files=files if run is None else [run, *files],
     )
-    if run is not None and not found.flags["out"]:  # a file that names no folder asks for no other
-        return replace(found, flags={**found.flags, "out": run.flags["out"]})
-    return found
+    if run is not None and not base.flags["out"]:  # a file that names no folder asks for no other
+        return replace(base, flags={**base.flags, "out": run.flags["out"]})
+    return base
 
 
 @contextlib.contextmanager
@@ -199,8 +198,8 @@ def _resumed_run(path: str, out: str) -> Settings:
     place = {"resume": path, "out": "" if folder is None else str(folder)}
     flags = {**run.flags, **place}
     if out and (Path(out) / "config.json").is_file():
-        begun = _settings_of_run(Path(out)).flags
-        flags |= {name: begun[name] for name in _OF_A_BRANCH if name in begun}
+        branch = _settings_of_run(Path(out)).flags
+        flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
     return replace(run, flags=flags)
 
 
@@ -272,14 +271,14 @@ def _note(one: Setting, value: Any) -> str:
             text = ", ".join(map(str, value))
         case _:
             text = "" if value is None else str(value)
-    ends = one.bounds.below or one.bounds.at_most
+    ends = one.bounds.keys() & {"below", "at_most"}
     return "; ".join(filter(None, [text and f"default: {text}", str(one.bounds) if ends else ""]))
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options that are given, those by ``--set`` too."""
-    given = {name: value for name, value in options.items() if value is not None}
-    return assigned(given.pop("assignments", ())) | given
+def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that stand on the command line, those by ``--set`` too."""
+    flags = {name: value for name, value in values.items() if value is not None}
+    return parse_assignments(flags.pop("assignments", ())) | flags
 
 
 def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
@@ -288,9 +287,9 @@ def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
     )
 
 
-def _only(given: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
-    """Return what is given of some settings."""
-    return {one.name: given[one.name] for one in settings if one.name in given}
+def _only(flags: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return the flags of some settings."""
+    return {one.name: flags[one.name] for one in settings if one.name in flags}
 
 
 def _is_config(hint: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Settings in files, read and written; how they add up: recipe, method, files, each beats the last.
+"""Settings in files: read, written, and merged, where recipe, method and files beat one another.
 
 A settings file (TOML, YAML or JSON) has the sections of ``TrainConfig``, in each its settings by
 their flags' names, and may name a recipe on top. A run's ``config.json`` is read as it is.
@@ -10,7 +10,7 @@ import json
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from .flags import (
 from .methods import METHOD_CONFIGS, MethodConfig
 from .plain import from_plain
 from .recipes import RECIPES
-from .setting import Setting, from_text
+from .setting import Setting, from_text, settings_of
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
@@ -84,8 +84,7 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
     try:
         require(isinstance(content, dict), "settings must be a table of sections")
         if "config" in content:
-            read = _of_a_run(content, str(file))
-            return read if goes_on else _for_another_run(read)
+            return _of_a_run(content, str(file), goes_on=goes_on)
         return _of_a_file(content, str(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
@@ -102,20 +101,21 @@ def to_toml(config: TrainConfig, *, recipe: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def assigned(texts: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     """Return the settings that ``--set`` gives, as ``NAME=VALUE``.
 
     Raises:
         ValueError: there is no such setting, or it has no such value.
     """
-    known, found = {one.name: one for one in train_settings()}, {}
+    known, flags = {one.name: one for one in train_settings()}, {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         require(bool(equals), f"--set takes NAME=VALUE, not {text!r}")
-        require(name in known, or_nearest(f"unknown setting {in_a_line(name)}", name, known))
-        found[name] = _value(known[name], value.strip(), known[name].flag)
-    return found
+        if name not in known:
+            raise ValueError(or_nearest(f"unknown setting {in_a_line(name)}", name, known))
+        flags[name] = _value(known[name], value.strip(), known[name].flag)
+    return flags
 
 
 def run_folder(path: Path) -> Path | None:
@@ -140,8 +140,8 @@ def recorded(path: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def layered(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ()) -> Settings:
-    """Add up settings: those of the recipe, of the method, of the files; later files beat earlier.
+def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ()) -> Settings:
+    """Merge the settings of a recipe, a method and files: each beats the one before.
 
     A file's settings of another method than the chosen one are left out.
 
@@ -159,40 +159,36 @@ def layered(*, recipe: str = "", method: str = "", files: Iterable[Settings] = (
     files = list(files)
     recipe = recipe or _last(file.recipe for file in files) or next(iter(RECIPES))
     require(recipe in RECIPES, _unknown_recipe(recipe))
-    values = to_flags(RECIPES[recipe]())
-    method = method or _last(file.method for file in files) or values["method"]
+    flags = to_flags(RECIPES[recipe]())
+    method = method or _last(file.method for file in files) or flags["method"]
     require(method in METHOD_CONFIGS, unknown_method(method))
-    if method != values["method"]:
-        values = _without(values, values["method"]) | {
-            f.name: f.default for f in fields(METHOD_CONFIGS[method])
-        }
+    if method != flags["method"]:
+        own = settings_of(METHOD_CONFIGS[method]).values()
+        flags = _without(flags, flags["method"]) | {one.name: one.default for one in own}
     for file in files:
         other = file.method and file.method != method
-        values |= _without(file.flags, file.method) if other else file.flags
-    sources = " and ".join(file.source for file in files)
-    return Settings(source=sources, recipe=recipe, flags=values | {"method": method})
+        flags |= _without(file.flags, file.method) if other else file.flags
+    source = " and ".join(file.source for file in files)
+    return Settings(source=source, recipe=recipe, flags=flags | {"method": method})
 
 
-def _for_another_run(settings: Settings) -> Settings:
-    """Leave out what says where a run is and how it goes on."""
-    flags = {name: x for name, x in settings.flags.items() if name not in _OF_ONE_RUN}
-    return replace(settings, flags=flags)
-
-
-def _of_a_run(content: dict[str, Any], source: str) -> Settings:
-    config, recipe = TrainConfig.from_dict(content["config"]), content.get("recipe")
+def _of_a_run(content: dict[str, Any], source: str, *, goes_on: bool) -> Settings:
+    flags, recipe = to_flags(TrainConfig.from_dict(content["config"])), content.get("recipe")
+    if not goes_on:
+        flags = {name: value for name, value in flags.items() if name not in _OF_ONE_RUN}
     known = recipe if isinstance(recipe, str) and recipe in RECIPES else ""
-    return Settings(source=source, recipe=known, flags=to_flags(config))
+    return Settings(source=source, recipe=known, flags=flags)
 
 
 def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     recipe = content.pop("recipe", "")
     require(not recipe or (isinstance(recipe, str) and recipe in RECIPES), _unknown_recipe(recipe))
-    known: dict[str, Setting] = {}
-    for section, settings in sections().items():
-        for one in settings:  # of a name that several methods have the first, as in train_settings
-            known.setdefault(f"{section}.{one.name}", one)
-    found: dict[str, Any] = {}
+    known = {  # of a name that several methods have the first, as in train_settings
+        f"{section}.{one.name}": one
+        for section, settings in sections().items()
+        for one in reversed(settings)
+    }
+    flags: dict[str, Any] = {}
     for section, values in content.items():
         if section not in sections():
             what = "setting" if any(section == one.name for one in known.values()) else "section"
@@ -203,11 +199,11 @@ def _of_a_file(content: dict[str, Any], source: str) -> Settings:
             if dotted not in known:
                 raise ValueError(_unknown("setting", dotted, known))
             name = known[dotted].name
-            require(name not in found, f"{dotted} is there twice")
-            found[name] = _value(known[dotted], value, dotted)
-    method = found.get("method")
+            require(name not in flags, f"{dotted} is there twice")
+            flags[name] = _value(known[dotted], value, dotted)
+    method = flags.get("method")
     require(method is None or method in METHOD_CONFIGS, unknown_method(method))
-    return Settings(source=source, recipe=recipe, flags=found)
+    return Settings(source=source, recipe=recipe, flags=flags)
 
 
 def _value(setting: Setting, value: Any, where: str) -> Any:
@@ -244,7 +240,7 @@ def _last(names: Iterable[str]) -> str:
 
 def _without(flags: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Leave out a method's settings."""
-    own = {f.name for f in fields(METHOD_CONFIGS[method])}
+    own = settings_of(METHOD_CONFIGS[method])
     return {name: value for name, value in flags.items() if name not in own}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .checks import or_nearest
 
@@ -25,7 +25,7 @@ _CALLED = {
     str: "text",
     NoneType: "nothing",
 }
-_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "above": operator.gt,
     "at_least": operator.ge,
     "below": operator.lt,
@@ -33,26 +33,18 @@ _HOLDS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-class Bounds(NamedTuple):
-    """The range of a number; None is no bound."""
+class Bounds(dict[str, float]):
+    """The range of a number, by the names of ``setting``'s arguments."""
 
-    above: float | None = None
-    at_least: float | None = None
-    below: float | None = None
-    at_most: float | None = None
-
-    def hold(self, value: float) -> bool:
-        """Tell whether a number lies within; nan lies within no bound."""
-        return all(_HOLDS[name](value, bound) for name, bound in self._given())
+    def contain(self, value: float) -> bool:
+        """Tell whether a number lies within; nan lies within no bounds."""
+        return all(_COMPARISONS[name](value, bound) for name, bound in self.items())
 
     def __str__(self) -> str:
         """Return the range for messages, such as "at least 0 and below 1"."""
-        if self.at_least is not None and self.at_most is not None:
-            return f"from {self.at_least} to {self.at_most}"
-        return " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in self._given())
-
-    def _given(self) -> list[tuple[str, float]]:
-        return [(name, bound) for name, bound in self._asdict().items() if bound is not None]
+        if self.keys() == {"at_least", "at_most"}:
+            return f"from {self['at_least']} to {self['at_most']}"
+        return " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in self.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +76,7 @@ class Setting:
         if not fits(self.kind, value):
             raise ValueError(refusal(self.flag, self.kind, value))
         numbers = value if isinstance(value, tuple | list) else [value]
-        if value is not None and not all(map(self.bounds.hold, numbers)):
+        if value is not None and not all(map(self.bounds.contain, numbers)):
             raise ValueError(f"{self.flag} must be {self.bounds}, not {value}")
 
 
@@ -108,10 +100,11 @@ def setting(
         option: whether there is an option for it.
         flat: of a field that holds other groups, the type that stands for it on the command line.
     """
-    bounds = Bounds(above, at_least, below, at_most)
-    described = {"help": help, "bounds": bounds, "option": option, "flat": flat}
-    made: _T = field(default=default, metadata=described)
-    return made
+    ends = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
+    bounds = Bounds({name: end for name, end in ends.items() if end is not None})
+    metadata = {"help": help, "bounds": bounds, "option": option, "flat": flat}
+    value: _T = field(default=default, metadata=metadata)
+    return value
 
 
 class Config:
@@ -141,26 +134,22 @@ def settings_of(cls: type, section: str = "") -> dict[str, Setting]:
 
 @cache
 def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
-    hints, found = get_type_hints(cls), {}
+    hints, settings = get_type_hints(cls), {}
     groups: list[Any] = [base for base in cls.__mro__ if is_dataclass(base)]
     for own in fields(cls):
-        # The same field of the class and of those that it inherits from; the last has it first.
-        inherited = [
-            (base, base.__dataclass_fields__[own.name].metadata)
-            for base in groups
-            if own.name in base.__dataclass_fields__
-        ]
-        described = next((metadata for _, metadata in inherited if metadata), None)
-        if described is not None:
-            found[own.name] = Setting(
+        bases = [base for base in groups if own.name in base.__dataclass_fields__]
+        each = [base.__dataclass_fields__[own.name].metadata for base in bases]
+        metadata = next(filter(None, each), None)  # a changed default has none of its own
+        if metadata:
+            settings[own.name] = Setting(
                 name=own.name,
-                kind=described["flat"] or hints[own.name],
+                kind=metadata["flat"] or hints[own.name],
                 default=own.default,
                 owner=cls,
-                section=section or title(inherited[-1][0]),
-                **described,
+                section=section or title(bases[-1]),
+                **metadata,
             )
-    return found
+    return settings
 
 
 def title(cls: type) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import layered
+from fastsiam.config.files import merge
 from fastsiam.config.flags import as_arguments, to_flags
 from fastsiam.config.slurm import SlurmConfig
 from fastsiam.errors import FastSiamError
@@ -109,7 +109,7 @@ def _out(given: str, job: SlurmConfig) -> str:
 
 def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
     """Return the shortest command line of the settings, but for what the job decides."""
-    usual = layered(recipe=recipe, method=config.model.method.name).flags
+    usual = merge(recipe=recipe, method=config.model.method.name).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     changed = {
         name: value

@@ -89,6 +89,11 @@ def test_every_default_stands_in_the_help() -> None:
     assert said.count("[default:") == 1 + there + len(others)  # 1: --recipe
 
 
+def test_options_are_of_their_settings_types() -> None:
+    for command in (["bench", "sweep"], ["train"], ["eval", "detect"], ["study", "run"]):
+        assert "Any" not in help_of(*command)
+
+
 def test_evaluations_have_sections_too() -> None:
     text = help_of("eval", "linear")
     titles = "Images and network", "Training with labels", "Classifier"
