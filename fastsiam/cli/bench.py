@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -48,46 +48,29 @@ for _case in CASES.values():
     _add(_case)
 
 
-@app.command()
+_OF_A_PROFILE = {
+    *("data", "image_column", "label_column", "recipe", "batch", "workers", "device", "json"),
+}
+
+
+@app.command(options=_OF_A_PROFILE)
 def profile(
+    config: BenchConfig,
     pipeline: Annotated[
         PipelineSetting,
         typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
     ] = "auto",
-    data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
-    image_column: Annotated[str, typer.Option(help="Column of the images, as of train.")] = "",
-    label_column: Annotated[str, typer.Option(help="Column of the labels, as of train.")] = "",
-    recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
-    batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
-    workers: Annotated[int, typer.Option(min=-1, help="Loader's processes or threads.")] = -1,
-    device: Annotated[
-        Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")
-    ] = "auto",
     out: Annotated[
         Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
     ] = Path("trace.json"),
-    records: Annotated[
-        Path | None, typer.Option("--json", help="File to write a record of the steps into.")
-    ] = None,
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
     from fastsiam.bench.cases.profile import profile as trace
     from fastsiam.bench.records import check_writable, write
     from fastsiam.bench.session import session
 
-    try:
-        config = BenchConfig(
-            data=data,
-            image_column=image_column,
-            label_column=label_column,
-            recipe=recipe,
-            batch=batch,
-            workers=workers,
-            device=device,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    records = Path(config.json) if config.json else None
     if records:
         check_writable(records)
     with session(config) as own:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fastsiam.cli.options import Commands, picture_path
+from fastsiam.cli.options import Commands, picture_path, usage_errors
 from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
 from fastsiam.config.flags import augment_from_flags, sections
 from fastsiam.files import write_json
@@ -70,11 +70,9 @@ def views(
     out = picture_path(out)
     data, augment, seed = config
     names = (pipeline or (data.pipeline if run else "auto")).split(",")
-    try:
+    with usage_errors():
         settings = [cast("PipelineSetting", name) for name in names]
         sources = [replace(data, pipeline=name, workers=0) for name in settings]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     sheet, record, shown = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(

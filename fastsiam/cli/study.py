@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fastsiam.cli.options import Commands
+from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config.checks import or_nearest
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
 from fastsiam.study.catalogue import STUDIES
@@ -57,10 +57,8 @@ def run(names: Names, config: StudyRunConfig) -> None:
     )
     for one in runs:
         one.check_settings()
-    try:
+    with usage_errors():
         gpus = preparation.check(runs)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     do_runs(runs, config, gpus=gpus)
 
 

@@ -130,26 +130,13 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
     """
     words = []
     for one in train_settings():
-        match flags.get(one.name):
-            case None:
-                continue
-            case bool(value) if one.option:
-                words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
-            case value if one.option:
-                words += [
-                    f"--{one.flag}",
-                    *map(str, value if isinstance(value, tuple) else [value]),
-                ]
-            case value:
-                words += ["--set", f"{one.name}={_as_text(value)}"]
+        value = flags.get(one.name)
+        if isinstance(value, bool) and one.option:
+            words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
+        elif value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [f"--{one.flag}", text] if one.option else ["--set", f"{one.name}={text}"]
     return words
-
-
-def _as_text(value: Any) -> str:
-    """Return a value as ``from_text`` reads it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def unknown_method(name: Any) -> str:

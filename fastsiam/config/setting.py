@@ -183,7 +183,7 @@ def from_text(kind: Any, value: Any) -> Any:
         with contextlib.suppress(ValueError):
             return kind(value)
     if isinstance(value, str) and kind is bool:
-        return {"true": True, "false": False}.get(value, value)
+        return {"true": True, "false": False}.get(value.lower(), value)
     return value
 
 

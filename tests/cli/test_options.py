@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,10 @@ from typer.testing import CliRunner
 
 from fastsiam.cli.options import with_options
 from fastsiam.config import (
-    METHOD_CONFIGS,
     AugmentConfig,
     OptimConfig,
     SimSiamConfig,
     TrainConfig,
-    ViewConfig,
 )
 from fastsiam.config.flags import train_settings
 from fastsiam.config.recipes import RECIPES, cifar10, imagenet
@@ -35,14 +33,6 @@ def parse(*arguments: str) -> tuple[str, TrainConfig]:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return got[0]
-
-
-def test_every_field_is_a_flag() -> None:
-    """The fields of the sections, but for the two that hold more: of their dataclasses."""
-    sections = [type(getattr(TrainConfig(), section.name)) for section in fields(TrainConfig)]
-    settings = [*sections, ViewConfig, *METHOD_CONFIGS.values()]
-    expected = {f.name for kind in settings for f in fields(kind)}
-    assert {flag.name for flag in train_settings()} == expected
 
 
 def test_every_flag_is_an_option_with_its_help() -> None:
