@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
-from fastsiam.config.flags import from_flags, to_flags
+from fastsiam.config.flags import as_arguments, from_flags, to_flags
 from fastsiam.console import Console
 from fastsiam.distributed import Place
 from fastsiam.jobs.images import RunImages
@@ -34,17 +34,7 @@ def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
 
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
     """Return the command line of a config."""
-    arguments = ["--recipe", recipe]
-    for name, value in to_flags(config).items():
-        flag = name.replace("_", "-")
-        match value:
-            case bool():
-                arguments.append(f"--{flag}" if value else f"--no-{flag}")
-            case tuple():
-                arguments += [f"--{flag}", *map(str, value)]
-            case _:
-                arguments += [f"--{flag}", str(value)]
-    return arguments
+    return ["--recipe", recipe, *as_arguments(to_flags(config))]
 
 
 def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:

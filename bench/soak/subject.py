@@ -77,7 +77,7 @@ class Plan:
             "tracker": "none",
             "out": out,
         }
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         return [sys.executable, "-m", "fastsiam", "train", *words]
 
 

@@ -26,8 +26,7 @@ from fastsiam.bench.images import Silent
 from fastsiam.bench.records import read as read_bench_records
 from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ConvertConfig, TrainConfig
-from fastsiam.config.files import read_settings
-from fastsiam.config.toml import to_toml
+from fastsiam.config.files import read_settings, to_toml
 from fastsiam.evaluate.records import read_records
 from fastsiam.interchange import export_weights, load_pretrained
 from fastsiam.jobs.remembered import DataFile, Remembered

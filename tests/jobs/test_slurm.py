@@ -173,7 +173,7 @@ def test_machines_meet_on_the_first_and_each_seed_has_its_folder(
         ({"partition": "a b"}, "partition has no spaces"),
         ({"sbatch": "-c 4"}, "sbatch takes options as"),
         ({"cpus": 0}, "cpus must be at least 1"),
-        ({"requeues": -1}, "requeues must be 0 or more"),
+        ({"requeues": -1}, "requeues must be at least 0"),
     ],
 )
 def test_what_sbatch_would_refuse_is_wrong_usage(wrong: dict[str, object], says: str) -> None:

@@ -121,7 +121,7 @@ def test_every_fault_comes_as_often_as_the_others(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"ranks": 1}, "ranks must be 2 or more, not 1"),
+        ({"ranks": 1}, "ranks must be at least 2, not 1"),
         ({"minutes": 0}, "minutes must be above 0, not 0"),
         ({"pipelines": "memory,tape"}, "pipelines are some of .*, not 'tape'"),
     ],

@@ -219,10 +219,10 @@ def test_dali_decodes_the_records_in_place(images: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--quality", "0"], "quality must be 1 to 100, not 0"),
+        (["--quality", "0"], "quality must be from 1 to 100, not 0"),
         (["--part", "3"], "part must be such as 2/8"),
         (["--part", "0/8"], "part must be such as 2/8"),
-        (["--max-side", "-1"], "max-side must be 0 or more"),
+        (["--max-side", "-1"], "max-side must be at least 0"),
         (["--workers", "0"], "workers must be -1 or at least 1"),
     ],
 )
