@@ -20,6 +20,7 @@ from fastsiam.config import (
     require,
 )
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.setting import Config, setting
 from fastsiam.urls import Url
 
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
@@ -39,85 +40,85 @@ SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchConfig:
+class BenchConfig(Config):
     """What is measured, on which images and how often."""
 
-    data: str = ""
-    (
+    data: str = setting(
+        "",
         "Images to measure with, as of train. Default: $FASTSIAM_DATA, else ./data, "
-        "else images that are made for it and resemble ImageNet's."
+        "else images that are made for it and resemble ImageNet's.",
     )
-    image_column: str = ""
-    """Column that holds the images, as of train."""
-    label_column: str = ""
-    """Column that holds the labels, as of train."""
-    images: int = 0
-    (
+    image_column: str = setting("", "Column that holds the images, as of train.")
+    label_column: str = setting("", "Column that holds the labels, as of train.")
+    images: int = setting(
+        0,
         "Images of one repeat, taken evenly from the data (several times, if it holds fewer); "
-        "0 chooses as many as take seconds."
+        "0 chooses as many as take seconds.",
+        at_least=0,
     )
-    recipe: str = "imagenet"
-    """Recipe whose augmentation and model are measured: imagenet, cifar10 or demo."""
-    crop: int = 0
-    """Side of a view in pixels; 0 is the recipe's."""
-    backbone: str = ""
-    """Encoder; default: the recipe's."""
-    batch: int = 0
-    (
+    recipe: str = setting(
+        "imagenet", "Recipe whose augmentation and model are measured: imagenet, cifar10 or demo."
+    )
+    crop: int = setting(0, "Side of a view in pixels; 0 is the recipe's.", at_least=0)
+    backbone: str = setting("", "Encoder; default: the recipe's.")
+    batch: int = setting(
+        0,
         "Images of a batch, of each rank. 0 chooses: 256 on a GPU; on a CPU 64 for what loads "
-        "and what takes about half a second for what trains."
+        "and what takes about half a second for what trains.",
+        at_least=0,
     )
-    pipelines: str = ""
-    """Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."""
-    stored: str = "original"
-    (
+    pipelines: str = setting(
+        "", "Pipelines, as a,b. Default: all that can run here. torchvision's is always measured."
+    )
+    stored: str = setting(
+        "original",
         "How the images are stored, as a,b: original (files of a folder), beton, tar, parquet "
         "(uncompressed), short256 (shorter side 256 pixels), pixels256 (that, not as JPEGs). "
-        "torchvision reads originals, and ffcv reads them from a .beton."
+        "torchvision reads originals, and ffcv reads them from a .beton.",
     )
-    variants: str = ""
-    (
+    variants: str = setting(
+        "",
         "Ways to take a training step, as a,b: default (compiled, bf16, channels last); without "
         "one lever: eager, fp32, fp16, nchw; with one more: recompute, cuda-graphs, syncbn; with "
         "none, or one alone: plain, plain-bf16, plain-channels-last, plain-compiled; or authors, "
-        "the authors' setting. Default: all that can run here."
+        "the authors' setting. Default: all that can run here.",
     )
-    peers: str = ""
-    """Other libraries to measure with, as a,b. Default: all that are installed."""
-    methods: str = ""
-    """Methods to measure, as a,b. Default: all that are measured beside lightly's."""
-    over: Over = "workers"
-    (
+    peers: str = setting(
+        "", "Other libraries to measure with, as a,b. Default: all that are installed."
+    )
+    methods: str = setting(
+        "", "Methods to measure, as a,b. Default: all that are measured beside lightly's."
+    )
+    over: Over = setting(
+        "workers",
         "What is varied: prefetch is batches made ahead, jpeg-engine the percentage of images that "
-        "dali gives the GPU's JPEG engine."
+        "dali gives the GPU's JPEG engine.",
     )
-    values: str = ""
-    """Its values, as 1,2,4. Default: some that make sense here."""
-    workers: int = -1
-    """Processes or threads that load; -1 is one for each core."""
-    latencies: str = "0,20,100"
-    """Milliseconds that are added to each request of object storage, as a,b."""
-    repeats: int = 5
-    """How often each thing is timed, in turns, after a first time that does not count."""
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where views shall lie and training runs; auto takes the GPU if there is one."""
-    json: str = ""
-    """File to write the records into."""
+    values: str = setting("", "Its values, as 1,2,4. Default: some that make sense here.")
+    workers: int = setting(
+        -1, "Processes or threads that load; -1 is one for each core.", at_least=-1
+    )
+    latencies: str = setting(
+        "0,20,100", "Milliseconds that are added to each request of object storage, as a,b."
+    )
+    repeats: int = setting(
+        5,
+        "How often each thing is timed, in turns, after a first time that does not count.",
+        at_least=1,
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto", "Where views shall lie and training runs; auto takes the GPU if there is one."
+    )
+    json: str = setting("", "File to write the records into.")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse names and numbers that are unknown or make no sense."""
         require(
             self.recipe in RECIPES,
             f"unknown recipe {self.recipe!r}; there are {', '.join(RECIPES)}",
         )
-        for name in ("images", "crop", "batch"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name} must be 0 or more, not {value}")
         require(self.batch != 1, "batch must be at least 2 (BN needs two samples)")
-        require(self.repeats >= 1, f"repeats must be at least 1, not {self.repeats}")
-        require(
-            self.workers == -1 or self.workers >= 1,
-            f"workers must be -1 or at least 1, not {self.workers}",
-        )
+        require(self.workers != 0, "workers must be -1 or at least 1, not 0")
         for field, known in (
             ("pipelines", PIPELINES),
             ("stored", get_args(Stored)),
@@ -198,53 +199,46 @@ class BenchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuConfig:
+class GpuConfig(Config):
     """What ``fastsiam bench gpu`` may use, and where it keeps what it finds."""
 
-    minutes: float = 9.0
-    """Time to use. What is not done then is left for another call."""
-    data: str = ""
-    """ImageNet's images to measure with, as of train. Default: images made for it."""
-    cifar10: str = ""
-    """CIFAR-10 to train on, as of train. Default: the demo's images, whose kNN says nothing."""
-    out: str = ""
-    (
-        "Folder for the page, records and logs. A later call goes on from what it finds there. "
-        "Default: $OUT/gpu if OUT is set, else runs/gpu."
+    minutes: float = setting(
+        9.0, "Time to use. What is not done then is left for another call.", above=0
     )
-    again: str = ""
-    """Stages to do anew although they are done, as a,b."""
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto takes the GPU if there is one; a CPU does it all at a small size, for trying out."""
-
-    def __post_init__(self) -> None:
-        require(self.minutes > 0, f"minutes must be above 0, not {self.minutes}")
+    data: str = setting(
+        "", "ImageNet's images to measure with, as of train. Default: images made for it."
+    )
+    cifar10: str = setting(
+        "", "CIFAR-10 to train on, as of train. Default: the demo's images, whose kNN says nothing."
+    )
+    out: str = setting(
+        "",
+        "Folder for the page, records and logs. A later call goes on from what it finds there. "
+        "Default: $OUT/gpu if OUT is set, else runs/gpu.",
+    )
+    again: str = setting("", "Stages to do anew although they are done, as a,b.")
+    device: Literal["auto", "cuda", "cpu"] = setting(
+        "auto",
+        "auto takes the GPU if there is one; a CPU does it all at a small size, for trying out.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoakConfig:
+class SoakConfig(Config):
     """How long ``fastsiam bench soak`` hurts runs, and which."""
 
-    minutes: float = 120.0
-    """Time for all of it; the last run is not cut off."""
-    seed: int = 0
-    """Of the faults and their moments, and of the runs."""
-    ranks: int = 4
-    """Processes of each run, on the CPU."""
-    pipelines: str = ""
-    """Pipelines that runs have in turn, as a,b. Default: all that are installed."""
-    seconds: float = 120.0
-    """About how long a run takes that nobody disturbs."""
-    every: float = 25.0
-    """Seconds between two faults, in the mean."""
-    out: str = "bench/results/soak/soak.json"
-    """File for the record."""
+    minutes: float = setting(120.0, "Time for all of it; the last run is not cut off.", above=0)
+    seed: int = setting(0, "Of the faults and their moments, and of the runs.")
+    ranks: int = setting(4, "Processes of each run, on the CPU.", at_least=2)
+    pipelines: str = setting(
+        "", "Pipelines that runs have in turn, as a,b. Default: all that are installed."
+    )
+    seconds: float = setting(120.0, "About how long a run takes that nobody disturbs.", above=0)
+    every: float = setting(25.0, "Seconds between two faults, in the mean.", above=0)
+    out: str = setting("bench/results/soak/soak.json", "File for the record.")
 
-    def __post_init__(self) -> None:
-        for name in ("minutes", "seconds", "every"):
-            value = getattr(self, name)
-            require(value > 0, f"{name} must be above 0, not {value}")
-        require(self.ranks >= 2, f"ranks must be 2 or more, not {self.ranks}")
+    def check(self) -> None:
+        """Refuse unknown pipelines."""
         for name in self.pipelines.split(",") if self.pipelines else ():
             require(name in SOAKED, f"pipelines are some of {', '.join(SOAKED)}, not {name!r}")
 

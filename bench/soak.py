@@ -86,7 +86,7 @@ class Run:
             "precision": "fp32", "compile": "off", "knn-every": max(1, epochs // 4), "knn-k": 5,
             "log-every": 1, "save-every": 5, "tracker": "none", "out": self.out,
         }  # fmt: skip
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         return [sys.executable, "-m", "fastsiam", "train", *words]
 
     def start(self) -> None:

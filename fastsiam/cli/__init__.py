@@ -17,7 +17,7 @@ import typer
 
 import fastsiam
 from fastsiam.cli import bench, config, convert, evaluate, export, look, slurm, study, train, verify
-from fastsiam.cli.help import Commands
+from fastsiam.cli.options import Commands
 from fastsiam.errors import ERROR, RANK_LOST, FastSiamError, Interrupted, OtherRankError
 from fastsiam.launched import begin, is_worker
 from fastsiam.signals import is_hanging, leave_at_the_second

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
 from fastsiam.bench.lightly import require_lightly
-from fastsiam.cli.help import Commands, Group
-from fastsiam.cli.options import command_of, settings_command
+from fastsiam.cli.help import Group
+from fastsiam.cli.options import Commands
 from fastsiam.config import PipelineSetting, TrainConfig
 
 
@@ -33,8 +32,8 @@ app = Commands(
 )
 
 
-def _measure(case: Case) -> Callable[..., None]:
-    """Return the command that measures a case."""
+def _add(case: Case) -> None:
+    """Add the command that measures a case."""
 
     def measure(config: BenchConfig) -> None:
         from fastsiam.bench.suite import run
@@ -42,53 +41,36 @@ def _measure(case: Case) -> Callable[..., None]:
         run(case.name, config)
 
     measure.__doc__ = case.help
-    return command_of(measure, BenchConfig, options=case.options)
+    app.command(case.name, options=case.options)(measure)
 
 
 for _case in CASES.values():
-    app.command(_case.name)(_measure(_case))
+    _add(_case)
 
 
-@app.command()
+_OF_A_PROFILE = {
+    *("data", "image_column", "label_column", "recipe", "batch", "workers", "device", "json"),
+}
+
+
+@app.command(options=_OF_A_PROFILE)
 def profile(
+    config: BenchConfig,
     pipeline: Annotated[
         PipelineSetting,
         typer.Option(help="Pipeline that feeds the training; auto is train's choice for the data."),
     ] = "auto",
-    data: Annotated[str, typer.Option(help="Data as of train; default as of fastsiam bench.")] = "",
-    image_column: Annotated[str, typer.Option(help="Column of the images, as of train.")] = "",
-    label_column: Annotated[str, typer.Option(help="Column of the labels, as of train.")] = "",
-    recipe: Annotated[str, typer.Option(help="Recipe that is trained.")] = "imagenet",
-    batch: Annotated[int, typer.Option(min=0, help="Images of a batch; 0 chooses.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Training steps that are traced.")] = 5,
-    workers: Annotated[int, typer.Option(min=-1, help="Loader's processes or threads.")] = -1,
-    device: Annotated[
-        Literal["auto", "cuda", "cpu"], typer.Option(help="auto takes the GPU if there is one.")
-    ] = "auto",
     out: Annotated[
         Path, typer.Option(help="Trace to write, for ui.perfetto.dev or chrome://tracing.")
     ] = Path("trace.json"),
-    records: Annotated[
-        Path | None, typer.Option("--json", help="File to write a record of the steps into.")
-    ] = None,
 ) -> None:
     """Trace a few training steps: reading, decoding, crops, copies, photometric, model."""
     from fastsiam.bench.cases.profile import profile as trace
     from fastsiam.bench.records import check_writable, write
     from fastsiam.bench.session import session
 
-    try:
-        config = BenchConfig(
-            data=data,
-            image_column=image_column,
-            label_column=label_column,
-            recipe=recipe,
-            batch=batch,
-            workers=workers,
-            device=device,
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    records = Path(config.json) if config.json else None
     if records:
         check_writable(records)
     with session(config) as own:
@@ -99,6 +81,7 @@ def profile(
     print(f"\nwrote {out}; open it at https://ui.perfetto.dev")
 
 
+@app.command("lightly")
 def _lightly(recipe: str, config: TrainConfig) -> None:
     """Train a method by lightly's parts, transform and loader, with the settings of a run of ours.
 
@@ -113,9 +96,7 @@ def _lightly(recipe: str, config: TrainConfig) -> None:
     print(json.dumps(train(config, recipe)))
 
 
-app.command("lightly")(settings_command(_lightly))
-
-
+@app.command("gpu")
 def _gpu(config: GpuConfig) -> None:
     """Do all that a GPU is wanted for, the most telling first, in the minutes given; go on later.
 
@@ -127,9 +108,7 @@ def _gpu(config: GpuConfig) -> None:
     print(f"wrote {run(config)}")
 
 
-app.command("gpu")(command_of(_gpu, GpuConfig))
-
-
+@app.command("soak")
 def _soak(config: SoakConfig) -> None:
     """Hurt runs for hours: kills, full disks, damaged files; hold them to undisturbed ones.
 
@@ -139,9 +118,6 @@ def _soak(config: SoakConfig) -> None:
     from fastsiam.bench.soak import soak
 
     print(f"wrote {soak(config)}")
-
-
-app.command("soak")(command_of(_soak, SoakConfig))
 
 
 @app.command()

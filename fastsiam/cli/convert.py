@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import command_of
+from fastsiam.cli.options import Commands
 from fastsiam.config import ConvertConfig
 
 if TYPE_CHECKING:
@@ -21,16 +20,19 @@ app = Commands(
 )
 
 
+@app.command()
 def imagenet(config: ConvertConfig) -> None:
     """ImageNet: the official archives, folders, WebDataset shards or Hugging Face's parquet."""
     _convert("imagenet", config)
 
 
+@app.command()
 def cifar10(config: ConvertConfig) -> None:
     """CIFAR-10: its authors' python archive, or its images as files."""
     _convert("cifar10", config)
 
 
+@app.command()
 def folder(config: ConvertConfig) -> None:
     """Whatever --data of the train command takes: images, tars, Hugging Face's, .beton or parts.
 
@@ -39,11 +41,13 @@ def folder(config: ConvertConfig) -> None:
     _convert("folder", config)
 
 
+@app.command()
 def parquet(config: ConvertConfig) -> None:
     """Parquet files with an image column (a struct of bytes and path) and a label."""
     _convert("parquet", config)
 
 
+@app.command("demo")
 def demo_images(config: ConvertConfig) -> None:
     """Small images that are made on the spot, for trying things out."""
     from fastsiam.jobs.convert import convert_demo
@@ -60,11 +64,6 @@ def _convert(kind: Kind, config: ConvertConfig) -> None:
     from fastsiam.jobs.convert import convert_data
 
     convert_data(kind, config)
-
-
-for _command in (imagenet, cifar10, folder, parquet):
-    app.command(_command.__name__)(command_of(_command, ConvertConfig))
-app.command("demo")(command_of(demo_images, ConvertConfig))
 
 
 @app.command()

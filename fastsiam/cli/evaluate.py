@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import command_of, picture_path
+import typer
+
+from fastsiam.cli.options import Commands, picture_path
 from fastsiam.config import RunConfig
 from fastsiam.config.detect import NOT_OF_DETECTION, DetectConfig
 from fastsiam.config.evaluate import (
@@ -22,6 +22,7 @@ from fastsiam.config.evaluate import (
     NeighboursConfig,
 )
 from fastsiam.config.nodes import NodesConfig
+from fastsiam.config.setting import settings_of
 
 if TYPE_CHECKING:
     from fastsiam.distributed import Place
@@ -30,10 +31,17 @@ if TYPE_CHECKING:
 app = Commands()
 measures = Commands(no_args_is_help=True, help="Measure the quality of a trained encoder.")
 
-_NETWORK = "run", "Run folder, a checkpoint, or a weights file of another program."
+Network = Annotated[
+    Path, typer.Argument(help="Run folder, a checkpoint, or a weights file of another program.")
+]
+_UNRECORDED = {"json"}
+"""Settings of what leaves a record."""
+_OF_SEVERAL = {"gpus", *settings_of(NodesConfig)}
+"""Settings of what several processes do."""
 
 
-def knn(run: Path, config: KnnConfig) -> None:
+@measures.command()
+def knn(run: Network, config: KnnConfig) -> None:
     """Classify the validation images by their nearest training images (pool5 features, cosine)."""
     from fastsiam.jobs.evaluate import evaluate_knn
 
@@ -45,21 +53,24 @@ def knn(run: Path, config: KnnConfig) -> None:
     _evaluated(evaluate_knn, run, config, show)
 
 
-def linear(run: Path, config: LinearConfig) -> None:
+@measures.command()
+def linear(run: Network, config: LinearConfig) -> None:
     """Train a linear classifier on the frozen features (pool5), and validate it."""
     from fastsiam.jobs.evaluate import evaluate_linear
 
     _evaluated(evaluate_linear, run, config)
 
 
-def finetune(run: Path, config: FinetuneConfig) -> None:
+@measures.command()
+def finetune(run: Network, config: FinetuneConfig) -> None:
     """Train the whole network with labels, of 1% or 10% of the images for instance; validate it."""
     from fastsiam.jobs.evaluate import evaluate_finetuned
 
     _evaluated(evaluate_finetuned, run, config)
 
 
-def detect(run: Path, config: DetectConfig) -> None:
+@measures.command(options=settings_of(DetectConfig).keys() - NOT_OF_DETECTION)
+def detect(run: Network, config: DetectConfig) -> None:
     """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
     from fastsiam.jobs.detect import evaluate_detection, preflight
 
@@ -104,20 +115,8 @@ def _on_ranks(
     distributed.finish()
 
 
-measures.command()(command_of(knn, KnnConfig, argument=_NETWORK))
-measures.command()(command_of(linear, LinearConfig, argument=_NETWORK))
-measures.command()(command_of(finetune, FinetuneConfig, argument=_NETWORK))
-measures.command()(
-    command_of(
-        detect,
-        DetectConfig,
-        options={f.name for f in fields(DetectConfig)} - NOT_OF_DETECTION,
-        argument=_NETWORK,
-    )
-)
-
-
-def features(run: Path, config: FeaturesConfig) -> None:
+@app.command(options=settings_of(FeaturesConfig).keys() - _UNRECORDED)
+def features(run: Network, config: FeaturesConfig) -> None:
     """Write the features of every image to a file, for work of your own."""
     from fastsiam.jobs.features import preflight, write_features
 
@@ -129,7 +128,8 @@ def features(run: Path, config: FeaturesConfig) -> None:
     _on_ranks(write, run, config, check=preflight)
 
 
-def neighbours(run: Path, config: NeighboursConfig) -> None:
+@app.command(options=settings_of(NeighboursConfig).keys() - _UNRECORDED - _OF_SEVERAL)
+def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
     from fastsiam import distributed
     from fastsiam.jobs.features import write_neighbours
@@ -138,25 +138,3 @@ def neighbours(run: Path, config: NeighboursConfig) -> None:
     place = distributed.start(RunConfig(device=config.device))
     write_neighbours(run, config, place, out=out)
     print(f"wrote {config.out}: each row an image, and the training images nearest to it")
-
-
-_UNRECORDED = {"json"}
-"""Settings of what leaves a record."""
-_OF_SEVERAL = {"gpus", *(f.name for f in fields(NodesConfig))}
-"""Settings of what several processes do."""
-app.command()(
-    command_of(
-        features,
-        FeaturesConfig,
-        options={f.name for f in fields(FeaturesConfig)} - _UNRECORDED,
-        argument=_NETWORK,
-    )
-)
-app.command()(
-    command_of(
-        neighbours,
-        NeighboursConfig,
-        options={f.name for f in fields(NeighboursConfig)} - _UNRECORDED - _OF_SEVERAL,
-        argument=_NETWORK,
-    )
-)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fastsiam.cli.help import Commands
+from fastsiam.cli.options import Commands, usage_errors
 
 app = Commands()
 
@@ -63,11 +63,9 @@ def export(
     from fastsiam.interchange import load_pretrained
     from fastsiam.jobs import export as jobs
 
-    try:
+    with usage_errors():
         pretrained = load_pretrained(run, backbone=backbone, stem=stem)
         print(f"read {pretrained}")
         written = jobs.export(pretrained, layout=layout, out=out, force=force)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     for path in written:
         print(f"wrote {path}")

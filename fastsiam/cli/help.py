@@ -6,13 +6,13 @@ Typer keeps an option's section in its ``rich_help_panel``, which only its Rich 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import typer
 import typer.core
 
 from fastsiam.config.checks import or_nearest
+from fastsiam.config.flags import train_settings
 
 COMMON = frozenset({
     "data", "pipeline", "workers", "bad_images", "crop", "backbone", "method", "epochs", "batch",
@@ -35,17 +35,29 @@ class Command(typer.core.TyperCommand):
         except typer.BadParameter as error:
             error.message = _refusal(error)
             raise
+        except Exception as error:
+            option = getattr(
+                error, "option_name", ""
+            )  # of no class that all versions of Typer name
+            name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+            if self._takes_settings() and name in {one.name for one in train_settings()}:
+                error.message = f"No such option: {option}; add --set {name}=VALUE"  # type: ignore[attr-defined]
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options of no section, and then the sections."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        notes = getattr(self.callback, "notes", dict)(ctx.params)
         for parameter in self.get_params(ctx):
             if self._is_left_out(parameter, ctx):
                 continue
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             name = getattr(parameter, "rich_help_panel", None) or kind
             if record := parameter.get_help_record(ctx):
-                sections.setdefault(name, []).append(record)
+                option, text = record
+                if note := notes.get(parameter.name):
+                    text = f"{text}  [{note}]"
+                sections.setdefault(name, []).append((option, text))
         for name, records in sections.items():
             if records:
                 formatter.write_paragraph()
@@ -59,6 +71,9 @@ class Command(typer.core.TyperCommand):
         of_settings = getattr(parameter, "rich_help_panel", None) is not None
         has_both = any(other.name == "help_all" for other in self.params)
         return has_both and of_settings and parameter.name not in COMMON and _ALL not in ctx.meta
+
+    def _takes_settings(self) -> bool:
+        return any(parameter.name == "assignments" for parameter in self.params)
 
 
 def show_all(context: typer.Context, asked: bool) -> None:
@@ -93,16 +108,3 @@ class Group(typer.core.TyperGroup):
         ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
-
-
-class Commands(typer.Typer):
-    """A Typer app whose help is this module's."""
-
-    def __init__(self, *, cls: type[Group] = Group, **how: Any) -> None:
-        super().__init__(cls=cls, **how)
-
-    def command(  # type: ignore[override]
-        self, name: str | None = None
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return the decorator of a command."""
-        return super().command(name, cls=Command)

@@ -9,24 +9,40 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import picture_path, settings_command, use_run
+from fastsiam.cli.options import Commands, picture_path, usage_errors
 from fastsiam.config import AugmentConfig, DataConfig, NumericsConfig, PipelineSetting
-from fastsiam.config.flags import augment_from_flags, section_flags
+from fastsiam.config.flags import augment_from_flags, sections
 from fastsiam.files import write_json
 
 app = Commands()
 
 
+def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
+    """Build what decides how an image is seen: data, augmentation and seed."""
+    data = DataConfig(**{f.name: flags[f.name] for f in fields(DataConfig)})
+    return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
+
+
+_SHOWN = {
+    "data",
+    "image_column",
+    "label_column",
+    "exif",
+    "alpha",
+    "seed",
+    *(one.name for one in sections()["augment"]),
+}
+
+
+@app.command(options=_SHOWN, build=_seen)
 def views(
     recipe: str,
-    seen: tuple[DataConfig, AugmentConfig, int],
+    config: tuple[DataConfig, AugmentConfig, int],
     *,
     run: Annotated[
         str,
         typer.Option(
             is_eager=True,
-            callback=use_run,
             help="Run, or a checkpoint of one, whose data and augmentation are shown.",
         ),
     ] = "",
@@ -52,13 +68,11 @@ def views(
     from fastsiam.report.pictures import save_picture
 
     out = picture_path(out)
-    data, augment, seed = seen
+    data, augment, seed = config
     names = (pipeline or (data.pipeline if run else "auto")).split(",")
-    try:
+    with usage_errors():
         settings = [cast("PipelineSetting", name) for name in names]
         sources = [replace(data, pipeline=name, workers=0) for name in settings]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     sheet, record, shown = show_views(sources, augment, images=images, epoch=epoch, seed=seed)
     save_picture(sheet, out)
     print(
@@ -67,24 +81,6 @@ def views(
     )
     if json_file:
         write_json(json_file, record)
-
-
-def _seen(flags: Mapping[str, Any]) -> tuple[DataConfig, AugmentConfig, int]:
-    """Build what decides how an image is seen: data, augmentation and seed."""
-    data = DataConfig(**{f.name: flags[f.name] for f in fields(DataConfig)})
-    return data, augment_from_flags(flags), NumericsConfig(seed=flags["seed"]).seed
-
-
-_SHOWN = {
-    "data",
-    "image_column",
-    "label_column",
-    "exif",
-    "alpha",
-    "seed",
-    *(flag.name for flag in section_flags()["augment"]),
-}
-app.command()(settings_command(views, options=_SHOWN, build=_seen))
 
 
 @app.command()

@@ -1,162 +1,181 @@
-"""Typer options made out of the config dataclasses, so that every option is written exactly once.
+"""The options of commands that take settings, made out of the settings' classes.
 
-Typer reads a command's parameters from its signature. ``settings_command`` builds that signature
-from the flags of ``TrainConfig``, ``command_of`` from the fields of one dataclass: name, type,
-default, and as help the literal below the field. Typer honours the built ``__signature__``;
-tests/cli/test_options.py holds that it does for every field.
+An option that is not given is None. ``merge_sources`` says which value its setting has then, and
+``--help`` shows that as the default.
+
+Typer reads a command's options from the signature of its function, and each version of Typer has
+another constructor of options. A function's ``__signature__`` (PEP 362) is what they all read, so
+``with_options`` sets it: the one place that does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import typer
 
-from fastsiam.cli.help import show_all
-from fastsiam.config.docs import field_docs, heading, owner_of
+from fastsiam.cli.help import Command, Group, show_all
 from fastsiam.config.files import (
     Settings,
-    layered,
+    merge,
+    parse_assignments,
     read_settings,
     recorded,
     run_folder,
 )
-from fastsiam.config.flags import BRANCH_SETTINGS, Flag, from_flags, to_flags, train_flags
+from fastsiam.config.flags import (
+    BRANCH_SETTINGS,
+    from_flags,
+    is_of_a_view,
+    to_flags,
+    train_settings,
+)
 from fastsiam.config.recipes import RECIPES
+from fastsiam.config.setting import Config, Setting, settings_of
 
-_CHOSEN = "fastsiam.chosen"
-"""Key of what is known of the settings while the options are read."""
 _FRESH = "auto", "never", ""
 """Values of ``--resume`` that name no run."""
 _OF_A_BRANCH = *BRANCH_SETTINGS, "restarts", "extend", "extend_schedule"
 """Settings in which a branch may differ from the run that it branched off."""
+_READ_FIRST = "method", "resume"
+"""Options that ``--help`` behind them shows the defaults of."""
 
 
-def settings_command(
+class Commands(typer.Typer):
+    """A Typer app whose commands may take settings, and whose help is ``fastsiam.cli.help``'s."""
+
+    def __init__(self, *, cls: type[Group] = Group, **how: Any) -> None:
+        super().__init__(cls=cls, **how)
+
+    def command(  # type: ignore[override]
+        self,
+        name: str | None = None,
+        *,
+        options: Collection[str] | None = None,
+        build: Callable[[Mapping[str, Any]], Any] = from_flags,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return the decorator of a command; the arguments are those of ``with_options``."""
+
+        def added(run: Callable[..., Any]) -> Callable[..., Any]:
+            command = with_options(run, options=options, build=build)
+            super(Commands, self).command(name, cls=Command)(command)
+            return run
+
+        return added
+
+
+def with_options(
     run: Callable[..., None],
     *,
     options: Collection[str] | None = None,
     build: Callable[[Mapping[str, Any]], Any] = from_flags,
-    beside: type | None = None,
 ) -> Callable[..., None]:
-    """Turn ``run(recipe, config)`` into a Typer command with options for a training run's settings.
+    """Return a Typer command with options for the settings that a function takes.
 
-    ``--recipe``, ``--method``, ``--config`` and what names a run are read first and give the others
-    their defaults, in whatever order all are given. A value that the config refuses is a usage
-    error (exit code 2).
+    A parameter that is a ``Config`` becomes an option for each of its settings. If there is one
+    named ``recipe``, without a default, ``config`` is that of a training run, and its settings come
+    from recipe, method, run and file where no flag gives them. Values that are refused are usage
+    errors (exit code 2).
 
     Args:
-        run: the command; parameters of its own beside the two become options as in any command.
-        options: names of the flags that there are options for; by default all.
-        build: makes the config out of every flag's value.
-        beside: a dataclass of settings beside these; then it is ``run(recipe, config, beside)``.
+        run: the function; its other parameters are options as in any command.
+        options: names of the settings that there are options for; by default all.
+        build: makes ``config`` out of all settings of a training run.
     """
-    recipe = typer.Option(
-        next(iter(RECIPES)),
-        is_eager=True,
-        callback=_use_recipe,
-        help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
-    )
-    file = typer.Option(
-        None,
-        is_eager=True,
-        callback=_use_file,
-        help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat the "
-        "recipe's; flags beat them. fastsiam config writes such a file.",
-    )
-    every = typer.Option(
-        False, "--help-all", is_eager=True, callback=show_all, help="Show all options and exit."
-    )
-    own = _own_parameters(run, 2 if beside is None else 3)
-    fields_beside = [] if beside is None else _options_of(beside)
-    flags = [flag for flag in train_flags() if options is None or flag.name in options]
-    defaults = layered().flags
-    parameters = [
-        inspect.Parameter(
-            "context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
-        ),
-        _parameter("recipe", str, recipe),
-        _parameter("config", Path | None, file),
-        *own,
-        *fields_beside,
-        *(_option_of(flag, defaults) for flag in flags),
-        *([] if options else [_parameter("help_all", bool, every)]),
+    hints = get_type_hints(run, include_extras=True)
+    parameters = [*inspect.signature(run).parameters.values()]
+    of_a_run = any(x.name == "recipe" and x.default is x.empty for x in parameters)
+    groups = {name: kind for name, kind in hints.items() if _is_config(kind)}
+    if not groups and not of_a_run:
+        return run
+    settings = {name: [*settings_of(group).values()] for name, group in groups.items()}
+    if of_a_run:
+        groups.pop("config", None)
+        settings["config"] = train_settings()
+    for name, group in settings.items():
+        settings[name] = [x for x in group if x.option and (options is None or x.name in options)]
+    own = [
+        x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name])
+        for x in parameters
+        if x.name not in {*settings, "recipe"}
     ]
 
-    def command(context: typer.Context, **given: Any) -> None:
-        changed = {f.name: given[f.name] for f in flags if _given(context, f.name)}
-        settings = _of_a_branch(context, changed.get("out", "")) or _defaults(context)
-        try:
-            built = [build({**settings.flags, **changed})]
-            if beside is not None:
-                built.append(beside(**{x.name: given[x.name] for x in fields_beside}))
-        except ValueError as error:
-            where = f" (with the settings of {settings.source})" if settings.source else ""
-            raise typer.BadParameter(f"{error}{where}") from error
-        run(settings.recipe, *built, **{x.name: given[x.name] for x in own})
+    # Typer takes the annotation of this name for that of an option: none begins with an underscore.
+    def command(**_values: Any) -> None:
+        arguments = {x.name: _values.pop(x.name) for x in own}
+        with usage_errors():
+            flags = _flags(_values)
+            base = merge_sources(flags | {"run": arguments.get("run")}) if of_a_run else Settings()
+        with usage_errors(base.source):
+            for name, group in groups.items():
+                arguments[name] = group(**_only(flags, settings[name]))
+            if of_a_run:
+                config = build({**base.flags, **_only(flags, train_settings())})
+                arguments |= {"recipe": base.recipe, "config": config}
+        run(**arguments)
+
+    def notes(values: Mapping[str, Any]) -> dict[str, str]:
+        with usage_errors():
+            base = merge_sources(_flags(values)) if of_a_run else Settings()
+        each = [one for group in settings.values() for one in group]
+        texts = {one.name: _note(one, base.flags.get(one.name, one.default)) for one in each}
+        return texts | ({"recipe": f"default: {base.recipe}"} if of_a_run else {})
 
     command.__name__, command.__doc__ = run.__name__, run.__doc__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            *(_sources() if of_a_run else []),
+            *own,
+            *(option for group in settings.values() for option in _options(group, of_a_run)),
+            *([_help_all()] if of_a_run and options is None else []),
+        ]
+    )
+    command.notes = notes  # type: ignore[attr-defined]
     return command
 
 
-def command_of(
-    run: Callable[..., None],
-    cls: type,
-    *,
-    options: Collection[str] | None = None,
-    argument: tuple[str, str] | None = None,
-    kind: Any = Path,
-) -> Callable[..., None]:
-    """Turn ``run(config)`` into a Typer command with one option for each field of the config.
+def merge_sources(flags: Mapping[str, Any]) -> Settings:
+    """Return every setting as it is without its own flag: recipe < method < run < file.
 
     Args:
-        run: the command.
-        cls: of the config; options are in sections if it inherits some.
-        options: names of the fields that the command has options for; by default all.
-        argument: name and help of what stands without a flag; then it is ``run(argument,
-            config)``.
-        kind: type of the argument.
+        flags: those of the command line; ``recipe``, ``method``, ``config``, ``resume``, ``run``
+            and ``out`` say where settings are from.
+
+    Raises:
+        ValueError: one of them names nothing that holds settings.
     """
+    files = [read_settings(flags["config"])] if "config" in flags else []
+    resume = flags.get("resume") or next(
+        (x.flags["resume"] for x in files if "resume" in x.flags), ""
+    )
+    run = None
+    if resume not in _FRESH:
+        run = _resumed_run(resume, flags.get("out", ""))
+    elif flags.get("run"):
+        run = _settings_of_run(Path(flags["run"]))
+    base = merge(
+        recipe=flags.get("recipe", ""),
+        method=flags.get("method", ""),
+        files=files if run is None else [run, *files],
+    )
+    if run is not None and not base.flags["out"]:  # a file that names no folder asks for no other
+        return replace(base, flags={**base.flags, "out": run.flags["out"]})
+    return base
 
-    def command(**flags: Any) -> None:
-        own = [flags.pop(argument[0])] if argument else []
-        try:
-            config = cls(**flags)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-        run(*own, config)
 
-    command.__name__, command.__doc__ = run.__name__, run.__doc__
-    parameters = [x for x in _options_of(cls) if options is None or x.name in options]
-    if argument:
-        name, text = argument
-        parameters.insert(0, _parameter(name, kind, typer.Argument(help=text)))
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
-
-
-def _options_of(cls: type) -> list[inspect.Parameter]:
-    """Return an option for each field of a dataclass, in sections if it inherits some."""
-    hints, docs = get_type_hints(cls), field_docs(cls)
-    owners = {f.name: owner_of(cls, f.name) for f in fields(cls)}
-    several = len(set(owners.values())) > 1
-    return [
-        _parameter(
-            f.name,
-            hints[f.name],
-            typer.Option(
-                f.default,
-                help=docs[f.name],
-                rich_help_panel=heading(owners[f.name]) if several else None,
-            ),
-        )
-        for f in fields(cls)
-    ]
+@contextlib.contextmanager
+def usage_errors(source: str = "") -> Iterator[None]:
+    """Turn a ``ValueError`` inside into a usage error, with where settings are from."""
+    try:
+        yield
+    except ValueError as error:
+        where = f" (with the settings of {source})" if source else ""
+        raise typer.BadParameter(f"{error}{where}") from error
 
 
 def picture_path(path: Path) -> Path:
@@ -170,136 +189,108 @@ def picture_path(path: Path) -> Path:
     return path
 
 
-def use_run(context: typer.Context, path: str) -> str:
-    """Take all settings from a run: a callback of an option that names its folder or checkpoint."""
-    if path not in _FRESH:
-        _choose(context, run=_settings_of_run(Path(path)))
-    return path
+def _resumed_run(path: str, out: str) -> Settings:
+    """Return the settings of a run that is resumed, in its own folder or in a branch's.
 
-
-def _resume(context: typer.Context, path: str) -> str:
-    """Take all settings from the run that goes on, in its folder if no other is given."""
-    if path not in _FRESH:
-        settings, folder = _settings_of_run(Path(path)), run_folder(Path(path))
-        place = {"resume": path, "out": "" if folder is None else str(folder)}
-        _choose(context, run=replace(settings, flags={**settings.flags, **place}))
-    return path
+    A branch that has begun has settings of the optimizer of its own.
+    """
+    run, folder = _settings_of_run(Path(path)), run_folder(Path(path))
+    place = {"resume": path, "out": "" if folder is None else str(folder)}
+    flags = {**run.flags, **place}
+    if out and (Path(out) / "config.json").is_file():
+        branch = _settings_of_run(Path(out)).flags
+        flags |= {name: branch[name] for name in _OF_A_BRANCH if name in branch}
+    return replace(run, flags=flags)
 
 
 def _settings_of_run(path: Path) -> Settings:
     """Read the config.json of a run, or a checkpoint's own settings where there is none."""
     file = recorded(path)
-    if file is None:
-        from fastsiam import checkpoint
-
-        return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
-    try:
+    if file is not None:
         return read_settings(file, goes_on=True)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    from fastsiam import checkpoint
+
+    return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
 
 
-def _use_file(context: typer.Context, path: Path | None) -> Path | None:
-    if path is not None:
-        try:
-            _choose(context, file=read_settings(path))
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-    return path
+def _sources() -> list[inspect.Parameter]:
+    """Return the options that say where settings are from."""
+    recipe = typer.Option(
+        None,
+        is_eager=True,
+        help=f"Named starting point: {', '.join(RECIPES)}. Flags change single settings of it.",
+    )
+    file = typer.Option(
+        None,
+        is_eager=True,
+        help="Settings: a TOML or YAML file, or a run, whose config.json is read. They beat the "
+        "recipe's; flags beat them. fastsiam config writes such a file.",
+    )
+    single = typer.Option(
+        None,
+        "--set",
+        is_eager=True,
+        metavar="NAME=VALUE",
+        help="A setting, as in a settings file, such as lr_end=0.001; may be given several times. "
+        "Some settings have no flag of their own; fastsiam config lists all.",
+    )
+    return [
+        _parameter("recipe", str | None, recipe),
+        _parameter("config", Path | None, file),
+        _parameter("assignments", list[str] | None, single),
+    ]
 
 
-def _use_recipe(context: typer.Context, name: str) -> str:
-    _choose(context, **({"recipe": name} if _given(context, "recipe") else {}))
-    return name
+def _help_all() -> inspect.Parameter:
+    option = typer.Option(
+        False, "--help-all", is_eager=True, callback=show_all, help="Show all options and exit."
+    )
+    return _parameter("help_all", bool, option)
 
 
-def _use_method(context: typer.Context, name: str) -> str:
-    if _given(context, "method"):
-        _choose(context, method=name)
-    return name
+def _options(settings: list[Setting], of_a_run: bool) -> Iterator[inspect.Parameter]:
+    """Yield the option of each setting, which is None unless it is given."""
+    several = len({one.section for one in settings}) > 1
+    for one in settings:
+        how: dict[str, Any] = {"help": one.help, "is_eager": of_a_run and one.name in _READ_FIRST}
+        kind = str if one.kind == int | str else one.kind  # Typer knows no unions
+        if is_of_a_view(one):
+            how["metavar"] = f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
+            kind = str
+        if several:
+            how["rich_help_panel"] = one.section
+        yield _parameter(one.name, kind | None, typer.Option(None, **how))
 
 
-def _choose(context: typer.Context, **chosen: Any) -> None:
-    """Note what else is known of the settings, and give all options their defaults anew."""
-    context.meta.setdefault(_CHOSEN, {}).update(chosen)
-    settings = _defaults(context)
-    defaults: dict[str, Any] = {"recipe": settings.recipe, **settings.flags}
-    for parameter in context.command.params:
-        of_settings = parameter.name == "recipe" or getattr(parameter, "rich_help_panel", None)
-        if of_settings and parameter.name in defaults:  # a command may have others of that name
-            parameter.default = defaults[parameter.name]
+def _note(one: Setting, value: Any) -> str:
+    """Return what ``--help`` says of a setting behind what it is for: default, range of shares."""
+    match value:
+        case bool():
+            text = one.flag if value else f"no-{one.flag}"
+        case tuple():
+            text = ", ".join(map(str, value))
+        case _:
+            text = "" if value is None else str(value)
+    ends = one.bounds.keys() & {"below", "at_most"}
+    return "; ".join(filter(None, [text and f"default: {text}", str(one.bounds) if ends else ""]))
 
 
-def _defaults(context: typer.Context) -> Settings:
-    """Return every setting as it is without the flags of the command line."""
-    chosen = context.meta[_CHOSEN]
-    files = [chosen[kind] for kind in ("run", "file") if kind in chosen]
-    try:
-        found = layered(
-            recipe=chosen.get("recipe", ""), method=chosen.get("method", ""), files=files
-        )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    if "run" in chosen and not found.flags["out"]:  # a file that names no folder asks for no other
-        return replace(found, flags={**found.flags, "out": chosen["run"].flags["out"]})
-    return found
-
-
-def _of_a_branch(context: typer.Context, out: str) -> Settings | None:
-    """Return the settings of a branch that has begun: its optimiser's are its own.
-
-    Args:
-        context: of the command.
-        out: the run folder that is given.
-    """
-    chosen = context.meta[_CHOSEN]
-    if "run" not in chosen or not out or not (Path(out) / "config.json").is_file():
-        return None
-    begun = _settings_of_run(Path(out))
-    own = {name: begun.flags[name] for name in _OF_A_BRANCH if name in begun.flags}
-    flags = {**chosen["run"].flags, **own}
-    context.meta[_CHOSEN] = {**chosen, "run": replace(chosen["run"], flags=flags)}
-    return _defaults(context)
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    """Tell whether an option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _own_parameters(run: Callable[..., None], given: int) -> list[inspect.Parameter]:
-    """Return what a command takes beside the first ``given``, recipe and config."""
-    hints = get_type_hints(run, include_extras=True)
-    own = list(inspect.signature(run).parameters.values())[given:]
-    return [x.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[x.name]) for x in own]
-
-
-def _option_of(flag: Flag, defaults: Mapping[str, Any]) -> inspect.Parameter:
-    """Return the option of a training run's flag."""
-    kind, how = flag.kind, dict[str, Any](help=flag.help, rich_help_panel=flag.heading)
-    if flag.name in defaults:
-        default = defaults[flag.name]
-    else:  # of another method
-        default = next(f.default for f in fields(flag.owner) if f.name == flag.name)
-    if flag.name == "restarts":  # what --extend-schedule restart notes in a run's settings
-        how |= {"hidden": True}
-    if flag.name in _CALLBACKS:
-        how |= {"is_eager": True, "callback": _CALLBACKS[flag.name]}
-    if flag.name == "views":
-        how |= {"min": 2}
-    if flag.for_each_view:
-        how |= {"metavar": f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"}
-        kind, default = str, str(default)
-    return _parameter(flag.name, kind, typer.Option(default, **how))
-
-
-_CALLBACKS = {"method": _use_method, "resume": _resume}
-"""What the flags do that give others their defaults."""
+def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the options that stand on the command line, those by ``--set`` too."""
+    flags = {name: value for name, value in values.items() if value is not None}
+    return parse_assignments(flags.pop("assignments", ())) | flags
 
 
 def _parameter(name: str, annotation: Any, option: Any) -> inspect.Parameter:
-    annotation = str if annotation == int | str else annotation  # Typer knows no unions
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation
     )
+
+
+def _only(flags: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, Any]:
+    """Return the flags of some settings."""
+    return {one.name: flags[one.name] for one in settings if one.name in flags}
+
+
+def _is_config(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Config)

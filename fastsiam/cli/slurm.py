@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import settings_command
+from fastsiam.cli.options import Commands
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import from_flags
 from fastsiam.config.slurm import SlurmConfig
@@ -20,6 +19,11 @@ _LATER = "node:29500"
 """Stands for where machines meet, which the job will know."""
 
 
+def _to_meet_later(flags: Mapping[str, Any]) -> TrainConfig:
+    return from_flags({**flags, "rendezvous": flags["rendezvous"] or _LATER})
+
+
+@app.command(build=_to_meet_later)
 def slurm(
     recipe: str,
     config: TrainConfig,
@@ -37,10 +41,3 @@ def slurm(
 
     script = slurm_script(recipe, config, job)
     print(submit_script(script, folder=scripts) if submit else script.rstrip())
-
-
-def _to_meet_later(flags: Mapping[str, Any]) -> TrainConfig:
-    return from_flags({**flags, "rendezvous": flags["rendezvous"] or _LATER})
-
-
-app.command()(settings_command(slurm, build=_to_meet_later, beside=SlurmConfig))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import command_of
+from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config.checks import or_nearest
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
 from fastsiam.study.catalogue import STUDIES
@@ -25,6 +25,11 @@ app = Commands(
 )
 
 
+Names = Annotated[
+    list[str], typer.Argument(help="Names of studies as fastsiam study list has them, or all.")
+]
+
+
 @app.command("list")
 def show_list() -> None:
     """Show the studies: name, where the paper has it, rows."""
@@ -34,7 +39,8 @@ def show_list() -> None:
         print(f"{'':{wide}}    {'; '.join(row.variant.title for row in study.rows)}")
 
 
-def run(names: list[str], config: StudyRunConfig) -> None:
+@app.command()
+def run(names: Names, config: StudyRunConfig) -> None:
     """Run what is missing of studies, or of all.
 
     What is done is skipped, what was begun goes on, and rows that studies share are run once.
@@ -51,14 +57,13 @@ def run(names: list[str], config: StudyRunConfig) -> None:
     )
     for one in runs:
         one.check_settings()
-    try:
+    with usage_errors():
         gpus = preparation.check(runs)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     do_runs(runs, config, gpus=gpus)
 
 
-def table(names: list[str], config: StudyTableConfig) -> None:
+@app.command()
+def table(names: Names, config: StudyTableConfig) -> None:
     """Show the tables of studies: the paper's figures, ours, and a verdict on each claim.
 
     Figures are of what is done so far. With --record it is that file's table.
@@ -89,11 +94,6 @@ def _collected(study: Study, config: StudyConfig) -> StudyRecord:
     for one in runs:
         one.check_settings()
     return study_record(study, size, runs, config)
-
-
-_NAMES = ("names", "Names of studies as fastsiam study list has them, or all.")
-for _command, _config in ((run, StudyRunConfig), (table, StudyTableConfig)):
-    app.command(_command.__name__)(command_of(_command, _config, argument=_NAMES, kind=list[str]))
 
 
 def _studies(names: Iterable[str]) -> list[Study]:

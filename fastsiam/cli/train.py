@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import settings_command
+from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config import TrainConfig
 from fastsiam.errors import Interrupted
 
 app = Commands()
 
 
+@app.command()
 def train(recipe: str, config: TrainConfig) -> None:
     """Train a backbone without labels. The defaults shown are those of --recipe and --method."""
     try:
@@ -35,20 +35,15 @@ def _train(recipe: str, config: TrainConfig) -> None:
     worlds = [number * config.run.gpus for number in machines]
     if distributed.is_worker():
         worlds = [int(os.environ["WORLD_SIZE"])]
-    try:
+    with usage_errors():
         if config.run.max_nodes > 1 and not config.run.out:
             raise ValueError("several machines need --out: a run folder that all of them share")
         jobs.preflight(config, world=worlds[-1])
         for world in worlds[:-1]:
             jobs.check_shares(config, world)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     if worlds[-1] > 1 and not distributed.is_worker():
         sys.exit(jobs.train_on_ranks(config, recipe, sys.argv[1:]))
     jobs.train_here(config, recipe)
-
-
-app.command()(settings_command(train))
 
 
 @app.command()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from fastsiam.cli.help import Commands
-from fastsiam.cli.options import command_of
+import typer
+
+from fastsiam.cli.options import Commands
 from fastsiam.config.verify import VerifyConfig
 
 app = Commands()
 
 
-def verify(run: Path, config: VerifyConfig) -> None:
+@app.command()
+def verify(run: Annotated[Path, typer.Argument(help="Run folder.")], config: VerifyConfig) -> None:
     """Compute the digests of a run again from seed, settings and data, and compare with its log.
 
     Writes nothing. Exits with 1 at the first line that differs.
@@ -20,6 +23,3 @@ def verify(run: Path, config: VerifyConfig) -> None:
 
     for line in verify(run, config):
         print(line, flush=True)
-
-
-app.command()(command_of(verify, VerifyConfig, argument=("run", "Run folder.")))

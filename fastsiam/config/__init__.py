@@ -29,6 +29,7 @@ from .methods import (
     SwAVConfig,
 )
 from .model import OWN_BACKBONES, BackboneConfig, ModelConfig, Stem
+from .setting import setting
 from .train import (
     Compile,
     MonitorConfig,
@@ -73,4 +74,5 @@ __all__ = [
     "TrainConfig",
     "ViewConfig",
     "require",
+    "setting",
 ]

@@ -12,33 +12,6 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def require_at_least_one(config: object, *names: str) -> None:
-    """Raise ``ValueError`` unless settings are 1 or more."""
-    for name in names:
-        value = getattr(config, name)
-        require(value >= 1, f"{name.replace('_', '-')} must be at least 1, not {value}")
-
-
-def require_momentum(config: object, name: str) -> None:
-    """Raise ``ValueError`` unless a setting is a momentum: 0 or more and below 1."""
-    value = getattr(config, name)
-    require(0 <= value < 1, f"{name.replace('_', '-')} must be 0 or more and below 1, not {value}")
-
-
-def require_positive(config: object, *names: str) -> None:
-    """Raise ``ValueError`` unless settings are above 0."""
-    for name in names:
-        value = getattr(config, name)
-        require(value > 0, f"{name.replace('_', '-')} must be above 0, not {value}")
-
-
-def require_one_of(config: object, name: str, *known: str) -> None:
-    """Raise ``ValueError`` unless a setting is one of these words."""
-    value = getattr(config, name)
-    flag = name.replace("_", "-")
-    require(value in known, f"{flag} must be one of {', '.join(known)}, not {value!r}")
-
-
 def share(text: str, name: str) -> float:
     """Return the percent of a share such as "10%"; 0.0 for an empty text, "0" and "0%".
 

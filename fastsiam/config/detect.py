@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from .checks import require, require_at_least_one
+from .checks import require
 from .evaluate import EvalConfig
+from .setting import setting
 from .train import Precision
 
 NOT_OF_DETECTION = {
@@ -21,54 +22,57 @@ NOT_OF_DETECTION = {
 class DetectConfig(EvalConfig):
     """Detection: which data, which detector, and how it is trained; Table 5's unless said."""
 
-    task: Literal["voc07", "voc0712", "coco"] = "voc07"
-    (
+    task: Literal["voc07", "voc0712", "coco"] = setting(
+        "voc07",
         "VOC 2007 trainval, VOC 2007 and 2012 trainval, both tested on 2007 test; or COCO "
-        "train2017, tested on val2017, with masks. --data is the folder of their files."
+        "train2017, tested on val2017, with masks. --data is the folder of their files.",
     )
-    detector: Literal["c4", "fpn"] = "c4"
-    """c4 is the paper's design, of torchvision's parts; fpn is torchvision's."""
-    trials: int = 5
-    """Detectors trained one after the other, each with the next seed (the paper: 5 on VOC)."""
-    steps: int = 0
-    """Steps of training, drops at the same shares. Default: 24,000 on VOC, 90,000 on COCO."""
-    batch_size: int = 16
-    """Global batch."""
-    lr: float = 0.02
-    """Rate; it is not scaled by the batch."""
-    weight_decay: float = 0.0001
-    """Weight decay of all but BN."""
-    warmup: int = -1
-    """Steps of the warm-up; -1 is 100 on VOC, 1,000 on COCO."""
-    short_side: str = ""
-    (
+    detector: Literal["c4", "fpn"] = setting(
+        "c4", "c4 is the paper's design, of torchvision's parts; fpn is torchvision's."
+    )
+    trials: int = setting(
+        5,
+        "Detectors trained one after the other, each with the next seed (the paper: 5 on VOC).",
+        at_least=1,
+    )
+    steps: int = setting(
+        0,
+        "Steps of training, drops at the same shares. Default: 24,000 on VOC, 90,000 on COCO.",
+        at_least=0,
+    )
+    batch_size: int = setting(16, "Global batch.", at_least=1)
+    lr: float = setting(0.02, "Rate; it is not scaled by the batch.", above=0)
+    weight_decay: float = setting(0.0001, "Weight decay of all but BN.", at_least=0)
+    warmup: int = setting(-1, "Steps of the warm-up; -1 is 100 on VOC, 1,000 on COCO.", at_least=-1)
+    short_side: str = setting(
+        "",
         "Shorter side of the images in pixels: 480-800 draws one of each 32nd, 600 is one alone; "
-        "the largest is tested at. Default: 480-800 on VOC, 640-800 on COCO."
+        "the largest is tested at. Default: 480-800 on VOC, 640-800 on COCO.",
     )
-    long_side: int = 1333
-    """Most pixels of the longer side."""
-    rois: int = 512
-    """Proposed boxes of an image that the box head is trained on."""
-    precise_bn: int = 200
-    """Steps without training over which BN statistics are averaged before each test; 0 is none."""
-    precision: Literal["run", Precision] = "fp32"
-    """Autocast type; the protocol's is fp32. run is as the run had it."""
-    seed: int = 0
-    """Seed of the first trial: of first weights, order, sizes, flips and sampled boxes."""
-    resume: Literal["auto", "never"] = "auto"
-    """auto goes on where the same evaluation of the same run's network was interrupted."""
+    long_side: int = setting(1333, "Most pixels of the longer side.", at_least=1)
+    rois: int = setting(
+        512, "Proposed boxes of an image that the box head is trained on.", at_least=1
+    )
+    precise_bn: int = setting(
+        200,
+        "Steps without training over which BN statistics are averaged before each test; 0 is none.",
+        at_least=0,
+    )
+    precision: Literal["run", Precision] = setting(
+        "fp32", "Autocast type; the protocol's is fp32. run is as the run had it."
+    )
+    seed: int = setting(
+        0,
+        "Seed of the first trial: of first weights, order, sizes, flips and sampled boxes.",
+        at_least=0,
+    )
+    resume: Literal["auto", "never"] = setting(
+        "auto", "auto goes on where the same evaluation of the same run's network was interrupted."
+    )
 
-    def __post_init__(self) -> None:
-        EvalConfig.__post_init__(self)
-        for name in ("task", "detector", "resume"):
-            known, value = _KNOWN[name], getattr(self, name)
-            require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
-        require_at_least_one(self, "trials", "batch_size", "long_side", "rois")
-        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
-        require(self.warmup >= -1, f"warmup must be -1 or more, not {self.warmup}")
-        for name in ("steps", "weight_decay", "precise_bn", "seed"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        EvalConfig.check(self)
         require(
             not self.sides or self.sides[-1] <= self.long_side,
             f"short-side ({self.short_side}) must not be above long-side ({self.long_side})",
@@ -89,10 +93,3 @@ class DetectConfig(EvalConfig):
         low, high = int(match[1]), int(match[2] or match[1])
         require(32 <= low <= high, f"short-side begins at 32 and rises, not {self.short_side}")
         return tuple(dict.fromkeys((*range(low, high, 32), high)))
-
-
-_KNOWN = {
-    "task": ("voc07", "voc0712", "coco"),
-    "detector": ("c4", "fpn"),
-    "resume": ("auto", "never"),
-}

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self, get_args
 
-from .checks import require, require_at_least_one, require_one_of, share
+from .checks import require, share
 from .data import Alpha, Exif, ImagePipeline
 from .model import Stem
 from .nodes import NodesConfig
+from .setting import setting
 from .train import Precision
 
 Storage = Literal["fp32", "fp16", "bf16"]
@@ -26,115 +27,120 @@ _RATES_FOR_LITTLE = "0.1,0.3,1,3,10,30"
 class EvalConfig(NodesConfig):
     """Images and network: what is evaluated, and where."""
 
-    data: str = ""
-    """Data as of train, with a validation split where there is one; default: the run's."""
-    image_column: str = ""
-    """Column of the images, as of train; default: the run's, for the run's own data."""
-    label_column: str = ""
-    """Column of the labels, as of train; default: the run's, for the run's own data."""
-    holdout: str = ""
-    (
-        "Share of each class to validate on, as of train; 0 is none. Default: the run's, if the "
-        "data are the run's own."
+    data: str = setting(
+        "", "Data as of train, with a validation split where there is one; default: the run's."
     )
-    bad_images: Literal["run", "stop", "replace"] = "run"
-    (
+    image_column: str = setting(
+        "", "Column of the images, as of train; default: the run's, for the run's own data."
+    )
+    label_column: str = setting(
+        "", "Column of the labels, as of train; default: the run's, for the run's own data."
+    )
+    holdout: str = setting(
+        "",
+        "Share of each class to validate on, as of train; 0 is none. Default: the run's, if the "
+        "data are the run's own.",
+    )
+    bad_images: Literal["run", "stop", "replace"] = setting(
+        "run",
         "What to do about an image that cannot be decoded, as of train; run is as the run had it, "
         "stop for other files. replace leaves it out, and in training with labels on random crops "
-        "shows another in its place."
+        "shows another in its place.",
     )
-    exif: Literal["run", Exif] = "run"
-    """EXIF orientation, as of train; run is as the run had it, ignore for other files."""
-    alpha: Literal["run", Alpha] = "run"
-    """Transparent pixels, as of train; run is as the run had it, drop for other files."""
-    pipeline: Literal["run", "auto", ImagePipeline] = "run"
-    (
+    exif: Literal["run", Exif] = setting(
+        "run", "EXIF orientation, as of train; run is as the run had it, ignore for other files."
+    )
+    alpha: Literal["run", Alpha] = setting(
+        "run", "Transparent pixels, as of train; run is as the run had it, drop for other files."
+    )
+    pipeline: Literal["run", "auto", ImagePipeline] = setting(
+        "run",
         "How images are loaded, as of train; run is as the run had it, auto for other files. "
-        "auto is never memory, which would decode all images before the first."
+        "auto is never memory, which would decode all images before the first.",
     )
-    workers: int = -1
-    """Loader processes or threads of each rank; -1 is one for each core of the rank."""
-    backbone: str = ""
-    (
+    workers: int = setting(
+        -1,
+        "Loader processes or threads of each rank; -1 is one for each core of the rank.",
+        at_least=-1,
+    )
+    backbone: str = setting(
+        "",
         "Network of a file that is no run's and whose names do not tell: "
-        "one of torchvision's, or timm/NAME."
+        "one of torchvision's, or timm/NAME.",
     )
-    stem: str = ""
-    (
+    stem: str = setting(
+        "",
         "First layers of a ResNet in such a file, as of train, for weights do not tell the "
-        "padding: imagenet, cifar, cifar-pad2, cifar-no-relu."
+        "padding: imagenet, cifar, cifar-pad2, cifar-no-relu.",
     )
-    untrained: bool = False
-    """Evaluate the same network untrained, with fresh weights of the run's seed."""
-    crop: int = 0
-    """Side of the central crop, in pixels; default: the run's, for other files 224 (CIFAR: 32)."""
-    resize: int = 0
-    """Shorter side before that crop; default: the run's, for other crops as 0 of eval-resize."""
-    mean: tuple[float, float, float] | None = None
-    """Mean of each channel that normalisation subtracts; default: the run's, else ImageNet's."""
-    std: tuple[float, float, float] | None = None
-    """Standard deviation that it divides by; default: the run's, else ImageNet's."""
-    precision: Literal["run", Precision] = "run"
-    """Autocast type of the network; run is as the run had it, auto for other files."""
-    feature_batch: int = 256
-    """Images that go through the network at a time on each rank."""
-    gpus: int = 1
-    """GPUs of this machine, one process each; with --device cpu, CPU processes."""
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """auto takes the GPU if there is one."""
-    json: str = ""
-    """Write the record there too; it also goes into the run's eval folder."""
+    untrained: bool = setting(
+        False, "Evaluate the same network untrained, with fresh weights of the run's seed."
+    )
+    crop: int = setting(
+        0,
+        "Side of the central crop, in pixels; default: the run's, for other files 224 (CIFAR: 32).",
+        at_least=0,
+    )
+    resize: int = setting(
+        0,
+        "Shorter side before that crop; default: the run's, for other crops as 0 of eval-resize.",
+        at_least=0,
+    )
+    mean: tuple[float, float, float] | None = setting(
+        None,
+        "Mean of each channel that normalisation subtracts; default: the run's, else ImageNet's.",
+    )
+    std: tuple[float, float, float] | None = setting(
+        None, "Standard deviation that it divides by; default: the run's, else ImageNet's.", above=0
+    )
+    precision: Literal["run", Precision] = setting(
+        "run", "Autocast type of the network; run is as the run had it, auto for other files."
+    )
+    feature_batch: int = setting(
+        256, "Images that go through the network at a time on each rank.", at_least=1
+    )
+    gpus: int = setting(
+        1, "GPUs of this machine, one process each; with --device cpu, CPU processes.", at_least=1
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", "auto takes the GPU if there is one.")
+    json: str = setting("", "Write the record there too; it also goes into the run's eval folder.")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        NodesConfig.check(self)
         share(self.holdout, "holdout")
-        require(
-            self.bad_images in ("run", "stop", "replace"),
-            f"bad-images must be run, stop or replace, not {self.bad_images!r}",
-        )
-        for name, kind in (
-            ("exif", Literal["run", Exif]),
-            ("alpha", Literal["run", Alpha]),
-            ("pipeline", Literal["run", "auto", ImagePipeline]),
-            ("precision", Literal["run", Precision]),
-        ):
-            known = get_args(kind)
-            value = getattr(self, name)
-            require(value in known, f"{name} must be one of {', '.join(known)}, not {value!r}")
         stems = get_args(Stem)
         require(
             not self.stem or self.stem in stems,
             f"stem must be one of {', '.join(stems)}, not {self.stem!r}",
         )
-        require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
-        for name in ("crop", "resize"):
-            require(getattr(self, name) >= 0, f"{name} must be above 0, not {getattr(self, name)}")
         require(
             not (self.crop and self.resize) or self.resize >= self.crop,
-            f"resize ({self.resize}) must not be smaller than crop ({self.crop})",
+            f"resize ({self.resize}) must be at least crop ({self.crop})",
         )
-        require(self.std is None or min(self.std) > 0, f"std must be above 0, not {self.std}")
-        require_at_least_one(self, "feature_batch", "gpus")
-        self.check_nodes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnnConfig(EvalConfig):
     """Classifier: kNN, all combinations of k and temperature in one pass."""
 
-    k: str = ""
-    """Neighbours that vote, one number or several: 10,20,100,200. Default: the run's, else 200."""
-    temperature: str = ""
-    (
-        "T of the votes' weights exp(similarity / T), one or several: .07,.1,.2. "
-        "Default: the run's, else 0.2."
+    k: str = setting(
+        "",
+        "Neighbours that vote, one number or several: 10,20,100,200. Default: the run's, else 200.",
     )
-    baselines: bool = False
-    """Also the untrained network and the raw pixels, for comparison."""
-    per_class: bool = False
-    """Print the accuracy of every class; the record always has it."""
+    temperature: str = setting(
+        "",
+        "T of the votes' weights exp(similarity / T), one or several: .07,.1,.2. "
+        "Default: the run's, else 0.2.",
+    )
+    baselines: bool = setting(
+        False, "Also the untrained network and the raw pixels, for comparison."
+    )
+    per_class: bool = setting(False, "Print the accuracy of every class; the record always has it.")
 
-    def __post_init__(self) -> None:
-        EvalConfig.__post_init__(self)
+    def check(self) -> None:
+        """Refuse values that no type or range tells."""
+        EvalConfig.check(self)
         require(all(k >= 1 for k in self.ks), f"k must be at least 1, not {self.k}")
         require(
             all(t > 0 for t in self.temperatures),
@@ -156,37 +162,42 @@ class KnnConfig(EvalConfig):
 class LabelConfig(EvalConfig):
     """Training with labels: on which images, and how."""
 
-    percent: float = 100.0
-    (
+    percent: float = setting(
+        100.0,
         "Share of the training images, in percent, that are trained on, the same of every class "
-        "(at least one image): 1 and 10 are what low-shot evaluation takes."
+        "(at least one image): 1 and 10 are what low-shot evaluation takes.",
+        above=0,
+        at_most=100,
     )
-    subset: str = ""
-    """File with the names of the training images to use, one a line, such as SimCLR's lists."""
-    scale_min: float = 0.08
-    """Smallest crop of a training image, as a share of its area; it may be flipped, too."""
-    momentum: float = 0.9
-    """Momentum of the steps."""
-    weight_decay: float = 0.0
-    """Weight decay."""
-    eval_every: int = 10
-    """Epochs between validations on the way; the last epoch is what counts. 0 is the last alone."""
-    seed: int = 0
-    """Seed of the subset, of the classifier's first weights, of the images' order and crops."""
-    resume: Literal["auto", "never"] = "auto"
-    """auto goes on where the same evaluation of the same run's network was interrupted."""
+    subset: str = setting(
+        "", "File with the names of the training images to use, one a line, such as SimCLR's lists."
+    )
+    scale_min: float = setting(
+        0.08,
+        "Smallest crop of a training image, as a share of its area; it may be flipped, too.",
+        above=0,
+        at_most=1,
+    )
+    momentum: float = setting(0.9, "Momentum of the steps.", at_least=0, below=1)
+    weight_decay: float = setting(0.0, "Weight decay.", at_least=0)
+    eval_every: int = setting(
+        10,
+        "Epochs between validations; the last epoch is what counts, and 0 validates it alone.",
+        at_least=0,
+    )
+    seed: int = setting(
+        0,
+        "Seed of the subset, of the classifier's first weights, of the images' order and crops.",
+        at_least=0,
+    )
+    resume: Literal["auto", "never"] = setting(
+        "auto", "auto goes on where the same evaluation of the same run's network was interrupted."
+    )
 
-    def __post_init__(self) -> None:
-        EvalConfig.__post_init__(self)
-        require(0 < self.percent <= 100, f"percent lies above 0 and up to 100, not {self.percent}")
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        EvalConfig.check(self)
         require(not (self.subset and self.percent < 100), "give --subset or --percent, not both")
-        require(
-            0 < self.scale_min <= 1, f"scale-min lies above 0 and up to 1, not {self.scale_min}"
-        )
-        require(0 <= self.momentum < 1, f"momentum lies from 0 to below 1, not {self.momentum}")
-        for name in ("weight_decay", "eval_every", "seed"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
 
     @property
     def global_batch(self) -> int:
@@ -202,50 +213,40 @@ class LabelConfig(EvalConfig):
 class LinearConfig(LabelConfig):
     """Classifier: linear; the defaults are the paper's and its code's, where data are enough."""
 
-    optimizer: Literal["auto", "lars", "sgd"] = "auto"
-    (
+    optimizer: Literal["auto", "lars", "sgd"] = setting(
+        "auto",
         "lars as in the paper, or sgd, which it names as an alternative with --lrs 30 --batch 256. "
         "auto is lars if images x epochs are 2,000 steps of 4096 or more, or if --lrs are given; "
-        "else sgd with several rates, for so few steps of lars hardly leave the start."
+        "else sgd with several rates, for so few steps of lars hardly leave the start.",
     )
-    lrs: str = ""
-    (
+    lrs: str = setting(
+        "",
         "Base rates for a batch of 256, scaled by batch / 256; several (.02,.05,.1,.2) train as "
         "many classifiers at once. Default: 0.1 for lars (the authors' code; the paper's text "
-        "says 0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto is sgd."
+        "says 0.02), 30 for sgd, 0.1,0.3,1,3,10,30 where auto is sgd.",
     )
-    batch: int = 0
-    (
+    batch: int = setting(
+        0,
         "Global batch; at most the training images. Default: 4096 for lars, 256 for sgd (where "
-        "auto is sgd, down to 16 for eight steps an epoch)."
+        "auto is sgd, down to 16 for eight steps an epoch).",
+        at_least=0,
     )
-    epochs: int = 90
-    """Passes over the training images; the cosine ends here."""
-    lars_trust: float = 0.001
-    """Trust coefficient of lars; there is no clipping."""
-    cached: bool = False
-    (
+    epochs: int = setting(90, "Passes over the training images; the cosine ends here.", at_least=1)
+    lars_trust: float = setting(0.001, "Trust coefficient of lars; there is no clipping.", above=0)
+    cached: bool = setting(
+        False,
         "Compute the features of one central crop of each training image once, and train on these: "
-        "minutes, not hours, but no augmentation."
+        "minutes, not hours, but no augmentation.",
     )
-    storage: Storage = "fp32"
-    """How --cached keeps features: fp16 and bf16 take half of the memory."""
+    storage: Storage = setting(
+        "fp32", "How --cached keeps features: fp16 and bf16 take half of the memory."
+    )
 
-    def __post_init__(self) -> None:
-        LabelConfig.__post_init__(self)
-        require(
-            self.optimizer in ("auto", "lars", "sgd"),
-            f"optimizer must be auto, lars or sgd, not {self.optimizer!r}",
-        )
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        LabelConfig.check(self)
         require(all(lr > 0 for lr in self.rates), f"lrs must be above 0, not {self.lrs}")
         require(len(set(self.rates)) == len(self.rates), f"lrs has a rate twice: {self.lrs}")
-        require(self.batch >= 0, f"batch must be at least 1, not {self.batch}")
-        require(self.epochs >= 1, f"epochs must be at least 1, not {self.epochs}")
-        require(self.lars_trust > 0, f"lars-trust must be above 0, not {self.lars_trust}")
-        require(
-            self.storage in get_args(Storage),
-            f"storage must be one of {', '.join(get_args(Storage))}, not {self.storage!r}",
-        )
         require(
             self.cached or self.storage == "fp32", "storage is for --cached: nothing else is kept"
         )
@@ -297,18 +298,13 @@ class LinearConfig(LabelConfig):
 class FinetuneConfig(LabelConfig):
     """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), but for the batch."""
 
-    lr: float = 0.05
-    """Rate for a batch of 256, scaled by batch / 256."""
-    batch: int = 256
-    """Global batch (SimCLR: 4096); at most the training images."""
-    epochs: int = 0
-    """Passes over the training images. Default: 60 on up to 1% of them, else 30."""
-
-    def __post_init__(self) -> None:
-        LabelConfig.__post_init__(self)
-        require(self.lr > 0, f"lr must be above 0, not {self.lr}")
-        require(self.batch >= 2, f"batch must be at least 2 (BN), not {self.batch}")
-        require(self.epochs >= 0, f"epochs must be at least 1, not {self.epochs}")
+    lr: float = setting(0.05, "Rate for a batch of 256, scaled by batch / 256.", above=0)
+    batch: int = setting(
+        256, "Global batch (SimCLR: 4096); at most the training images.", at_least=2
+    )
+    epochs: int = setting(
+        0, "Passes over the training images. Default: 60 on up to 1% of them, else 30.", at_least=0
+    )
 
     @property
     def global_batch(self) -> int:
@@ -320,25 +316,26 @@ class FinetuneConfig(LabelConfig):
 class FeaturesConfig(EvalConfig):
     """Features: which, and the file that they go to."""
 
-    out: str = "features.npy"
-    (
+    out: str = setting(
+        "features.npy",
         "File to write: .npy (with names and labels in a .npy.csv beside it), .parquet or .npz. "
-        "Without pyarrow, .npz is written instead of .parquet."
+        "Without pyarrow, .npz is written instead of .parquet.",
     )
-    split: Literal["auto", "train", "val"] = "auto"
-    (
+    split: Literal["auto", "train", "val"] = setting(
+        "auto",
         "Which images. auto: all training images, those that --holdout holds out included. train: "
         "without these. val: the held-out images, or the validation images. With a holdout a "
-        "column split says train or val of each image. A folder without splits is train."
+        "column split says train or val of each image. A folder without splits is train.",
     )
-    layer: Literal["backbone", "projector"] = "backbone"
-    """Pooled features of the backbone (pool5), or the projections that the loss compares."""
-    force: bool = False
-    """Overwrite files that are there."""
+    layer: Literal["backbone", "projector"] = setting(
+        "backbone",
+        "Pooled features of the backbone (pool5), or the projections that the loss compares.",
+    )
+    force: bool = setting(False, "Overwrite files that are there.")
 
-    def __post_init__(self) -> None:
-        EvalConfig.__post_init__(self)
-        require_one_of(self, "split", "auto", "train", "val")
+    def check(self) -> None:
+        """Refuse values that no type or range tells."""
+        EvalConfig.check(self)
         require(
             self.out.endswith((".npy", ".parquet", ".npz")),
             f"out must end in .npy, .parquet or .npz, not {self.out!r}",
@@ -349,20 +346,14 @@ class FeaturesConfig(EvalConfig):
 class NeighboursConfig(EvalConfig):
     """Picture: of images and what is nearest to them."""
 
-    out: str = "neighbours.png"
-    """Picture to write."""
-    images: int = 8
-    """Query images, spread over the validation images (the training images, if there are none)."""
-    k: int = 8
-    """Neighbours of each, out of the training images."""
-    seed: int = 0
-    """Chooses the queries."""
-
-    def __post_init__(self) -> None:
-        EvalConfig.__post_init__(self)
-        for name in ("images", "k"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1")
-        require(self.seed >= 0, f"seed must be 0 or more, not {self.seed}")
+    out: str = setting("neighbours.png", "Picture to write.")
+    images: int = setting(
+        8,
+        "Query images, spread over the validation images (the training images, if there are none).",
+        at_least=1,
+    )
+    k: int = setting(8, "Neighbours of each, out of the training images.", at_least=1)
+    seed: int = setting(0, "Chooses the queries.", at_least=0)
 
 
 def _batch_for_little(images: int) -> int:

@@ -1,4 +1,4 @@
-"""Settings in files, and how they add up: recipe, method, files, each beating the one before.
+"""Settings in files: read, written, and merged, where recipe, method and files beat one another.
 
 A settings file (TOML, YAML or JSON) has the sections of ``TrainConfig``, in each its settings by
 their flags' names, and may name a recipe on top. A run's ``config.json`` is read as it is.
@@ -6,9 +6,11 @@ their flags' names, and may name a recipe on top. A run's ``config.json`` is rea
 
 from __future__ import annotations
 
+import json
+import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,19 @@ from fastsiam.errors import FastSiamError, in_a_line
 from fastsiam.files import explained, parsed_json
 
 from .checks import or_nearest, require
-from .flags import Flag, section_flags, to_flags, unknown_method
-from .methods import METHOD_CONFIGS
+from .flags import (
+    flags_by_section,
+    is_of_a_method,
+    is_of_a_view,
+    sections,
+    to_flags,
+    train_settings,
+    unknown_method,
+)
+from .methods import METHOD_CONFIGS, MethodConfig
 from .plain import from_plain
 from .recipes import RECIPES
+from .setting import Setting, from_text, settings_of
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
@@ -73,11 +84,38 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
     try:
         require(isinstance(content, dict), "settings must be a table of sections")
         if "config" in content:
-            read = _of_a_run(content, str(file))
-            return read if goes_on else _for_another_run(read)
+            return _of_a_run(content, str(file), goes_on=goes_on)
         return _of_a_file(content, str(file))
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def to_toml(config: TrainConfig, *, recipe: str) -> str:
+    """Return all settings by section, the help of each as a comment above it."""
+    lines = [
+        *_comment("Settings of a training run: fastsiam train --config FILE. Flags beat them."),
+        f"recipe = {_literal(recipe)}",
+    ]
+    for section, values in flags_by_section(config).items():
+        lines += _section(section, values, type(config.model.method))
+    return "\n".join(lines) + "\n"
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the settings that ``--set`` gives, as ``NAME=VALUE``.
+
+    Raises:
+        ValueError: there is no such setting, or it has no such value.
+    """
+    known, flags = {one.name: one for one in train_settings()}, {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        require(bool(equals), f"--set takes NAME=VALUE, not {text!r}")
+        if name not in known:
+            raise ValueError(or_nearest(f"unknown setting {in_a_line(name)}", name, known))
+        flags[name] = _value(known[name], value.strip(), known[name].flag)
+    return flags
 
 
 def run_folder(path: Path) -> Path | None:
@@ -102,8 +140,8 @@ def recorded(path: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def layered(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ()) -> Settings:
-    """Add up settings: those of the recipe, of the method, of the files; later files beat earlier.
+def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ()) -> Settings:
+    """Merge the settings of a recipe, a method and files: each beats the one before.
 
     A file's settings of another method than the chosen one are left out.
 
@@ -121,43 +159,39 @@ def layered(*, recipe: str = "", method: str = "", files: Iterable[Settings] = (
     files = list(files)
     recipe = recipe or _last(file.recipe for file in files) or next(iter(RECIPES))
     require(recipe in RECIPES, _unknown_recipe(recipe))
-    values = to_flags(RECIPES[recipe]())
-    method = method or _last(file.method for file in files) or values["method"]
+    flags = to_flags(RECIPES[recipe]())
+    method = method or _last(file.method for file in files) or flags["method"]
     require(method in METHOD_CONFIGS, unknown_method(method))
-    if method != values["method"]:
-        values = _without(values, values["method"]) | {
-            f.name: f.default for f in fields(METHOD_CONFIGS[method])
-        }
+    if method != flags["method"]:
+        own = settings_of(METHOD_CONFIGS[method]).values()
+        flags = _without(flags, flags["method"]) | {one.name: one.default for one in own}
     for file in files:
         other = file.method and file.method != method
-        values |= _without(file.flags, file.method) if other else file.flags
-    sources = " and ".join(file.source for file in files)
-    return Settings(source=sources, recipe=recipe, flags=values | {"method": method})
+        flags |= _without(file.flags, file.method) if other else file.flags
+    source = " and ".join(file.source for file in files)
+    return Settings(source=source, recipe=recipe, flags=flags | {"method": method})
 
 
-def _for_another_run(settings: Settings) -> Settings:
-    """Leave out what says where a run is and how it goes on."""
-    flags = {name: x for name, x in settings.flags.items() if name not in _OF_ONE_RUN}
-    return replace(settings, flags=flags)
-
-
-def _of_a_run(content: dict[str, Any], source: str) -> Settings:
-    config, recipe = TrainConfig.from_dict(content["config"]), content.get("recipe")
+def _of_a_run(content: dict[str, Any], source: str, *, goes_on: bool) -> Settings:
+    flags, recipe = to_flags(TrainConfig.from_dict(content["config"])), content.get("recipe")
+    if not goes_on:
+        flags = {name: value for name, value in flags.items() if name not in _OF_ONE_RUN}
     known = recipe if isinstance(recipe, str) and recipe in RECIPES else ""
-    return Settings(source=source, recipe=known, flags=to_flags(config))
+    return Settings(source=source, recipe=known, flags=flags)
 
 
 def _of_a_file(content: dict[str, Any], source: str) -> Settings:
     recipe = content.pop("recipe", "")
     require(not recipe or (isinstance(recipe, str) and recipe in RECIPES), _unknown_recipe(recipe))
-    known: dict[str, Flag] = {}
-    for section, flags in section_flags().items():
-        for flag in flags:  # of a name that several methods have the first, as in train_flags
-            known.setdefault(f"{section}.{flag.name}", flag)
-    found: dict[str, Any] = {}
+    known = {  # of a name that several methods have the first, as in train_settings
+        f"{section}.{one.name}": one
+        for section, settings in sections().items()
+        for one in reversed(settings)
+    }
+    flags: dict[str, Any] = {}
     for section, values in content.items():
-        if section not in section_flags():
-            what = "setting" if any(section == flag.name for flag in known.values()) else "section"
+        if section not in sections():
+            what = "setting" if any(section == one.name for one in known.values()) else "section"
             raise ValueError(_unknown(what, in_a_line(section), known))
         require(isinstance(values, dict), f"{section} must be a table of settings, not {values!r}")
         for key, value in values.items():
@@ -165,31 +199,33 @@ def _of_a_file(content: dict[str, Any], source: str) -> Settings:
             if dotted not in known:
                 raise ValueError(_unknown("setting", dotted, known))
             name = known[dotted].name
-            require(name not in found, f"{dotted} is there twice")
-            found[name] = _value(known[dotted], value, dotted)
-    method = found.get("method")
+            require(name not in flags, f"{dotted} is there twice")
+            flags[name] = _value(known[dotted], value, dotted)
+    method = flags.get("method")
     require(method is None or method in METHOD_CONFIGS, unknown_method(method))
-    return Settings(source=source, recipe=recipe, flags=found)
+    return Settings(source=source, recipe=recipe, flags=flags)
 
 
-def _value(flag: Flag, value: Any, dotted: str) -> Any:
+def _value(setting: Setting, value: Any, where: str) -> Any:
     """Check the type of a setting's value; of a setting of the views, of each one's."""
-    if not flag.for_each_view:
-        return from_plain(flag.kind, value, where=dotted)
+
+    def checked(one: Any) -> Any:
+        return from_plain(setting.kind, from_text(setting.kind, one), where=where)
+
+    if not is_of_a_view(setting):
+        return checked(value)
     if isinstance(value, str):
         return value  # a,b as on the command line
-    each = value if isinstance(value, list) else [value]
-    return ",".join(str(from_plain(flag.kind, one, where=dotted)) for one in each)
+    return ",".join(str(checked(one)) for one in (value if isinstance(value, list) else [value]))
 
 
-def _unknown(what: str, name: str, known: Mapping[str, Flag]) -> str:
+def _unknown(what: str, name: str, known: Mapping[str, Setting]) -> str:
     """Refuse a name: suggest the same one in another section, else the nearest."""
     refusal = f"unknown {what} {name}"
-    if same := [other for other, flag in known.items() if flag.name == name.rpartition(".")[2]]:
+    if same := [other for other, one in known.items() if one.name == name.rpartition(".")[2]]:
         return f"{refusal}; did you mean {same[0]}?"
-    sections = section_flags()
     if what == "section":
-        return or_nearest(f"{refusal}; there are {', '.join(sections)}", name, sections)
+        return or_nearest(f"{refusal}; there are {', '.join(sections())}", name, sections())
     return or_nearest(refusal, name, known)
 
 
@@ -204,31 +240,51 @@ def _last(names: Iterable[str]) -> str:
 
 def _without(flags: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Leave out a method's settings."""
-    own = {f.name for f in fields(METHOD_CONFIGS[method])}
+    own = settings_of(METHOD_CONFIGS[method])
     return {name: value for name, value in flags.items() if name not in own}
 
 
 def _yaml(text: str) -> Any:
-    """Read YAML as its version 1.2 has it: 1e-4 is a number, and off is a word."""
-    import re
-
+    """Read YAML with all values as text: what a number or a word is follows from the setting."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, like) for tag, like in found if not tag.endswith((":bool", ":float"))]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    number = re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    word = re.compile("(true|false)$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", word, list("tf"))
     try:
-        return yaml.load(text, Loader) or {}  # a SafeLoader  # nosec B506
+        return yaml.load(text, yaml.BaseLoader) or {}  # nosec B506: makes texts, lists and tables
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _section(section: str, values: dict[str, Any], method: type[MethodConfig]) -> Iterator[str]:
+    above = ""
+    for one in sections()[section]:
+        if is_of_a_method(one) and one.owner is not method:
+            continue
+        if one.section != above:
+            yield from ["", "", *_comment(one.section)]
+        if not above:
+            yield f"[{section}]"
+        above = one.section
+        yield from ["", *_comment(one.help)]
+        value = values[one.name]
+        # TOML has no word for nothing: a setting that is left out has its default.
+        yield f"# {one.name} =" if value is None else f"{one.name} = {_literal(value)}"
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case tuple():
+            return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 98, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {

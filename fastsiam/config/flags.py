@@ -7,13 +7,13 @@ A setting of the views holds for all of them (``--crop 224``), or has a value fo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, get_type_hints
 
 from .checks import require
-from .docs import field_docs, heading
 from .methods import METHOD_CONFIGS, MethodConfig
-from .model import BackboneConfig, ModelConfig
+from .model import ModelConfig
+from .setting import Setting, fits, from_text, settings_of, title
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 
@@ -39,56 +39,46 @@ BRANCH_SETTINGS = (
 """Settings of these that a branch of a run may change: the weights, the momenta and the number of
 steps done mean the same under other values. They do not under another batch or optimizer."""
 
-_SECTIONS = {ViewConfig: AugmentConfig, BackboneConfig: ModelConfig}
-"""Sections of settings that other dataclasses than the section's own hold."""
+
+def sections() -> dict[str, list[Setting]]:
+    """Return the settings of each section; those of several methods are there once for each."""
+    found = {
+        name: [*settings_of(kind, title(kind)).values()]
+        for name, kind in get_type_hints(TrainConfig).items()
+    }
+    count, *of_all_views = found["augment"]
+    of_each = settings_of(ViewConfig, title(AugmentConfig)).values()
+    found["augment"] = [count, *of_each, *of_all_views]
+    backbone, (method,) = found["model"][:-1], found["model"][-1:]
+    of_methods = [
+        one
+        for config in METHOD_CONFIGS.values()
+        for one in settings_of(config, f"Method {title(config)}").values()
+    ]
+    found["model"] = [method, *backbone, *of_methods]
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One setting of a training run, by its flat name."""
-
-    name: str
-    owner: type
-    """The dataclass that has it as a field."""
-    kind: Any
-    """Its type; of a setting of the views, that of one view."""
-
-    @property
-    def for_each_view(self) -> bool:
-        """Whether views may differ in it."""
-        return self.owner is ViewConfig
-
-    @property
-    def help(self) -> str:
-        """What it is for."""
-        if self.owner is AugmentConfig and self.name == "views":
-            return "Views of each image; settings of views: one for all, or a,b."
-        if self.owner is ModelConfig and self.name == "method":
-            return f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}."
-        return field_docs(self.owner)[self.name]
-
-    @property
-    def heading(self) -> str:
-        """What the settings beside it are about: those of its section, or of its method."""
-        if issubclass(self.owner, MethodConfig):
-            return f"Method {heading(self.owner)}"
-        return heading(_SECTIONS.get(self.owner, self.owner))
-
-
-def train_flags() -> list[Flag]:
-    """Return all flags of a training run, section by section; those of every method are there."""
-    found: dict[str, Flag] = {}
-    for flags in section_flags().values():
-        for flag in flags:
-            known = found.setdefault(flag.name, flag)
-            both = issubclass(known.owner, MethodConfig) and issubclass(flag.owner, MethodConfig)
-            assert known is flag or both, f"{flag.name} is in two sections; flags are flat"
+def train_settings() -> list[Setting]:
+    """Return all settings of a training run, each name once; those of every method are there."""
+    found: dict[str, Setting] = {}
+    for settings in sections().values():
+        for one in settings:
+            known = found.setdefault(one.name, one)
+            assert known is one or (is_of_a_method(known) and is_of_a_method(one)), (
+                f"{one.name} is in two sections; names are flat"
+            )
     return list(found.values())
 
 
-def section_flags() -> dict[str, list[Flag]]:
-    """Return the flags of each section; a setting of several methods is there once for each."""
-    return {name: _flags_of_section(kind) for name, kind in get_type_hints(TrainConfig).items()}
+def is_of_a_method(one: Setting) -> bool:
+    """Tell whether a setting is that of a method."""
+    return issubclass(one.owner, MethodConfig)
+
+
+def is_of_a_view(one: Setting) -> bool:
+    """Tell whether each view has a value of the setting."""
+    return one.owner is ViewConfig
 
 
 def to_flags(config: TrainConfig) -> dict[str, Any]:
@@ -116,23 +106,37 @@ def from_flags(flags: Mapping[str, Any]) -> TrainConfig:
     """
     method = flags["method"]
     require(method in METHOD_CONFIGS, unknown_method(method))
-    chosen = METHOD_CONFIGS[method]
-    own = {f.name for f in fields(chosen)}
-    for flag in train_flags():
-        if issubclass(flag.owner, MethodConfig) and flag.name not in own:
-            given = flags.get(flag.name) is not None
-            require(not given, f"{flag.name.replace('_', '-')} is no setting of {method}")
-    sections: dict[str, Any] = {}
-    for section, kind in get_type_hints(TrainConfig).items():
-        if kind is AugmentConfig:
-            sections[section] = augment_from_flags(flags)
-        elif kind is ModelConfig:
-            backbone = {f.name: flags[f.name] for f in fields(BackboneConfig)}
-            settings = chosen(**{name: flags[name] for name in own})
-            sections[section] = ModelConfig(**backbone, method=settings)
-        else:
-            sections[section] = kind(**{f.name: flags[f.name] for f in fields(kind)})
-    return TrainConfig(**sections)
+    own = METHOD_CONFIGS[method]
+    for one in train_settings():
+        if is_of_a_method(one) and one.name not in settings_of(own):
+            given = flags.get(one.name) is not None
+            require(not given, f"{one.flag} is no setting of {method}")
+
+    def built(kind: type, **others: Any) -> Any:
+        return kind(
+            **{name: flags[name] for name in settings_of(kind) if name not in others}, **others
+        )
+
+    special = {"augment": augment_from_flags(flags), "model": built(ModelConfig, method=built(own))}
+    sections = get_type_hints(TrainConfig).items()
+    return TrainConfig(**{name: special.get(name) or built(kind) for name, kind in sections})
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Return settings as the words of a command line.
+
+    Args:
+        flags: as ``to_flags`` returns them.
+    """
+    words = []
+    for one in train_settings():
+        value = flags.get(one.name)
+        if isinstance(value, bool) and one.option:
+            words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
+        elif value is not None:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [f"--{one.flag}", text] if one.option else ["--set", f"{one.name}={text}"]
+    return words
 
 
 def unknown_method(name: Any) -> str:
@@ -165,23 +169,6 @@ def changes_text(changed: Mapping[str, tuple[Any, Any]], *, between: str = "; ")
     )
 
 
-def _flags_of_section(kind: type) -> list[Flag]:
-    if kind is AugmentConfig:
-        hints = get_type_hints(AugmentConfig)
-        count = Flag("views", AugmentConfig, int)
-        rest = [Flag(name, AugmentConfig, hints[name]) for name in ("mean", "std")]
-        return [count, *_flags_of(ViewConfig), *rest]
-    if kind is ModelConfig:
-        methods = [flag for config in METHOD_CONFIGS.values() for flag in _flags_of(config)]
-        return [Flag("method", ModelConfig, str), *_flags_of(BackboneConfig), *methods]
-    return _flags_of(kind)
-
-
-def _flags_of(kind: Any) -> list[Flag]:
-    hints = get_type_hints(kind)
-    return [Flag(f.name, kind, hints[f.name]) for f in fields(kind)]
-
-
 def _settings(section: Any) -> dict[str, Any]:
     """Return a section's settings by their flags' names."""
     settings = {f.name: getattr(section, f.name) for f in fields(section)}
@@ -204,10 +191,10 @@ def _joined(values: list[Any]) -> Any:
 
 def augment_from_flags(flags: Mapping[str, Any]) -> AugmentConfig:
     """Build the settings of the views alone; flags and errors as of ``from_flags``."""
-    count, hints = flags["views"], get_type_hints(ViewConfig)
+    count = flags["views"]
     columns = {
-        f.name: _for_each_view(f.name, flags[f.name], hints[f.name], count)
-        for f in fields(ViewConfig)
+        name: _for_each_view(one, flags[name], count)
+        for name, one in settings_of(ViewConfig).items()
     }
     views = tuple(
         ViewConfig(**{name: column[i] for name, column in columns.items()}) for i in range(count)
@@ -215,16 +202,16 @@ def augment_from_flags(flags: Mapping[str, Any]) -> AugmentConfig:
     return AugmentConfig(views=views, mean=flags["mean"], std=flags["std"])
 
 
-def _for_each_view(name: str, value: Any, kind: Any, count: int) -> list[Any]:
+def _for_each_view(one: Setting, value: Any, count: int) -> list[Any]:
     """Read one value for all views, or as many as there are views."""
-    flag = name.replace("_", "-")
-    try:
-        values = [kind(part) for part in str(value).split(",")]
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise ValueError(f"{flag} takes {what}, or one for each view (a,b): {value!r}") from None
+    values = [from_text(one.kind, part) for part in str(value).split(",")]
+    what = "a whole number" if one.kind is int else "a number"
+    require(
+        all(fits(one.kind, part) for part in values),
+        f"{one.flag} takes {what}, or one for each view (a,b): {value!r}",
+    )
     require(
         len(values) in (1, count),
-        f"{flag} has {len(values)} values for {count} views: give one, or one for each",
+        f"{one.flag} has {len(values)} values for {count} views: give one, or one for each",
     )
     return values * count if len(values) == 1 else values

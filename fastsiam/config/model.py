@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from .checks import nearest, require
-from .methods import MethodConfig, SimSiamConfig
+from .methods import METHOD_CONFIGS, MethodConfig, SimSiamConfig
+from .setting import Config, setting
 
 Stem = Literal["imagenet", "cifar", "cifar-pad2", "cifar-no-relu"]
 
@@ -15,30 +16,34 @@ OWN_BACKBONES = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackboneConfig:
+class BackboneConfig(Config):
     """The encoder that every method trains (section 3 of the paper)."""
 
-    backbone: str = "resnet50"
-    (
+    backbone: str = setting(
+        "resnet50",
         "Encoder without its classifier: resnet10 (one block a stage), 18, 34, 50, 101 or 152; any "
         "other classification network of torchvision's, such as convnext_tiny or vit_b_16; or "
-        "timm/NAME. The paper's recipe is for ResNets: with others, ViTs above all, it is untried."
+        "timm/NAME. The paper's recipe is for ResNets: with others, ViTs above all, it is untried.",
     )
-    stem: Stem = "imagenet"
-    (
+    stem: Stem = setting(
+        "imagenet",
         "First layers of a ResNet: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride "
         "1, no pool. cifar-pad2 pads that by 2 pixels, as solo-learn does; cifar-no-relu has no "
-        "ReLU after it, as lightly's CIFAR networks in an nn.Sequential: to go on from theirs."
+        "ReLU after it, as lightly's CIFAR networks in an nn.Sequential: to go on from theirs.",
     )
-    width: int = 64
-    """Channels of a ResNet's first stage; 64 is the standard network, less makes a narrow one."""
-    zero_init_residual: bool = True
-    """Start each residual block as the identity: the scale of its last BN at 0."""
+    width: int = setting(
+        64,
+        "Channels of a ResNet's first stage; 64 is the standard network, less makes a narrow one.",
+        at_least=1,
+    )
+    zero_init_residual: bool = setting(
+        True,
+        "Start each residual block as the identity: the scale of its last BN at 0.",
+        option=False,
+    )
 
-    def __post_init__(self) -> None:
-        require(self.width >= 1, f"width must be at least 1, not {self.width}")
-        stems = get_args(Stem)
-        require(self.stem in stems, f"stem must be one of {', '.join(stems)}, not {self.stem!r}")
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
         misspelt = "" if self.is_own else nearest(self.backbone, OWN_BACKBONES, alike=0.8)
         usual = self.stem == "imagenet" and self.width == 64
         require(usual or not misspelt, f"unknown backbone {self.backbone!r}; {misspelt}")
@@ -66,5 +71,8 @@ class BackboneConfig:
 class ModelConfig(BackboneConfig):
     """Model: a backbone, and the method that trains it."""
 
-    method: MethodConfig = field(default_factory=SimSiamConfig)
-    """What is trained on the backbone."""
+    method: MethodConfig = setting(
+        SimSiamConfig(),
+        f"What is trained on the backbone: {', '.join(METHOD_CONFIGS)}.",
+        flat=str,
+    )

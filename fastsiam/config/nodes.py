@@ -5,30 +5,34 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .checks import require, require_positive
+from .checks import require
+from .setting import Config, setting
 
 DEFAULT_PORT = 29500
 """Port of ``--rendezvous`` if it names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodesConfig:
+class NodesConfig(Config):
     """Machines: where several of them meet."""
 
-    nodes: int | str = 1
-    (
+    nodes: int | str = setting(
+        1,
         "Machines: N, or MIN:MAX to continue with fewer when some are lost and with more when some "
-        "join. The same command runs on each; --gpus counts those of one machine."
+        "join. The same command runs on each; --gpus counts those of one machine.",
     )
-    rendezvous: str = ""
-    (
+    rendezvous: str = setting(
+        "",
         "Several machines: HOST:PORT where they meet: the name or address of one of them, and a "
-        "port that is free there."
+        "port that is free there.",
     )
-    rendezvous_timeout: float = 600.0
-    """Several machines: seconds to wait for the others, at the start and at a restart."""
+    rendezvous_timeout: float = setting(
+        600.0,
+        "Several machines: seconds to wait for the others, at the start and at a restart.",
+        above=0,
+    )
 
-    def check_nodes(self) -> None:
+    def check(self) -> None:
         """Refuse settings that contradict each other.
 
         Raises:
@@ -41,7 +45,6 @@ class NodesConfig:
         if str(self.nodes).isdecimal():  # the command line has text alone
             object.__setattr__(self, "nodes", int(self.nodes))
         require(self.min_nodes <= self.max_nodes, f"nodes {self.nodes}: MIN is above MAX")
-        require_positive(self, "rendezvous_timeout")
         require(
             self.max_nodes == 1 or bool(self.rendezvous),
             f"nodes {self.nodes} needs rendezvous: HOST:PORT of one of the machines",

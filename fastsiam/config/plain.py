@@ -5,21 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fastsiam.errors import in_a_line
 
 from .checks import or_nearest, require
 from .methods import METHOD_CONFIGS, MethodConfig
-
-_CALLED = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    NoneType: "nothing",
-}
+from .setting import fits, refusal
 
 
 def to_plain(value: Any) -> Any:
@@ -56,9 +48,9 @@ def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
     if kind is float and type(value) is int:
         with contextlib.suppress(OverflowError):
             return float(value)
-    if _fits(kind, value):
+    elif fits(kind, value):
         return value
-    raise ValueError(f"{where} must be {_called(kind)}, not {value!r}")
+    raise ValueError(refusal(where, kind, value))
 
 
 def _dataclass_of(kind: type, values: dict[str, Any], where: str) -> Any:
@@ -82,20 +74,3 @@ def _tuple_of(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]
         items = items[:1] * len(value)
     require(len(items) == len(value), f"{where} must have {len(items)} values: {value!r}")
     return tuple(from_plain(kind, one, where=where) for kind, one in zip(items, value, strict=True))
-
-
-def _fits(kind: Any, value: Any) -> bool:
-    if get_origin(kind) in (Union, UnionType):
-        return any(_fits(one, value) for one in get_args(kind))
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    return type(value) is kind
-
-
-def _called(kind: Any) -> str:
-    """Return what a message calls a type."""
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(map(_called, get_args(kind)))
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    return _CALLED.get(kind, str(kind))

@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from .checks import require
 from .data import PipelineSetting
+from .setting import Config, setting
 
 _PIPELINES = ("run", *get_args(PipelineSetting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyConfig:
+class VerifyConfig(Config):
     """Verify: what of a run is computed again."""
 
-    step: int = 0
-    (
+    step: int = setting(
+        0,
         "Look at the log line of this step alone (the first is 1), and list the images that the "
-        "step was trained on; 0 is all lines."
+        "step was trained on; 0 is all lines.",
+        at_least=0,
     )
-    data: str = ""
-    """Data as of train, if they lie elsewhere now; default: the run's."""
-    image_column: str = ""
-    """Column of the images, as of train; default: the run's, for the run's own data."""
-    label_column: str = ""
-    """Column of the labels, as of train; default: the run's, for the run's own data."""
-    pipeline: str = ""
-    (
+    data: str = setting("", "Data as of train, if they lie elsewhere now; default: the run's.")
+    image_column: str = setting(
+        "", "Column of the images, as of train; default: the run's, for the run's own data."
+    )
+    label_column: str = setting(
+        "", "Column of the labels, as of train; default: the run's, for the run's own data."
+    )
+    pipeline: str = setting(
+        "",
         "Have this pipeline make the batches again and compare what it shows; run is the run's "
-        "own. By default no image is decoded: order and draws are computed, from images' sizes. "
-        "With --replay: what to train by; default the run's."
+        "own. By default no image is decoded: order and draws are computed, from images' sizes.",
     )
-    workers: int = -1
-    """Loader processes or threads of that pipeline; -1 is one for each core."""
-    replay: bool = False
-    (
-        "Train again from a checkpoint, in memory, up to 50 steps or to --step, and compare "
-        "losses with the log."
+    workers: int = setting(
+        -1, "Loader processes or threads of that pipeline; -1 is one for each core.", at_least=-1
     )
-    checkpoint: str = ""
-    (
-        "Where --replay begins: a checkpoint of the run, such as a copy that was kept. "
-        "Default: the run's last one that a log line comes after."
-    )
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where --replay trains; auto takes the GPU if there is one."""
 
-    def __post_init__(self) -> None:
-        require(self.step >= 0, f"step must be 1 or more, or 0 for all, not {self.step}")
-        require(self.workers >= -1, f"workers must be -1 or more, not {self.workers}")
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
         require(
             not self.pipeline or self.pipeline in _PIPELINES,
             f"pipeline must be one of {', '.join(_PIPELINES)}, not {self.pipeline!r}",
-        )
-        require(
-            not self.checkpoint or self.replay,
-            "checkpoint is where --replay begins: add --replay",
         )

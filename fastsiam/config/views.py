@@ -6,11 +6,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .checks import require
+from .setting import Config, setting
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-_PROBABILITIES = "flip_p", "jitter_p", "gray_p", "blur_p", "solarise_p"
 
 
 def usual_resize(crop: int) -> int:
@@ -23,91 +22,93 @@ def usual_resize(crop: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViewConfig:
+class ViewConfig(Config):
     """One view: how it is made of an image. Defaults are the paper's (section 3)."""
 
-    crop: int = 224
-    """Side of a view, in pixels."""
-    scale_min: float = 0.2
-    """Smallest crop, as a share of the image's area."""
-    scale_max: float = 1.0
-    """Largest crop, as a share of the image's area."""
-    ratio_min: float = 3 / 4
-    """Smallest width / height of a crop."""
-    ratio_max: float = 4 / 3
-    """Largest width / height of a crop."""
-    flip_p: float = 0.5
-    """Probability of a horizontal flip."""
-    jitter_p: float = 0.8
-    """Probability of the colour jitter."""
-    brightness: float = 0.4
-    """Brightness factor is drawn from 1 -+ this."""
-    contrast: float = 0.4
-    """Contrast factor is drawn from 1 -+ this."""
-    saturation: float = 0.4
-    """Saturation factor is drawn from 1 -+ this."""
-    hue: float = 0.1
-    """Hue shift is drawn from -+ this, in turns of the colour circle (0 to 0.5)."""
-    gray_p: float = 0.2
-    """Probability that a view becomes gray."""
-    blur_p: float = 0.5
-    """Probability of the Gaussian blur."""
-    blur_sigma_min: float = 0.1
-    """Smallest sigma of the blur, in pixels of the view."""
-    blur_sigma_max: float = 2.0
-    """Largest sigma of the blur, in pixels of the view."""
-    solarise_p: float = 0.0
-    """Probability that bright levels are inverted, after the blur; SimSiam has none."""
-    solarise_threshold: int = 128
-    """Levels from this on, 0 to 255, are inverted when a view is solarised."""
+    crop: int = setting(224, "Side of a view, in pixels.", at_least=1)
+    scale_min: float = setting(
+        0.2, "Smallest crop, as a share of the image's area.", above=0, at_most=1
+    )
+    scale_max: float = setting(
+        1.0,
+        "Largest crop, as a share of the image's area.",
+        above=0,
+        at_most=1,
+        option=False,
+    )
+    ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0, option=False)
+    ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
+    flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
+    jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
+    brightness: float = setting(0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0)
+    contrast: float = setting(0.4, "Contrast factor is drawn from 1 -+ this.", at_least=0)
+    saturation: float = setting(0.4, "Saturation factor is drawn from 1 -+ this.", at_least=0)
+    hue: float = setting(
+        0.1,
+        "Hue shift is drawn from -+ this, in turns of the colour circle (0 to 0.5).",
+        at_least=0,
+        at_most=0.5,
+    )
+    gray_p: float = setting(0.2, "Probability that a view becomes gray.", at_least=0, at_most=1)
+    blur_p: float = setting(0.5, "Probability of the Gaussian blur.", at_least=0, at_most=1)
+    blur_sigma_min: float = setting(
+        0.1,
+        "Smallest sigma of the blur, in pixels of the view.",
+        above=0,
+        option=False,
+    )
+    blur_sigma_max: float = setting(
+        2.0,
+        "Largest sigma of the blur, in pixels of the view.",
+        above=0,
+        option=False,
+    )
+    solarise_p: float = setting(
+        0.0,
+        "Probability that bright levels are inverted, after the blur; SimSiam has none.",
+        at_least=0,
+        at_most=1,
+    )
+    solarise_threshold: int = setting(
+        128,
+        "Levels from this on, 0 to 255, are inverted when a view is solarised.",
+        at_least=0,
+        at_most=255,
+        option=False,
+    )
 
-    def __post_init__(self) -> None:
-        require(self.crop >= 1, f"crop must be at least 1 pixel, not {self.crop}")
-        require(
-            0 < self.scale_min <= self.scale_max <= 1,
-            "crop scales must satisfy 0 < scale-min <= scale-max <= 1, "
-            f"not {self.scale_min} and {self.scale_max}",
-        )
-        require(
-            0 < self.ratio_min <= self.ratio_max,
-            "crop ratios must satisfy 0 < ratio-min <= ratio-max, "
-            f"not {self.ratio_min} and {self.ratio_max}",
-        )
-        for name in _PROBABILITIES:
-            value = getattr(self, name)
-            require(
-                0 <= value <= 1, f"{name.replace('_', '-')} is a probability, 0 to 1, not {value}"
-            )
-        for name in ("brightness", "contrast", "saturation"):
-            require(
-                getattr(self, name) >= 0, f"{name} must be 0 or more, not {getattr(self, name)}"
-            )
-        require(0 <= self.hue <= 0.5, f"hue must be 0 to 0.5 turns, not {self.hue}")
-        require(
-            0 < self.blur_sigma_min <= self.blur_sigma_max,
-            "blur sigmas must satisfy 0 < min <= max, "
-            f"not {self.blur_sigma_min} and {self.blur_sigma_max}",
-        )
-        require(
-            0 <= self.solarise_threshold <= 255,
-            f"solarise-threshold is a level, 0 to 255, not {self.solarise_threshold}",
-        )
+    def check(self) -> None:
+        """Refuse ranges whose ends are the wrong way round."""
+        for name in ("scale", "ratio", "blur_sigma"):
+            low, high = getattr(self, f"{name}_min"), getattr(self, f"{name}_max")
+            flag = name.replace("_", "-")
+            require(low <= high, f"{flag}-min ({low}) must be at most {flag}-max ({high})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AugmentConfig:
+class AugmentConfig(Config):
     """Views: how one image becomes two of them, or more."""
 
-    views: tuple[ViewConfig, ...] = (ViewConfig(), ViewConfig())
-    """How each view is made."""
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    """Mean of each channel that normalisation subtracts (images scaled to 0-1)."""
-    std: tuple[float, float, float] = IMAGENET_STD
-    """Standard deviation of each channel that normalisation divides by."""
+    views: tuple[ViewConfig, ...] = setting(
+        (ViewConfig(), ViewConfig()),
+        "Views of each image; settings of views: one for all, or a,b.",
+        flat=int,
+    )
+    mean: tuple[float, float, float] = setting(
+        IMAGENET_MEAN,
+        "Mean of each channel that normalisation subtracts (images scaled to 0-1).",
+        option=False,
+    )
+    std: tuple[float, float, float] = setting(
+        IMAGENET_STD,
+        "Standard deviation of each channel that normalisation divides by.",
+        above=0,
+        option=False,
+    )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse fewer than two views."""
         require(len(self.views) >= 2, f"views must be at least 2, not {len(self.views)}")
-        require(min(self.std) > 0, f"std must be above 0 in every channel, not {self.std}")
 
     @classmethod
     def alike(cls, views: int = 2, **settings: Any) -> AugmentConfig:

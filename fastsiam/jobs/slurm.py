@@ -7,14 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import fastsiam
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import layered
-from fastsiam.config.flags import to_flags
+from fastsiam.config.files import merge
+from fastsiam.config.flags import as_arguments, to_flags
 from fastsiam.config.slurm import SlurmConfig
 from fastsiam.errors import FastSiamError
 
@@ -111,20 +109,14 @@ def _out(given: str, job: SlurmConfig) -> str:
 
 def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
     """Return the shortest command line of the settings, but for what the job decides."""
-    settings: Mapping[str, Any] = to_flags(config)
-    usual = layered(recipe=recipe, method=config.model.method.name).flags
+    usual = merge(recipe=recipe, method=config.model.method.name).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
-    words = ["--recipe", recipe]
-    for name, value in settings.items():
-        if name in decided or (value == usual.get(name) and name != "method"):
-            continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [f"--{flag}", *map(str, values)]
-    return words
+    changed = {
+        name: value
+        for name, value in to_flags(config).items()
+        if name not in decided and (value != usual.get(name) or name == "method")
+    }
+    return ["--recipe", recipe, *as_arguments(changed)]
 
 
 def submit(script: str, *, folder: Path) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.files import layered, read_settings
+from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.flags import changes_text, differences, from_flags
 from fastsiam.config.study import StudyConfig
-from fastsiam.config.toml import to_toml
 from fastsiam.errors import FastSiamError
 from fastsiam.evaluate.records import read_records
 from fastsiam.files import written_for_user
@@ -127,7 +126,7 @@ class Run:
         if not self.settings_file.exists():
             return
         try:
-            asked = from_flags(layered(files=[read_settings(self.settings_file)]).flags)
+            asked = from_flags(merge(files=[read_settings(self.settings_file)]).flags)
         except ValueError as error:
             raise FastSiamError(f"{error}; choose another --out, or delete the folder") from error
         changed = differences(asked, self.config)

@@ -74,12 +74,6 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     """
     found, sources = open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
-    if (
-        not config.out
-        and isinstance(found, Path)
-        and (old := next(found.glob("*.beton.partial"), None))
-    ):
-        watcher.say(f"{old} is left of a conversion into {found}, which is not resumed here")
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with explained(DataError, f"cannot make the folder {out}"):

@@ -11,9 +11,10 @@ import errno
 import os
 import zlib
 from collections import Counter
+from functools import cached_property
 from multiprocessing import get_context
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ _AHEAD = 64
 
 
 class Job:
-    """What the workers share: the task, and the offset at which the next block starts.
+    """Writes blocks in workers, which share the offset at which the next block starts.
 
     The workers are forked, so nothing is copied; for a remote store it is pickled.
 
@@ -50,90 +51,81 @@ class Job:
     def __init__(
         self, store: Store, config: ConvertConfig, partial: Path, number: int, start: int
     ) -> None:
-        self.store, self.config, self.partial, self.file = store, config, partial, -1
+        self.store, self.config, self._partial = store, config, partial
         context = get_context("forkserver" if store.is_remote else "fork")
         self._advanced = context.Condition()
-        self._next: Synchronized[int] = context.Value("q", number, lock=False)
-        self._offset: Synchronized[int] = context.Value("q", start, lock=False)
+        self._turn: Any = context.Array("q", [number, start], lock=False)
+        """The block that may take its place, -1 after a failure; and where it starts."""
+
+    def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
+        """Prepare and write a block; on an error, the other workers abandon theirs.
+
+        Args:
+            task: number of the block, and its images in the source.
+
+        Raises:
+            DataError: the source cannot be read.
+            OSError: the file cannot be written.
+            AbandonedError: another block failed.
+        """
+        try:
+            return self._write_images(task[0], task[1].tolist())
+        except BaseException:
+            self.pass_turn(-1, 0)
+            raise
 
     def take_turn(self, number: int) -> int:
         """Wait until the block before has its place; return the offset of this one."""
         with self._advanced:
-            self._advanced.wait_for(lambda: self._next.value in (number, -1))
-            if self._next.value < 0:
+            self._advanced.wait_for(lambda: self._turn[0] in (number, -1))
+            if self._turn[0] < 0:
                 raise AbandonedError
-            return self._offset.value
+            return int(self._turn[1])
 
     def pass_turn(self, number: int, offset: int) -> None:
         """Let a block start at an offset; -1 makes the workers abandon the blocks that wait."""
         with self._advanced:
-            if self._next.value >= 0:
-                self._offset.value, self._next.value = offset, number
+            if self._turn[0] >= 0:
+                self._turn[:] = number, offset
             self._advanced.notify_all()
 
+    @cached_property
+    def file(self) -> int:
+        """The file, as this worker has it open."""
+        return os.open(self._partial, os.O_WRONLY)
 
-_job: Job
-"""The job of this worker."""
-
-
-def begin(job: Job) -> None:
-    """Set up a new worker: open the file that it writes."""
-    global _job
-    _job = job
-    job.file = os.open(job.partial, os.O_WRONLY)
-
-
-def write_block(task: tuple[int, NDArray[np.int64]]) -> Block:
-    """Write a block in a worker; on an error, the other workers abandon theirs.
-
-    Args:
-        task: number of the block, and its images in the source.
-
-    Raises:
-        DataError: the source cannot be read.
-        OSError: the file cannot be written.
-        AbandonedError: another block failed.
-    """
-    try:
-        return _write_images(task[0], task[1].tolist())
-    except BaseException:
-        _job.pass_turn(-1, 0)
-        raise
-
-
-def _write_images(number: int, images: list[int]) -> Block:
-    """Prepare the images of a block and write them."""
-    output = _Output(number)
-    how: Counter[str] = Counter()
-    bad: list[tuple[int, str]] = []
-    retry = False
-    for at, index in enumerate(images):
-        if at % _AHEAD == 0:
-            _job.store.ahead(images[at : at + 2 * _AHEAD])
-        try:
-            record = _prepare_image(_job, index)
-        except DataError as error:
-            retry |= _may_be_read_later(_job.store, error)
-            bad.append((index, _short_reason(error)))
-        except ValueError as error:
-            bad.append((index, str(error)))
-        else:
-            how[record.how] += 1
-            output.add(index, record)
-    output.write()
-    rows = np.array(output.rows, ROW)
-    return Block(number, output.start, output.end, rows, dict(how), bad, retry)
+    def _write_images(self, number: int, images: list[int]) -> Block:
+        output = _Output(self, number)
+        how: Counter[str] = Counter()
+        bad: list[tuple[int, str]] = []
+        retry = False
+        for at, index in enumerate(images):
+            if at % _AHEAD == 0:
+                self.store.ahead(images[at : at + 2 * _AHEAD])
+            try:
+                record = _prepare_image(self.store, index, self.config)
+            except DataError as error:
+                retry |= _may_be_read_later(self.store, error)
+                bad.append((index, _short_reason(error)))
+            except ValueError as error:
+                bad.append((index, str(error)))
+            else:
+                how[record.how] += 1
+                output.add(index, record)
+        output.write()
+        rows = np.array(output.rows, ROW)
+        return Block(number, output.start, output.end, rows, dict(how), bad, retry)
 
 
 class _Output:
     """The images of a block on their way into the file."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, job: Job, number: int) -> None:
         self.rows: list[tuple[int, ...]] = []
         """Of the images that have a place, as ROW names the fields."""
         self.start = self.end = -1
         """Offsets of the block, once it has its turn."""
-        self._number = number
+        self._job, self._number = job, number
         self._held: list[tuple[int, int, Record]] = []
         self._bytes = 0
 
@@ -147,7 +139,7 @@ class _Output:
     def write(self, *, last: bool = True) -> None:
         """Write what is held once the block has its turn; the last piece passes the turn."""
         if self.start < 0:
-            self.start = self.end = _job.take_turn(self._number)
+            self.start = self.end = self._job.take_turn(self._number)
         placed = []
         for index, crc, image in self._held:
             offset, size = image_offset(self.end, len(image.data)), len(image.data)
@@ -155,13 +147,13 @@ class _Output:
             self.end = offset + size
             placed.append((offset, image.data))
         if last:
-            _job.pass_turn(self._number + 1, self.end)
+            self._job.pass_turn(self._number + 1, self.end)
         for offset, data in placed:  # one call for many (pwritev) took four times as long on ext4
-            write_at(_job.file, data, offset)
+            write_at(self._job.file, data, offset)
         self._held, self._bytes = [], 0
 
 
-def _prepare_image(job: Job, index: int) -> Record:
+def _prepare_image(store: Store, index: int, config: ConvertConfig) -> Record:
     """Read an image and prepare its record.
 
     Raises:
@@ -169,12 +161,12 @@ def _prepare_image(job: Job, index: int) -> Record:
         DataError: it cannot be read, or memory is exhausted.
     """
     try:
-        data = job.store.read(index)
-        if not job.store.is_intact(index, data):
+        data = store.read(index)
+        if not store.is_intact(index, data):
             raise ValueError("its bytes are not those that were written into its file")
-        record = prepare(data, job.store.raw_size(index), job.config)
+        record = prepare(data, store.raw_size(index), config)
     except MemoryError as error:
-        raise DataError(f"out of memory at {job.store.where(index)}: lower --workers") from error
+        raise DataError(f"out of memory at {store.where(index)}: lower --workers") from error
     if len(record.data) > LARGEST_PAGE:
         raise ValueError(f"it takes {len(record.data):,} bytes; shrink it with --max-side")
     return record

@@ -20,10 +20,11 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.files import reason
 
-from ..processes import forked
 from ..store import Store
 from ..store.beton import METADATA, RECORD
-from . import blocks, journal, layout
+from ..store.tasks import in_processes
+from . import journal, layout
+from .blocks import Job
 from .journal import Block
 from .manifest import check_existing, describe, plan_of
 
@@ -115,11 +116,12 @@ def _write_blocks(
         )
     watcher.progress(images[len(done)], size[len(done)])
     start = done[-1].end if done else layout.first_image(len(indices))
-    job = blocks.Job(store, config, partial, len(done), start)
+    job = Job(store, config, partial, len(done), start)
     tasks = list(enumerate(np.split(indices, edges[1:-1])))[len(done) :]
     pending: dict[int, Block] = {}
-    with forked(config.workers, blocks.begin, job, forks=not store.is_remote) as run:
-        for block in run(blocks.write_block, tasks):
+    forks = not store.is_remote
+    with in_processes(job.write_block, workers=config.workers, forks=forks) as run:
+        for block in run(tasks):
             pending[block.number] = block
             while len(done) in pending:
                 done.append(pending.pop(len(done)))

@@ -64,7 +64,7 @@ def test_help_does_not_import_torch(arguments: list[str]) -> None:
         (["--gpus", "3", "--device", "cpu"], "batch 512 cannot be shared equally by 3 ranks"),
         (["--batch", "10", "--accumulate", "3"], "batch 10 cannot be cut into 3 equal parts"),
         (["--batch", "4", "--gpus", "4", "--device", "cpu"], "BN needs 2"),
-        (["--flip-p", "1.5"], "flip-p is a probability"),
+        (["--flip-p", "1.5"], "flip-p must be from 0 to 1, not 1.5"),
         (["--no-such-flag"], "No such option"),
         (["--crop", "16"], "crop 16 is too small for the imagenet stem"),
     ],
@@ -329,7 +329,7 @@ def test_views_writes_the_sheet_and_the_draws(pipeline: str, images: Path, tmp_p
 
 def test_views_of_a_pipeline_that_there_is_not(images: Path) -> None:
     done = fastsiam("views", "--data", str(images), "--pipeline", "torchvision,disk", code=2)
-    assert "must be one of auto, torchvision, native, ffcv, dali" in done.stderr
+    assert "pipeline must be auto, torchvision, native, ffcv, dali" in done.stderr
     done = fastsiam("views", "--data", str(images), "--out", "views.xyz", code=2)
     assert "--out views.xyz: no picture's ending" in done.stderr
 

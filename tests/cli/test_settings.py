@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.cli.help import COMMON
-from fastsiam.cli.options import settings_command
-from fastsiam.config import TrainConfig
-from fastsiam.config.flags import to_flags, train_flags
+from fastsiam.cli.options import with_options
+from fastsiam.config import BYOLConfig, TrainConfig
+from fastsiam.config.flags import to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
 from fastsiam.jobs.train import train_here
 from tests.configs import with_settings
@@ -32,7 +32,7 @@ def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]
     """Give arguments to a command of settings; return what it got, and what was said."""
     got: list[tuple[str, TrainConfig]] = []
     app = typer.Typer(rich_markup_mode=None)
-    app.command()(settings_command(lambda recipe, config: got.append((recipe, config))))
+    app.command()(with_options(lambda recipe, config: got.append((recipe, config))))
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return got, " ".join(result.output.split())
@@ -56,15 +56,14 @@ def test_the_help_of_train_stands_in_sections() -> None:
     text = help_of("train", option="--help-all")
     assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+)[: ](?!.*OPTIONS)", text, re.MULTILINE)
-    methods = {flag.heading for flag in train_flags() if flag.heading.startswith("Method ")}
+    options = [one for one in train_settings() if one.option]
+    methods = {one.section for one in options if one.section.startswith("Method ")}
     assert titles == [
         *("Options", "Data", "Views", "Model", *["Method"] * len(methods)),
         *("Optimiser", "Numerics", "Step", "Monitoring", "Run"),
     ]
-    for flag in train_flags():
-        if flag.name == "restarts":  # a note of --extend-schedule restart, not for people
-            continue
-        section = text[text.index(f"\n{flag.heading}\n") :].split("\n\n")[0]
+    for flag in options:
+        section = text[text.index(f"\n{flag.section}\n") :].split("\n\n")[0]
         assert re.search(rf"^  --{flag.name.replace('_', '-')}\b", section, re.MULTILINE), flag.name
 
 
@@ -72,7 +71,7 @@ def test_help_is_short() -> None:
     """What people use most; the commands with few settings show them all."""
     shown = set(re.findall(r"^  --([\w-]+)", help_of("train"), re.MULTILINE))
     assert shown == {name.replace("_", "-") for name in COMMON} | {
-        "recipe", "config", "help-all", "help",
+        "recipe", "config", "set", "help-all", "help",
     }  # fmt: skip
     assert len(COMMON) == 25 and "--help-all" not in help_of("eval", "knn")
 
@@ -81,12 +80,18 @@ def test_every_default_stands_in_the_help() -> None:
     """Those of the views, which may be several, and of what a recipe turns off, too."""
     said = "".join(help_of("train", option="--help-all").split())
     for option, default in (("crop", "224"), ("knn-first", "no-knn-first"), ("knn-every", "10")):
-        found = re.search(rf"--{option}.*?\[default:([^\]]+)\]", said)
+        found = re.search(rf"--{option}.*?\[default:([^\];]+)[\];]", said)
         assert found and found.group(1) == default
     values = to_flags(RECIPES["imagenet"]())
-    others = [flag.name for flag in train_flags() if flag.name not in values]  # of other methods
-    there = sum(value != "" for value in values.values())
+    options = [one.name for one in train_settings() if one.option]
+    others = [name for name in options if name not in values]  # of other methods
+    there = sum(values.get(name, "") != "" for name in options)
     assert said.count("[default:") == 1 + there + len(others)  # 1: --recipe
+
+
+def test_options_are_of_their_settings_types() -> None:
+    for command in (["bench", "sweep"], ["train"], ["eval", "detect"], ["study", "run"]):
+        assert "Any" not in help_of(*command)
 
 
 def test_evaluations_have_sections_too() -> None:
@@ -115,6 +120,32 @@ def test_flag_beats_file_beats_recipe_in_any_order(tmp_path: Path) -> None:
     for arguments in ([*named, "--recipe", "demo"], ["--recipe", "demo", *named]):
         assert parse(*arguments) == ("demo", other)
     assert parse() == ("imagenet", RECIPES["imagenet"]())
+
+
+def test_set_gives_any_setting(tmp_path: Path) -> None:
+    texts = ["lr-end=1e-3", "mean=[0.5, 0.5, 1]", "crop=96,64", "optimizer=lars", "tf32=false"]
+    given = [word for text in texts for word in ("--set", text)]
+    expected = with_settings(
+        RECIPES["cifar10"](),
+        **{"lr_end": 1e-3, "mean": (0.5, 0.5, 1.0), "crop": "96,64", "optimizer": "lars"},
+        tf32=False,
+    )
+    assert parse("--recipe", "cifar10", *given)[1] == expected
+    file = tmp_path / "my.toml"
+    file.write_text("[optim]\nlr_end = 0.5\nlr = 0.5\n")
+    found = parse("--config", str(file), "--set", "lr_end=0", "--set", "lr=3", "--lr", "4")[1]
+    assert (found.optim.lr_end, found.optim.lr) == (0, 4)
+    assert parse("--set", "method=byol")[1].model.method == BYOLConfig()
+    assert "unknown setting lrr; did you mean lr?" in refused("--set", "lrr=1")
+    assert "lr must be a number, not 'fast'" in refused("--set", "lr=fast")
+    assert "--set takes NAME=VALUE, not 'lr'" in refused("--set", "lr")
+    assert "No such option: --restarts; add --set restarts=VALUE" in refused_by_train("--restarts")
+
+
+def refused_by_train(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, ["train", *arguments])
+    assert result.exit_code == 2
+    return " ".join(result.output.split())
 
 
 def test_a_method_on_the_command_line_beats_the_files(tmp_path: Path) -> None:
@@ -301,4 +332,4 @@ def test_views_shows_what_a_run_sees(begun: TrainConfig, tmp_path: Path) -> None
     with Image.open(tmp_path / "v.png") as sheet:
         assert sheet.width > 300
     done = fastsiam(*shown, "--config", str(file), "--hue", "3", code=2)
-    assert "hue must be 0 to 0.5 turns, not 3.0" in done.stderr
+    assert "hue must be from 0 to 0.5, not 3.0" in done.stderr

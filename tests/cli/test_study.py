@@ -26,7 +26,7 @@ def test_list_names_every_study() -> None:
         (["predictr"], "no study 'predictr'; did you mean predictor?; there are stop-gradient"),
         (["all", "predictor", "x"], "no study 'x'"),
         (["predictor", "--scale", "huge"], "'huge' is not one of 'paper', 'cifar'"),
-        (["predictor", "--epochs", "-1"], "epochs must be 0 or more, not -1"),
+        (["predictor", "--epochs", "-1"], "epochs must be at least 0, not -1"),
         ([], "Missing argument"),
     ],
 )

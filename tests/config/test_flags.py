@@ -19,7 +19,7 @@ from fastsiam.config import (
     TrainConfig,
     ViewConfig,
 )
-from fastsiam.config.flags import changes_text, differences, from_flags, to_flags, train_flags
+from fastsiam.config.flags import changes_text, differences, from_flags, to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
 
 PAPER = TrainConfig()
@@ -33,7 +33,7 @@ def test_recipes_survive_flags_and_plain_values(recipe: str) -> None:
 
 
 def test_every_flag_is_a_field_and_the_other_way_round() -> None:
-    flags = {flag.name for flag in train_flags()}
+    flags = {flag.name for flag in train_settings()}
     methods = [replace(PAPER, model=ModelConfig(method=own())) for own in METHOD_CONFIGS.values()]
     assert flags == {name for config in methods for name in to_flags(config)}
     assert {"crop", "lr", "dim", "backbone", "method", "views", "mean", "solarise_p"} <= flags
@@ -68,15 +68,15 @@ def test_evaluation_follows_the_crop_unless_told(crop: int, given: int, side: in
         ({"crop": "96,64,32"}, "crop has 3 values for 2 views: give one, or one for each"),
         ({"crop": "big"}, "crop takes a whole number, or one for each view"),
         ({"blur_p": "1,often"}, "blur-p takes a number, or one for each view"),
-        ({"solarise_threshold": 300}, "solarise-threshold is a level, 0 to 255, not 300"),
-        ({"solarise_p": 2}, "solarise-p is a probability"),
+        ({"solarise_threshold": 300}, "solarise-threshold must be from 0 to 255, not 300"),
+        ({"solarise_p": 2}, "solarise-p must be from 0 to 1"),
         ({"views": 3}, "simsiam compares two views of each image, not 3"),
         ({"views": 1}, "views must be at least 2, not 1"),
         ({"method": "nothing"}, "unknown method 'nothing'; there are simsiam"),
         ({"crop": "224,8"}, "crop 8 is too small for the imagenet stem"),
         ({"eval_resize": 200}, r"eval-resize \(200\) must not be smaller than crop \(224\)"),
-        ({"eval_resize": -1}, "eval-resize must be 0 or more, not -1"),
-        ({"predictor_lr": "falling"}, "predictor-lr must be one of constant, cosine"),
+        ({"eval_resize": -1}, "eval-resize must be at least 0, not -1"),
+        ({"predictor_lr": "falling"}, "predictor-lr must be constant or cosine"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_its_name(change: dict[str, Any], message: str) -> None:

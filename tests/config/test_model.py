@@ -21,13 +21,16 @@ from fastsiam.config.recipes import RECIPES
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"predictor": "random"}, "predictor must be one of trained, fixed, none, not 'random'"),
-        ({"head_bn": "output"}, "head-bn must be one of none, hidden, default, all, not 'output'"),
-        ({"similarity": "l2"}, "similarity must be one of cosine, cross-entropy, not 'l2'"),
-        ({"alternate_every": -1}, "alternate-every must be 0 or more: -1"),
-        ({"target_average": 1.0}, "target-average must be 0 or more and below 1, not 1.0"),
-        ({"target_average": -0.1}, "target-average must be 0 or more and below 1, not -0.1"),
-        ({"target_average": float("nan")}, "target-average must be 0 or more and below 1, not nan"),
+        ({"predictor": "random"}, "predictor must be trained, fixed or none, not 'random'"),
+        ({"head_bn": "output"}, "head-bn must be none, hidden, default or all, not 'output'"),
+        ({"similarity": "l2"}, "similarity must be cosine or cross-entropy, not 'l2'"),
+        ({"alternate_every": -1}, "alternate-every must be at least 0, not -1"),
+        ({"target_average": 1.0}, "target-average must be at least 0 and below 1, not 1.0"),
+        ({"target_average": -0.1}, "target-average must be at least 0 and below 1, not -0.1"),
+        (
+            {"target_average": float("nan")},
+            "target-average must be at least 0 and below 1, not nan",
+        ),
         ({"alternate_every": 2, "stop_gradient": False}, "leave --no-stop-gradient out"),
         ({"alternate_every": 0, "stop_gradient": False}, "leave --no-stop-gradient out"),
         ({"target_average": 0.8, "stop_gradient": False}, "leave --no-stop-gradient out"),

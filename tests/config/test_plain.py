@@ -31,7 +31,7 @@ def test_what_fits_is_taken(kind: Any, value: Any, expected: Any) -> None:
         (int, True, "x must be a whole number, not True"),
         (int, 1.0, "x must be a whole number, not 1.0"),
         (str, None, "x must be text, not None"),
-        (Literal["a", "b"] | None, "c", "x must be one of a, b or nothing, not 'c'"),
+        (Literal["a", "b"] | None, "c", "x must be a or b or nothing, not 'c'"),
         (tuple[float, float], 1, "x must be a list, not 1"),
         (tuple[float, float], [1, "2"], "x must be a number, not '2'"),
     ],

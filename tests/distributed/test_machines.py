@@ -280,5 +280,6 @@ def test_where_they_cannot_meet(text: str) -> None:
 )
 def test_numbers_of_machines(nodes: int | str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        NodesConfig(nodes=nodes).check_nodes()
-    assert (NodesConfig(nodes="1:4").min_nodes, NodesConfig(nodes="1:4").max_nodes) == (1, 4)
+        NodesConfig(nodes=nodes)
+    config = NodesConfig(nodes="1:4", rendezvous="node1")
+    assert (config.min_nodes, config.max_nodes) == (1, 4)

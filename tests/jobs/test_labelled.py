@@ -229,7 +229,7 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path) -> None:
     for arguments, message in (
         (["--lrs", "a"], "lrs takes numbers separated by commas, not 'a'"),
         (["--lrs", "0.1,0"], "lrs must be above 0"),
-        (["--percent", "0"], "percent lies above 0"),
+        (["--percent", "0"], "percent must be above 0 and at most 100, not 0"),
         (["--storage", "fp16"], "storage is for --cached"),
         (["--percent", "1", "--subset", "x"], "not both"),
     ):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastsiam.config import MethodConfig
+from fastsiam.config import MethodConfig, setting
 from fastsiam.config.methods.base import require_pair
 from fastsiam.distributed import gather_with_gradient
 from fastsiam.methods import Method, Output, ParamGroup
@@ -25,10 +25,10 @@ class BarlowTwinsConfig(MethodConfig):
     paper: ClassVar[str] = "[Barlow Twins](https://arxiv.org/abs/2103.03230), ICML 2021"
     builder: ClassVar[str] = f"{__name__}:BarlowTwins"
 
-    dim: int = 8192
-    """Dimension of the embeddings, and width of the projector's layers."""
-    redundancy: float = 5e-3
-    """Weight of the correlations between different dimensions (the paper's lambda)."""
+    dim: int = setting(8192, "Dimension of the embeddings, and width of the projector's layers.")
+    redundancy: float = setting(
+        5e-3, "Weight of the correlations between different dimensions (the paper's lambda)."
+    )
 
     def check_views(self, views: int) -> None:
         """Refuse all but two."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastsiam.config import METHOD_CONFIGS, MethodConfig, require
+from fastsiam.config import METHOD_CONFIGS, MethodConfig, require, setting
 from fastsiam.distributed import gather
 from fastsiam.methods import Method, Moment, Output, ParamGroup
 from fastsiam.model.backbones import Backbone
@@ -34,12 +34,11 @@ class EverythingConfig(MethodConfig):
     paper: ClassVar[str] = "a test"
     builder: ClassVar[str] = f"{__name__}:Everything"
 
-    dim: int = 8
-    """Dimension of the embeddings."""
-    queue: int = 20
-    """Keys in the queue."""
-    target_momentum: float = 0.9
-    """Momentum of the target network at the start; it grows to 1."""
+    dim: int = setting(8, "Dimension of the embeddings.")
+    queue: int = setting(20, "Keys in the queue.")
+    target_momentum: float = setting(
+        0.9, "Momentum of the target network at the start; it grows to 1."
+    )
 
     def check_views(self, views: int) -> None:
         require(views == 3, f"everything takes three views, not {views}")

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from fastsiam.config import SwAVConfig
-from fastsiam.config.files import layered, read_settings
+from fastsiam.config.files import merge, read_settings
 from fastsiam.config.flags import differences, from_flags
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
@@ -39,7 +39,7 @@ def test_every_row_is_a_run(name: ScaleName, study: Study, row: Row, tmp_path: P
     run = runs[row.variant.name]
     assert run.config.numerics.seed == 1 and not run.config.run.trackers
     run.prepare()
-    assert from_flags(layered(files=[read_settings(run.settings_file)]).flags) == run.config
+    assert from_flags(merge(files=[read_settings(run.settings_file)]).flags) == run.config
     same = [x for x in runs.values() if not differences(x.config, run.config)]
     assert same == [run]
     steps = run.config.optim.epochs * (size.images // run.config.optim.batch)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from fastsiam.config.checks import require
+from fastsiam.config.setting import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodConfig:
+class MethodConfig(Config):
     """Settings of a method: what is trained on a backbone. Each method has a class of its own."""
 
     name: ClassVar[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require_at_least_one, require_momentum, require_one_of
+from fastsiam.config.setting import setting
 
 from .base import require_pair
 from .heads import ProjectedConfig
@@ -26,18 +26,18 @@ class BYOLConfig(ProjectedConfig):
     projector_layers: int = 2
     dim: int = 256
     projector_dim: int = 4096
-    predictor_dim: int = 4096
-    """Hidden width of the predictor."""
-    encoder_momentum: float = 0.99
-    """Share of itself that the momentum encoder keeps at a step; the rest is of the encoder."""
-    momentum_schedule: Literal["cosine", "constant"] = "cosine"
-    """Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps."""
-
-    def __post_init__(self) -> None:
-        super(BYOLConfig, self).__post_init__()
-        require_at_least_one(self, "predictor_dim")
-        require_momentum(self, "encoder_momentum")
-        require_one_of(self, "momentum_schedule", "cosine", "constant")
+    predictor_dim: int = setting(4096, "Hidden width of the predictor.", at_least=1)
+    encoder_momentum: float = setting(
+        0.99,
+        "Share of itself that the momentum encoder keeps at a step; the rest is of the encoder.",
+        at_least=0,
+        below=1,
+    )
+    momentum_schedule: Literal["cosine", "constant"] = setting(
+        "cosine",
+        "Let the encoder's momentum grow to 1 along a cosine, or be the same at all steps.",
+        option=False,
+    )
 
     def check_views(self, views: int) -> None:
         """Refuse all but two: each is predicted from the other."""

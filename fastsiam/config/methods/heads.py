@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastsiam.config.checks import require_at_least_one
+from fastsiam.config.setting import setting
 
 from .base import MethodConfig
 
@@ -13,15 +13,11 @@ from .base import MethodConfig
 class ProjectedConfig(MethodConfig):
     """A method that compares projections."""
 
-    projector_layers: int = 3
-    """Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10)."""
-    dim: int = 128
-    """Dimension of the projector's output."""
-    projector_dim: int = 2048
-    """Width of the projector's hidden layers."""
-
-    def __post_init__(self) -> None:
-        require_at_least_one(self, "projector_layers", "dim", "projector_dim")
+    projector_layers: int = setting(
+        3, "Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10).", at_least=1
+    )
+    dim: int = setting(128, "Dimension of the projector's output.", at_least=1)
+    projector_dim: int = setting(2048, "Width of the projector's hidden layers.", at_least=1)
 
     @property
     def hidden_widths(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fastsiam.config.checks import require_at_least_one, require_momentum, require_positive
+from fastsiam.config.setting import setting
 
 from .base import require_pair
 from .heads import ProjectedConfig
@@ -24,20 +24,25 @@ class MoCoV2Config(ProjectedConfig):
     )
 
     projector_layers: int = 2
-    temperature: float = 0.2
-    """Temperature of the softmax over similarities; the smaller, the more the nearest count."""
-    queue: int = 65536
-    """Projections of earlier batches that are kept, to be compared with: MoCo's negatives."""
-    encoder_momentum: float = 0.999
-    """Share of itself that the momentum encoder keeps at a step; the rest is of the encoder."""
-    symmetric: bool = True
-    """Compare each view with the other, as SimSiam's authors did, not the first alone."""
-
-    def __post_init__(self) -> None:
-        super(MoCoV2Config, self).__post_init__()
-        require_at_least_one(self, "queue")
-        require_positive(self, "temperature")
-        require_momentum(self, "encoder_momentum")
+    temperature: float = setting(
+        0.2,
+        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
+        above=0,
+    )
+    queue: int = setting(
+        65536,
+        "Projections of earlier batches that are kept, to be compared with: MoCo's negatives.",
+        at_least=1,
+    )
+    encoder_momentum: float = setting(
+        0.999,
+        "Share of itself that the momentum encoder keeps at a step; the rest is of the encoder.",
+        at_least=0,
+        below=1,
+    )
+    symmetric: bool = setting(
+        True, "Compare each view with the other, as SimSiam's authors did, not the first alone."
+    )
 
     def check_views(self, views: int) -> None:
         """Refuse all but two: each is the other's only positive."""

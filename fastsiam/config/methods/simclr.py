@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require_at_least_one, require_one_of, require_positive
+from fastsiam.config.setting import setting
 
 from .base import require_pair
 from .heads import ProjectedConfig
@@ -23,20 +23,20 @@ class SimCLRConfig(ProjectedConfig):
         "Visual Representations](https://arxiv.org/abs/2002.05709), ICML 2020"
     )
 
-    temperature: float = 0.1
-    """Temperature of the softmax over similarities; the smaller, the more the nearest count."""
-    predictor: Literal["trained", "none"] = "none"
-    """Predictor: none, or trained on the branch that is compared with the other (66.4 to 66.5)."""
-    predictor_dim: int = 512
-    """Hidden width of the predictor, if there is one."""
-    stop_gradient: bool = False
-    """Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5)."""
-
-    def __post_init__(self) -> None:
-        super(SimCLRConfig, self).__post_init__()
-        require_at_least_one(self, "predictor_dim")
-        require_positive(self, "temperature")
-        require_one_of(self, "predictor", "trained", "none")
+    temperature: float = setting(
+        0.1,
+        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
+        above=0,
+    )
+    predictor: Literal["trained", "none"] = setting(
+        "none",
+        "Predictor: none, or trained on the branch that is compared with the other (66.4 to 66.5).",
+    )
+    predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
+    stop_gradient: bool = setting(
+        False,
+        "Treat what a projection is compared with as constant (with a predictor 66.0, not 66.5).",
+    )
 
     def described(self) -> dict[str, str]:
         """Return its settings for people, by what they are of; the predictor's if there is one."""

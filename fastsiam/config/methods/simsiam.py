@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args, get_type_hints
+from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require, require_at_least_one, require_momentum, require_one_of
+from fastsiam.config.checks import require
+from fastsiam.config.setting import setting
 
 from .base import MethodConfig, in_words
 
@@ -24,66 +25,72 @@ class SimSiamConfig(MethodConfig):
         "(https://arxiv.org/abs/2011.10566), 2020"
     )
 
-    projector_layers: int = 3
-    """Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10)."""
-    dim: int = 2048
-    """Dimension of the projector's output."""
-    projector_dim: int = 0
-    """Width of the projector's hidden layers; 0 takes dim, as in the paper."""
-    predictor_dim: int = 512
-    """Hidden width of the predictor; the paper's bottleneck is a quarter of dim."""
-    predictor: Literal["trained", "fixed", "none"] = "trained"
-    """Predictor: trained, fixed as it is initialised, or none (Table 1: both fail)."""
-    predictor_lr: Literal["constant", "cosine"] = "constant"
-    """Predictor's rate: constant (68.1 in the paper) or decaying with the rest (67.7)."""
-    head_bn: HeadNorm = "default"
-    (
+    projector_layers: int = setting(
+        3, "Layers of the projection MLP (3 for ImageNet, 2 for CIFAR-10).", at_least=1
+    )
+    dim: int = setting(2048, "Dimension of the projector's output.", at_least=1)
+    projector_dim: int = setting(
+        0, "Width of the projector's hidden layers; 0 takes dim, as in the paper.", at_least=0
+    )
+    predictor_dim: int = setting(
+        512,
+        "Hidden width of the predictor; the paper's bottleneck is a quarter of dim.",
+        at_least=1,
+    )
+    predictor: Literal["trained", "fixed", "none"] = setting(
+        "trained", "Predictor: trained, fixed as it is initialised, or none (Table 1: both fail)."
+    )
+    predictor_lr: Literal["constant", "cosine"] = setting(
+        "constant",
+        "Predictor's rate: constant (68.1 in the paper) or decaying with the rest (67.7).",
+    )
+    head_bn: HeadNorm = setting(
+        "default",
         "BN on the heads (Table 3): none, after the hidden layers, default (these and the "
-        "projector's output), or all (the predictor's output too)."
+        "projector's output), or all (the predictor's output too).",
     )
-    output_affine: bool = False
-    """Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without)."""
-    stop_gradient: bool = True
-    (
+    output_affine: bool = setting(
+        False, "Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without)."
+    )
+    stop_gradient: bool = setting(
+        True,
         "Treat the other view's projection as a constant. "
-        "Without it training collapses (the paper's Fig. 2)."
+        "Without it training collapses (the paper's Fig. 2).",
     )
-    similarity: Literal["cosine", "cross-entropy"] = "cosine"
-    """Loss of a prediction: cosine, or cross-entropy of the softmax over channels (63.2)."""
-    symmetric: bool = True
-    (
+    similarity: Literal["cosine", "cross-entropy"] = setting(
+        "cosine",
+        "Loss of a prediction: cosine, or cross-entropy of the softmax over channels (63.2).",
+    )
+    symmetric: bool = setting(
+        True,
         "Predict each view from the other. Without it only the first view of each pair predicts "
-        "(64.8); --views 4 then makes two pairs of each image (67.3)."
+        "(64.8); --views 4 then makes two pairs of each image (67.3).",
     )
-    alternate_every: int = 1
-    (
+    alternate_every: int = setting(
+        1,
         "Steps whose targets come from the encoder as it was before them (section 5.2): 1 is "
         "SimSiam, 0 is an epoch. Above 1 a frozen copy of the encoder gives them, which costs a "
-        "forward pass more."
+        "forward pass more.",
+        at_least=0,
     )
-    target_average: float = 0.0
-    (
+    target_average: float = setting(
+        0.0,
         "Momentum of a moving average of each image's projections, which is the target then; 0 is "
         "off. The paper has 0.8 with --predictor none (section 5.2: 55.0). One row of dim float32 "
-        "for each image lies on every GPU and in every checkpoint: 10.5 GB for ImageNet."
+        "for each image lies on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
+        at_least=0,
+        below=1,
     )
-    encoder_momentum: float = 0.0
-    (
+    encoder_momentum: float = setting(
+        0.0,
         "Momentum of an encoder that follows the trained one and gives the targets, as in BYOL "
-        "(0.99, say); 0 is off: SimSiam has none."
+        "(0.99, say); 0 is off: SimSiam has none.",
+        at_least=0,
+        below=1,
     )
 
-    def __post_init__(self) -> None:
-        require_at_least_one(self, "dim", "predictor_dim", "projector_layers")
-        require(self.projector_dim >= 0, f"projector-dim must be 0 or more: {self.projector_dim}")
-        hints = get_type_hints(SimSiamConfig)
-        for name in ("predictor", "predictor_lr", "head_bn", "similarity"):
-            require_one_of(self, name, *get_args(hints[name]))
-        require_momentum(self, "encoder_momentum")
-        require(
-            self.alternate_every >= 0, f"alternate-every must be 0 or more: {self.alternate_every}"
-        )
-        require_momentum(self, "target_average")
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
         require(
             not self.output_affine or self.head_bn in ("default", "all"),
             f"output-affine is of the BN that head-bn {self.head_bn} leaves out: leave it out, too",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fastsiam.config.checks import require, require_at_least_one, require_one_of, require_positive
+from fastsiam.config.checks import require
+from fastsiam.config.setting import setting
 
 from .heads import ProjectedConfig
 
@@ -22,35 +23,45 @@ class SwAVConfig(ProjectedConfig):
         "Assignments](https://arxiv.org/abs/2006.09882), NeurIPS 2020"
     )
 
-    prototypes: int = 3000
-    """Prototypes that images are assigned to."""
-    temperature: float = 0.1
-    """Temperature of the softmax over similarities; the smaller, the more the nearest count."""
-    epsilon: float = 0.05
-    """Entropy of the assignments (Sinkhorn): the smaller, the nearer to one prototype each."""
-    sinkhorn_rounds: int = 3
-    """Rounds in which the assignments are balanced over the prototypes."""
-    frozen_epochs: float = 1.0
-    """Epochs in which the prototypes stay as they are initialised."""
-    queue: int = 0
-    """Projections of earlier batches that are kept, to balance small batches' assignments."""
-    queue_from: float = 15.0
-    """Epochs before the queue is used."""
-    predictor: Literal["trained", "none"] = "none"
-    """Predictor: none, or trained on the branch that is compared with the other (65.2 to 66.5)."""
-    predictor_dim: int = 512
-    """Hidden width of the predictor, if there is one."""
-    stop_gradient: bool = True
-    """Treat assignments as constant. Without it training diverges in the paper (section 6.2)."""
-
-    def __post_init__(self) -> None:
-        super(SwAVConfig, self).__post_init__()
-        require_at_least_one(self, "prototypes", "sinkhorn_rounds", "predictor_dim")
-        require_positive(self, "temperature", "epsilon")
-        require_one_of(self, "predictor", "trained", "none")
-        for name in ("frozen_epochs", "queue", "queue_from"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name.replace('_', '-')} must be 0 or more, not {value}")
+    prototypes: int = setting(3000, "Prototypes that images are assigned to.", at_least=1)
+    temperature: float = setting(
+        0.1,
+        "Temperature of the softmax over similarities; the smaller, the more the nearest count.",
+        above=0,
+    )
+    epsilon: float = setting(
+        0.05,
+        "Entropy of the assignments (Sinkhorn): the smaller, the nearer to one prototype each.",
+        above=0,
+        option=False,
+    )
+    sinkhorn_rounds: int = setting(
+        3,
+        "Rounds in which the assignments are balanced over the prototypes.",
+        at_least=1,
+        option=False,
+    )
+    frozen_epochs: float = setting(
+        1.0,
+        "Epochs in which the prototypes stay as they are initialised.",
+        at_least=0,
+        option=False,
+    )
+    queue: int = setting(
+        0,
+        "Projections of earlier batches that are kept, to balance small batches' assignments.",
+        at_least=0,
+    )
+    queue_from: float = setting(15.0, "Epochs before the queue is used.", at_least=0, option=False)
+    predictor: Literal["trained", "none"] = setting(
+        "none",
+        "Predictor: none, or trained on the branch that is compared with the other (65.2 to 66.5).",
+    )
+    predictor_dim: int = setting(512, "Hidden width of the predictor, if there is one.", at_least=1)
+    stop_gradient: bool = setting(
+        True,
+        "Treat assignments as constant. Without it training diverges in the paper (section 6.2).",
+    )
 
     def described(self) -> dict[str, str]:
         """Return its settings for people, by what they are of; those that are in use."""

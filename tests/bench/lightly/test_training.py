@@ -25,7 +25,7 @@ pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
 METHODS = ["mocov2", "simsiam", "fastsiam", "simclr", "byol", "swav"]
 SMALL = {
     "mocov2": ["--queue", "32", "--no-sync-bn", "--bn-images", "4"],
-    "swav": ["--prototypes", "20", "--queue", "16", "--queue-from", "0.5"],
+    "swav": ["--prototypes", "20", "--queue", "16", "--set", "queue_from=0.5"],
 }
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,14 +33,14 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 def convert_slowly(arguments: tuple[str, ...]) -> None:
     """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
-    write = blocks._write_images
+    write = blocks.Job._write_images
 
-    def slow(*of: Any) -> Block:
-        block = write(*of)
+    def slow(job: blocks.Job, number: int, images: list[int]) -> Block:
+        block = write(job, number, images)
         time.sleep(0.15)
         return block
 
-    blocks._write_images = slow  # type: ignore[assignment]
+    blocks.Job._write_images = slow  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
 

@@ -1,0 +1,114 @@
+"""Settings: written once, checked when a group of them is built."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from typing import Any, Literal
+
+import pytest
+
+from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
+from fastsiam.config import METHOD_CONFIGS, ConvertConfig, TrainConfig, setting
+from fastsiam.config.detect import DetectConfig
+from fastsiam.config.evaluate import (
+    FeaturesConfig,
+    FinetuneConfig,
+    KnnConfig,
+    LinearConfig,
+    NeighboursConfig,
+)
+from fastsiam.config.setting import Config, settings_of
+from fastsiam.config.slurm import SlurmConfig
+from fastsiam.config.study import StudyRunConfig, StudyTableConfig
+from fastsiam.config.verify import VerifyConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Config):
+    """Group: of settings for this test. More is said here."""
+
+    rate: float = setting(0.5, "A rate.", above=0)
+    share: float = setting(1.0, "A share.", at_least=0, at_most=1)
+    momentum: float = setting(0.9, "A momentum.", at_least=0, below=1)
+    log_every: int = setting(1, "Steps.", at_least=1)
+    kind: Literal["native", "dali", "ffcv"] = setting("native", "A kind.")
+    std: tuple[float, float] | None = setting(None, "Two numbers.", above=0)
+    nodes: int | str = setting(1, "Machines.")
+    name: str = setting("", "A name.")
+
+    def check(self) -> None:
+        """Refuse a rate above the share."""
+        if self.rate > self.share:
+            raise ValueError("rate is above share")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Larger(Group):
+    """Larger: a group with one more."""
+
+    rate: float = 0.25
+    more: bool = setting(False, "More.", option=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rate": 0.0}, "rate must be above 0, not 0.0"),
+        ({"rate": float("nan")}, "rate must be above 0, not nan"),
+        ({"share": 1.5}, "share must be from 0 to 1, not 1.5"),
+        ({"momentum": 1}, "momentum must be at least 0 and below 1, not 1"),
+        ({"log_every": 0}, "log-every must be at least 1, not 0"),
+        ({"log_every": 2.0}, "log-every must be a whole number, not 2.0"),
+        ({"log_every": True}, "log-every must be a whole number, not True"),
+        ({"kind": "other"}, "kind must be native, dali or ffcv, not 'other'"),
+        ({"kind": "fcv"}, "kind must be native, dali or ffcv, not 'fcv'; did you mean ffcv?"),
+        ({"std": (1.0, -1.0)}, "std must be above 0, not (1.0, -1.0)"),
+        ({"std": (1.0,)}, "std must be 2 numbers or nothing, not (1.0,)"),
+        ({"nodes": 1.5}, "nodes must be a whole number or text, not 1.5"),
+        ({"name": 3}, "name must be text, not 3"),
+        ({"share": 0.1}, "rate is above share"),
+    ],
+)
+def test_a_wrong_value_is_one_line(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        Group(**values)
+    assert str(refused.value) == message
+
+
+def test_a_group_is_frozen_and_can_be_copied() -> None:
+    group = Group(rate=1, std=(1, 2.0), nodes="1:2")
+    assert pickle.loads(pickle.dumps(group)) == group
+    assert replace(group, log_every=3).log_every == 3
+    with pytest.raises(ValueError, match="log-every must be at least 1"):
+        replace(group, log_every=0)
+    with pytest.raises(FrozenInstanceError):
+        group.rate = 2  # type: ignore[misc]
+
+
+def test_a_subclass_inherits_settings_and_may_change_a_default() -> None:
+    own = settings_of(Larger)
+    assert [*own] == [*settings_of(Group), "more"]
+    assert (own["rate"].default, own["rate"].help) == (0.25, "A rate.")
+    assert (own["rate"].section, own["more"].section) == (
+        "Group: of settings for this test",
+        "Larger: a group with one more",
+    )
+    assert own["rate"].option and not own["more"].option
+    with pytest.raises(ValueError, match="rate must be above 0"):
+        Larger(rate=-1)
+    with pytest.raises(ValueError, match="rate is above share"):
+        Larger(share=0.2)
+
+
+def test_every_field_is_a_setting_with_a_help() -> None:
+    train = [type(getattr(TrainConfig(), section.name)) for section in fields(TrainConfig)]
+    jobs = [
+        *(ConvertConfig, KnnConfig, LinearConfig, FinetuneConfig, FeaturesConfig, NeighboursConfig),
+        *(DetectConfig, SlurmConfig, StudyRunConfig, StudyTableConfig, VerifyConfig),
+        *(BenchConfig, GpuConfig, SoakConfig),
+    ]
+    for group in [*train, *jobs, *METHOD_CONFIGS.values()]:
+        assert {own.name for own in fields(group)} == settings_of(group).keys()
+        for one in settings_of(group).values():
+            assert one.help.endswith((".", ").", ".)")) and "\n" not in one.help, one.name
