@@ -79,7 +79,7 @@ class Run:
         batch = 8 * self.ranks
         epochs = 1 if self.pipeline == CEILING else max(1, self.steps * batch // _IMAGES)
         settings = {
-            "recipe": "cifar10", "data": self.data, "pipeline": self.pipeline, "workers": 1,
+            "data": self.data, "pipeline": self.pipeline, "workers": 1,
             "device": "cpu", "gpus": self.ranks, "rank-timeout": 60, "backbone": "resnet10",
             "width": 4, "projector-layers": 2, "dim": 32, "predictor-dim": 8, "crop": 16,
             "batch": batch, "epochs": epochs, "max-steps": self.steps, "seed": self.seed,
@@ -87,7 +87,7 @@ class Run:
             "log-every": 1, "save-every": 5, "tracker": "none", "out": self.out,
         }  # fmt: skip
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        return [sys.executable, "-m", "fastsiam", "train", *words]
+        return [sys.executable, "-m", "fastsiam", "train", "--recipe", "cifar10", *words]
 
     def start(self) -> None:
         """Give the command, in a session of its own."""
