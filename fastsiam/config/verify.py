@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from .checks import require
 from .data import PipelineSetting
@@ -29,23 +29,10 @@ class VerifyConfig:
     pipeline: str = ""
     (
         "Have this pipeline make the batches again and compare what it shows; run is the run's "
-        "own. By default no image is decoded: order and draws are computed, from images' sizes. "
-        "With --replay: what to train by; default the run's."
+        "own. By default no image is decoded: order and draws are computed, from images' sizes."
     )
     workers: int = -1
     """Loader processes or threads of that pipeline; -1 is one for each core."""
-    replay: bool = False
-    (
-        "Train again from a checkpoint, in memory, up to 50 steps or to --step, and compare "
-        "losses with the log."
-    )
-    checkpoint: str = ""
-    (
-        "Where --replay begins: a checkpoint of the run, such as a copy that was kept. "
-        "Default: the run's last one that a log line comes after."
-    )
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where --replay trains; auto takes the GPU if there is one."""
 
     def __post_init__(self) -> None:
         require(self.step >= 0, f"step must be 1 or more, or 0 for all, not {self.step}")
@@ -53,8 +40,4 @@ class VerifyConfig:
         require(
             not self.pipeline or self.pipeline in _PIPELINES,
             f"pipeline must be one of {', '.join(_PIPELINES)}, not {self.pipeline!r}",
-        )
-        require(
-            not self.checkpoint or self.replay,
-            "checkpoint is where --replay begins: add --replay",
         )

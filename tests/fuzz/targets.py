@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.bad_images import BadImage, read_bad_images, written
+from fastsiam.bad_image_list import BadImage, read_bad_images, written
 from fastsiam.bench.images import Silent
 from fastsiam.bench.records import read as read_bench_records
 from fastsiam.checkpoint import Checkpoint
