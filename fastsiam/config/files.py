@@ -251,7 +251,7 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, yaml.BaseLoader) or {}  # nosec B506: makes texts, lists and tables
+        return yaml.load(text, yaml.BaseLoader) or {}  # text, lists and tables alone  # nosec B506
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 
