@@ -259,6 +259,13 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def pace(images_per_second: float, images: float) -> str:
+    """Format a speed and how long so many images will take: 1,234 images/s, 3 min left."""
+    left = duration(images / max(images_per_second, 1e-9))
+    digits = 1 if images_per_second < 10 else 0
+    return f"{images_per_second:,.{digits}f} images/s, {left} left"
+
+
 def rounded(value: float) -> str:
     """Format a number with at most two decimals: 24, 7.17."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

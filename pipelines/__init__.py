@@ -103,7 +103,7 @@ def build_loader(
             log.info(choice)
             data = settled(data, choice.name)
     backend = backend_of(data)
-    images = len(store) if store is not None else backend.made_up or 0
+    images = len(store) if store is not None else backend.noise_images or 0
     images = images if chosen is None else len(chosen)
     if bad is None and data.bad_images == "replace":
         bad = BadImages(images)

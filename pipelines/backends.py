@@ -1,8 +1,9 @@
-"""The table of pipelines: what each needs, how it is opened, what it can do.
+"""The table of pipelines: what each one needs, how to open it, and what it can do.
 
-A new pipeline is a module beside this one, a row of this table, and its name in
+To add a pipeline, add a module beside this one, a row to this table and its name to
 ``fastsiam.config.data``. Code that treats pipelines differently asks the table; only ``automatic``,
-which chooses one, names some. Importing it loads neither torch nor a pipeline's package.
+which chooses a pipeline, refers to some by name. Importing this module loads neither torch nor the
+package of a pipeline.
 """
 
 from __future__ import annotations
@@ -35,78 +36,84 @@ if TYPE_CHECKING:
     from .central import MakeCrops
 
 BASELINE: Pipeline = "torchvision"
-"""What users have today. Others are compared with it, and it replaces those that cannot run."""
+"""The pipeline that others are compared with; it also replaces pipelines that cannot run."""
 ENGINE: Pipeline = "native"
-"""What reads any data without another package, and makes every central crop on a CPU."""
+"""The pipeline that needs no optional package; it makes all central crops on a CPU."""
 CEILING: Pipeline = "synthetic"
-"""Loading at no cost: the ceiling of training speed."""
+"""The pipeline whose batches cost nothing: the upper limit of training speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A pipeline: what it needs, how it is opened, what it can do."""
+    """One pipeline: its loader class, the settings that it takes, and its capabilities."""
 
     name: Pipeline
     loader: str
-    """Module beside this one, and the class in it: "MODULE.CLASS"."""
+    """The loader class, as "MODULE.CLASS"; the module lies beside this one."""
     about: str
-    """What ``fastsiam info`` says of it where it can run; {device} stands for CPU or GPU."""
+    """Description for ``fastsiam info``; {device} is replaced by CPU or GPU."""
     settings: tuple[str, ...] = ()
-    """Fields of ``DataConfig`` that its loader takes, as arguments without the prefix "NAME_"."""
+    """Fields of ``DataConfig`` that the loader takes as arguments, without the prefix "NAME_"."""
     package: str | None = None
-    """Module of the optional package that it needs, which the extra of its name installs."""
+    """Optional package that it imports; the extra with the pipeline's name installs it."""
     extra_cuda13: str = ""
-    """Extra that installs the package for CUDA 13, if that is another."""
+    """Extra that installs the package for CUDA 13, if it differs."""
     needs_beton: bool = False
-    """It reads only .beton files, on a disk of this machine."""
-    made_up: int | None = None
-    """How many images an epoch of noise has; None if it reads real ones."""
+    """Whether it only reads .beton files, on a local disk."""
+    noise_images: int | None = None
+    """Number of images in an epoch of noise; None if it reads a data set."""
     crops: bool = True
-    """Its loaders yield uint8 crops too: see ``fastsiam.views.batch.CropLoader``."""
-    processes: bool = False
-    """Its workers are processes that stay, not threads."""
+    """Whether its loader also yields uint8 crops, as a ``fastsiam.views.batch.CropLoader``."""
     resident: bool = False
-    """It decodes once and keeps all images on the device: they must fit there."""
+    """Whether it decodes once and keeps all images in the memory of the device."""
     decoder: str | None = None
-    """What decodes the images of an epoch on a CPU, as ``bench decode`` names it; None: nothing."""
+    """Row of ``bench decode`` for its decoder on a CPU; None if training decodes nothing."""
     decodes_on_gpu: bool = False
-    """On a GPU it decodes there; its module also makes central crops there."""
+    """Whether it decodes on a GPU; its module then has a function ``central_crops``."""
 
     @property
     def real(self) -> bool:
-        """Whether it reads images."""
-        return self.made_up is None
+        """Whether it reads a data set."""
+        return self.noise_images is None
 
     @property
     def installed(self) -> bool:
-        """Whether its package is there; it may still be broken."""
+        """Whether its package is installed; the package may still be broken."""
         try:
             return self.package is None or find_spec(self.package) is not None
         except ModuleNotFoundError:  # the package that it is part of
             return False
 
     def trouble(self) -> str:
-        """Import it; return why it cannot run here (not installed, or broken), else ""."""
+        """Import the pipeline; return why it cannot run here, or "" if it can."""
         if not self.installed:
             return f"{self.name} is not installed"
         try:
             self._module()
-        except Exception as error:  # of another version than what it was built for: anything
+        except Exception as error:  # a package of an unexpected version raises anything
             return f"{self.name} cannot be loaded ({why(error)})"
         return ""
 
     def reads(self, store: Store) -> bool:
-        """Tell whether it can read a store."""
+        """Return whether it can read a store."""
         whole = isinstance(store, BetonStore) and len(store.mapped()) == 1
         return not self.needs_beton or (whole and not store.is_remote)
 
     def require_package(self) -> None:
-        """Raise a ``BackendError`` if its package is not installed."""
+        """Check that its package is installed.
+
+        Raises:
+            BackendError: it is not; the message says how to install it.
+        """
         if not self.installed:
             raise BackendError(self._how_to_install("it is not installed"))
 
     def require_readable(self, store: Store, data: DataConfig) -> None:
-        """Raise a ``DataError`` that says what to do if it cannot read a store."""
+        """Check that it can read a store.
+
+        Raises:
+            DataError: it cannot; the message says what to do.
+        """
         if not self.reads(store):
             raise DataError(
                 f"--pipeline {self.name} reads one .beton file on a disk, not {store}: choose "
@@ -124,7 +131,15 @@ class Backend:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Loader:
-        """Open a loader.
+        """Open the loader of one rank.
+
+        Args:
+            data: the pipeline's settings.
+            store: the images; None for noise.
+            order: which images make up which batch of this rank.
+            augment: how views are drawn.
+            device: device of the views.
+            dtype: floating type of the views.
 
         Raises:
             BackendError: its package cannot be loaded.
@@ -140,9 +155,10 @@ class Backend:
     def central_crops(
         self, data: DataConfig, store: Store, *, resize: int, side: int, device: torch.device
     ) -> MakeCrops:
-        """Return what makes central crops: this pipeline if it decodes on a GPU, else the engine.
+        """Return a function that makes central crops, for evaluation.
 
-        The engine also makes crops that are larger than the resized images, with a black border.
+        This pipeline makes them if it decodes on a GPU; otherwise the engine does. The engine also
+        makes crops that are larger than the resized images, which get a black border.
 
         Args:
             data: the pipeline's settings.
@@ -167,27 +183,13 @@ class Backend:
             )
             return make
 
-    def made_ahead(self, data: DataConfig, augment: AugmentConfig, batch: int) -> int:
-        """Return how many batches a rank makes ahead of the one that is trained on.
-
-        Args:
-            data: the pipeline's settings.
-            augment: for the size of a batch in shared memory.
-            batch: images in a batch of this rank.
-        """
-        if self.processes:
-            from .loader_processes import batches_ahead  # loads torch
-
-            return batches_ahead(augment, batch, workers=data.workers)
-        return data.prefetch + 1 if "prefetch" in self.settings else 0
-
     def readiness(self, device: str) -> str:
-        """Say whether it can run here, and what it does.
+        """Return a line for ``fastsiam info``: whether it can run here, and what it does.
 
-        Its imports are tried in another process: a broken library may end the process.
+        Its package is imported in another process, which a broken library may crash.
 
         Args:
-            device: what it would work on, CPU or GPU.
+            device: CPU or GPU.
         """
         if self.package is not None:
             imports = f"import {self.package}, {__package__}.{self.loader.partition('.')[0]}"
@@ -206,7 +208,7 @@ class Backend:
 
     @contextlib.contextmanager
     def _importing(self) -> Iterator[None]:
-        """Say what to do if its package is installed but broken, such as for a missing library."""
+        """Turn an ImportError of its package into an error that says how to install it."""
         try:
             yield
         except ImportError as error:
@@ -223,7 +225,7 @@ class Backend:
 
 
 def how_to_convert(data: DataConfig) -> str:
-    """Return the command that makes a .beton file of a data set."""
+    """Return the command that converts a data set to a .beton file."""
     names = data.columns._asdict().items()
     options = [f"--{what}-column {quoted(name)}" for what, name in names if name]
     options += [f"--exif {data.exif}"] * (data.exif != "ignore")
@@ -232,7 +234,7 @@ def how_to_convert(data: DataConfig) -> str:
 
 
 def readiness() -> dict[Pipeline, str]:
-    """Return a line on each pipeline: whether it can run here, and what it does."""
+    """Return a line for each pipeline: whether it can run here, and what it does."""
     import torch
 
     device = "GPU" if torch.cuda.is_available() else "CPU"
@@ -251,7 +253,6 @@ _ROWS = (
         about="PIL in worker processes, training on the {device}",
         settings=("workers",),
         crops=False,
-        processes=True,
         decoder="PIL",
     ),
     Backend(
@@ -291,7 +292,7 @@ _ROWS = (
         name="synthetic",
         loader="synthetic_backend.SyntheticLoader",
         about="tensors on the {device}, the ceiling of training speed",
-        made_up=1_281_167,  # as many as ImageNet's training set has
+        noise_images=1_281_167,  # as ImageNet's training set
         crops=False,
     ),
 )
@@ -301,6 +302,6 @@ BACKENDS: dict[Pipeline, Backend] = {backend.name: backend for backend in _ROWS}
 
 
 def backend_of(data: DataConfig) -> Backend:
-    """Return the pipeline that settings name, which must not be "auto"."""
+    """Return the pipeline that the settings name; it must not be "auto"."""
     assert data.pipeline != "auto"
     return BACKENDS[data.pipeline]

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.bad_images import BadImage, parsed, written
+from fastsiam.bad_image_list import BadImage, parsed, written
 from fastsiam.errors import DataError, ImageError
 
 if TYPE_CHECKING:  # loads torch
-    from fastsiam.views.batch import Batch, CropLoader, Crops, Loader
-    from fastsiam.views.draws import ViewParams
+    from fastsiam.views.batch import Batch, Loader
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class BadImages:
         known: those that the run found before.
         takes_more: whether another one is replaced too; else it is an error.
         exchange: passes texts between ranks.
-        keep: stores the text of the list (``fastsiam.bad_images``) whenever it has grown.
+        keep: stores the text of the list (``fastsiam.bad_image_list``) whenever it has grown.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ def replacing(loader: Loader, bad: BadImages) -> Loader:
         loader: its order has the same list of bad images.
         bad: the list, which grows.
     """
-    return _ReplacingCrops(loader, bad) if hasattr(loader, "crops") else _Replacing(loader, bad)
+    return _Replacing(loader, bad)
 
 
 class _Replacing:
@@ -158,18 +158,20 @@ class _Replacing:
     def __init__(self, loader: Loader, bad: BadImages) -> None:
         self.source, self.images, self.steps = loader.source, loader.images, loader.steps
         self._loader, self._bad = loader, bad
+        if hasattr(loader, "crops"):  # see ``fastsiam.views.batch.CropLoader``
+            self.crops = partial(self._restarting, loader.crops)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
         self._bad.share()
-        return self._restarting(self._loader.epoch, number, skip)
+        return self._restarting(self._loader.epoch, number, skip=skip)
 
     def close(self) -> None:
         """Close the loader."""
         self._loader.close()
 
     def _restarting(
-        self, start: Callable[..., Iterator[Made]], number: int, skip: int
+        self, start: Callable[..., Iterator[Made]], number: int, *, skip: int = 0
     ) -> Iterator[Made]:
         step = skip
         while True:
@@ -184,15 +186,3 @@ class _Replacing:
                     f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in "
                     "its place"
                 )
-
-
-class _ReplacingCrops(_Replacing):
-    """The same of a loader that yields crops too."""
-
-    _loader: CropLoader
-
-    def crops(
-        self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
-        return self._restarting(self._loader.crops, number, skip)

@@ -1,15 +1,13 @@
-"""NVIDIA DALI: an image is decoded once, on the GPU where there is one, and cropped for each view.
+"""The DALI pipeline: NVIDIA DALI decodes each image once, on the GPU if there is one.
 
-DALI decodes, crops, resizes and flips; which images, which boxes and which flips is fed to it batch
-by batch (``dali_cropper``). It reads no file and draws no number itself, so its epochs are those of
-every pipeline, and any step can be the first. Evaluation's central crops are made by the same
-graph.
+DALI decodes, crops, resizes and flips. It gets the images, boxes and flips of each batch from
+``dali_cropper``; it reads no files and draws no random numbers, so its epochs are those of every
+pipeline and can start at any step. The same graph makes central crops for evaluation.
 
-On a GPU the resize is PIL's triangle filter in floating point and rounded once, so a pixel of a
-crop is within one level of PIL's. Where a box is shrunk, its outermost pixels can be further off:
-beyond the box DALI repeats its edge, where PIL does with fewer pixels. On a CPU, where DALI's
-resize is slow, DALI only decodes, and the engine crops the images where they lie, to the last bit
-as PIL does.
+On a GPU, DALI resizes by PIL's triangle filter in floating point and rounds once, so a pixel of a
+crop differs from PIL's by at most one level. The outermost pixels of a box that is shrunk can
+differ more: DALI repeats the edge of the box where PIL uses fewer pixels. On a CPU, where DALI
+resizes slowly, it only decodes, and the engine makes crops that are bit-identical to PIL's.
 """
 
 from __future__ import annotations
@@ -35,18 +33,17 @@ from .store import Store
 
 
 class DaliLoader(StoreLoader):
-    """Batches by DALI.
+    """The loader of the DALI pipeline; see ``fastsiam.views.batch.CropLoader``.
 
     Args:
         store: the images.
         order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
-        workers: DALI's threads, and as many that read; -1 is one for each core of this rank, and
-            there is at least one.
-        prefetch: batches in the making while the caller works on one.
-        hw_decoder_load: share of the images, 0 to 1, that goes to the GPU's JPEG engine.
-        dali_resizes: whether DALI cuts and resizes too, or the decoded images come to our own
-            kernels. The first is for GPUs, where it is the default; on a CPU these are three times
-            as fast as DALI, and equal PIL's to the last bit.
+        workers: number of DALI's threads, and of reader threads; -1 means one per core of this
+            rank. There is at least one.
+        prefetch: batches in flight while the caller works on one.
+        hw_decoder_load: share of the images, 0 to 1, that the GPU's JPEG engine decodes.
+        dali_resizes: whether DALI crops and resizes too; otherwise the engine does. The default is
+            true on a GPU. On a CPU the engine is three times as fast, and bit-identical to PIL.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class DaliLoader(StoreLoader):
         )
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``skip`` on; it ends when another begins."""
+        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         if self._engine is None:
             for step, made in enumerate(self.crops(number, skip=skip), skip):
                 yield self._finish(*made, number, step)
@@ -94,13 +91,13 @@ class DaliLoader(StoreLoader):
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``.
+        """Yield the uint8 crops of each batch; see ``fastsiam.views.batch.CropLoader``.
 
-        The crops are ready on the device's current stream. The next step overwrites them: fresh
-        memory for every batch would cost a tenth of all.
+        The crops are ready on the device's current stream. The next batch overwrites them, because
+        new memory for every batch would cost a tenth of the time.
 
         Raises:
-            DataError: an image cannot be read or decoded; names it.
+            DataError: an image cannot be read or decoded; the message names it.
         """
         if self._engine is None:
             return self._cropper.run(self._tasks(number, skip))
@@ -115,7 +112,7 @@ class DaliLoader(StoreLoader):
         return self._cropper.run(self._tasks(number, skip), make)
 
     def close(self) -> None:
-        """End DALI's threads and fastsiam's, and free the memory."""
+        """End all threads and free the memory."""
         self._cropper.close()
         if self._engine is not None:
             self._engine.close()
@@ -146,13 +143,13 @@ def central_crops(
 
     Args:
         store: the images.
-        batches: the images of each.
-        resize: shorter side before the crop is taken, at least ``side``.
-        side: of the crops.
-        workers: as for ``DaliLoader``, as are the rest.
-        prefetch: batches in the making while the caller works on one.
-        hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
-        device: where the crops shall lie.
+        batches: positions of each batch's images.
+        resize: shorter side of an image before the crop is taken, at least ``side``.
+        side: side of the crops, in pixels.
+        workers: as for ``DaliLoader``, as are ``prefetch`` and ``hw_decoder_load``.
+        prefetch: batches in flight while the caller works on one.
+        hw_decoder_load: share of the images that the GPU's JPEG engine decodes.
+        device: device of the crops.
     """
 
     def cut(size: NDArray[np.int64]) -> tuple[tuple[Cuts], None]:

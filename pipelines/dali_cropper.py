@@ -1,4 +1,4 @@
-"""DALI at work: images and boxes in, crops out; PIL decodes the images that it refuses."""
+"""Runs batches of images through DALI; Pillow decodes the images that DALI refuses."""
 
 from __future__ import annotations
 
@@ -37,53 +37,54 @@ from .workers import closes_at_exit, count, made_ahead
 log = logging.getLogger(__name__)
 
 _PART = 16
-"""Images that one thread reads in one go."""
+"""Images that a reader thread reads per call."""
 _DECODED_AHEAD = 2**30
-"""Bytes of decoded images in flight on a CPU from which on no other batch is begun."""
+"""Bytes of decoded images on a CPU above which no further batch is started."""
 
 Plan = TypeVar("Plan")
-"""Data that travels with a task and is yielded with its crops."""
+"""Data of the caller that is yielded with the crops of its task."""
 Make = Callable[[EncodedBatch, Plan], tuple[Tensor, ...]]
-"""Makes crops or views of decoded images."""
+"""Returns the crops or views of decoded images."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[Plan]):
-    """A batch to be made."""
+    """A batch that the cropper is asked for."""
 
     name: str
-    """Of the batch, for messages."""
+    """Name of the batch, for messages."""
     index: NDArray[np.int64]
+    """(N,) positions of its images in the store."""
     cut: Callable[[NDArray[np.int64]], tuple[tuple[Cuts, ...], Plan]]
-    """Says what is to be cut out of images of some sizes (N, 2), for each side of the crops."""
+    """Returns the cuts of each side, and the plan, for images of the sizes (N, 2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch(Generic[Plan]):
-    """A batch on its way through DALI."""
+    """A batch that was read, and that DALI may be working on."""
 
     task: Task[Plan]
     cuts: tuple[Cuts, ...]
     plan: Plan
     encoded: list[NDArray[np.uint8]]
     decoded: int
-    """Bytes of the images when they are decoded, where DALI does no more; else 0."""
+    """Bytes of the decoded images if DALI only decodes; else 0."""
     by_pil: bool
-    """All of its images were decoded by PIL."""
+    """Whether Pillow decoded all of its images."""
 
 
 class Cropper:
-    """DALI's graph, the threads that read for it, and the batches on their way through it.
+    """DALI's graph, the threads that read for it, and the batches in flight.
 
     Args:
         store: the images.
-        shapes: (V, N, S, S, 3) of a batch's crops, one for each side; the last batch may have fewer
-            images.
-        workers: as for ``DaliLoader``, as are the rest.
-        device: where the crops shall lie.
-        prefetch: batches in the making while the caller works on one.
-        hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
-        dali_resizes: whether DALI cuts and resizes too.
+        shapes: shape (V, N, S, S, 3) of a batch's crops, for each side; the last batch may have
+            fewer images.
+        workers: as for ``DaliLoader``, as are the other arguments.
+        device: device of the crops.
+        prefetch: batches in flight while the caller works on one.
+        hw_decoder_load: share of the images that is decoded by the GPU's JPEG engine.
+        dali_resizes: whether DALI crops and resizes too, or only decodes.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class Cropper:
         if not self._dali_resizes:
             taken, _ = decoded_bytes(store)
             if shapes[0][1] * taken > len(store) * _DECODED_AHEAD:
-                # DALI's pool never shrinks; each batch larger than all before it adds to the pool.
+                # DALI's pool never shrinks, and grows with each batch that is larger than the last.
                 os.environ.setdefault("DALI_MALLOC_POOL_THRESHOLD", "0")
         self._dali: Any = None
-        """DALI's graph; None where it is to be built anew."""
+        """DALI's graph; None if it must be built again."""
         self._build()
         if device.type == "cuda":
             say_what_decodes(_number(device), hw_decoder_load)
@@ -121,16 +122,16 @@ class Cropper:
     def run(
         self, tasks: Iterator[Task[Plan]], make: Make[Plan] | None = None
     ) -> Iterator[tuple[NDArray[np.int64], Plan, tuple[Tensor, ...]]]:
-        """Yield of each task its images, its plan, and its crops, which the next overwrite.
+        """Yield the index, the plan and the crops of each task; the next crops overwrite them.
 
         Args:
-            tasks: batches to be made.
-            make: makes what is yielded as crops; needed if DALI only decodes.
+            tasks: the batches, in order.
+            make: returns the crops of decoded images; required if DALI only decodes.
 
         Raises:
             BackendError: DALI runs out of memory.
-            DataError: an image cannot be read or decoded; names it.
-            RuntimeError: it is closed, or was run anew meanwhile; or CUDA fails.
+            DataError: an image cannot be read or decoded; the message names it.
+            RuntimeError: the cropper is closed, or ``run`` was called again; or CUDA fails.
         """
         if self._closed:
             raise RuntimeError("this loader is closed")
@@ -155,7 +156,7 @@ class Cropper:
             raise failed
 
     def close(self) -> None:
-        """End DALI's threads and ours, and free the memory."""
+        """End all threads and free the memory."""
         if self._closed:
             return
         self._closed = True
@@ -179,12 +180,12 @@ class Cropper:
 
     @contextlib.contextmanager
     def _calling(self, where: str) -> Iterator[None]:
-        """Call DALI: after an error the graph is not used again, nor after Ctrl-C.
+        """Guard a call of DALI: after an error or Ctrl-C, the graph is built again.
 
-        Fed in part, images would meet others' boxes.
+        A graph that got only some of its inputs would combine images with others' boxes.
 
         Args:
-            where: what it is at, for messages.
+            where: name of the batch, for messages.
 
         Raises:
             BackendError: DALI runs out of memory.
@@ -200,9 +201,9 @@ class Cropper:
             raise
 
     def _read(self, task: Task[Plan], *, by_pil: bool = False) -> _Batch[Plan] | DataError:
-        """Read the images of a batch and settle its cuts.
+        """Read the images of a batch and compute its cuts.
 
-        An error travels as a value: it belongs to its batch, and those before it go first.
+        An error is returned, and raised after the batches before it were yielded.
         """
 
         def read(images: list[int]) -> list[tuple[NDArray[np.uint8], int, int]]:
@@ -222,17 +223,17 @@ class Cropper:
         return _Batch(task, cuts, plan, [data for data, _, _ in found], decoded, by_pil)
 
     def _encoded(self, index: int, by_pil: bool) -> tuple[NDArray[np.uint8], int, int]:
-        """Read an image as bytes of which DALI makes the pixels that PIL makes, and its size."""
+        """Return bytes that DALI decodes to Pillow's pixels, and the height and width."""
         data = self._store.read(index)
         try:
             head = self._store.header(index, data)
-        except ImageError:  # PIL may bear with more than we do
+        except ImageError:  # Pillow may read headers that ``probe`` refuses
             return self._by_pil(index)
         height, width = self._store.rules.size(head)
         if self._dimensions is not None and (height, width) != tuple(self._dimensions[index]):
-            return self._by_pil(index)  # which may refuse it for that
+            return self._by_pil(index)  # it may refuse the image for that
         if self._store.raw_size(index) is None:
-            # PIL refuses what is cut off or damaged; other decoders may make up what is missing.
+            # Pillow refuses truncated or damaged images; DALI's decoders may fill in pixels.
             odd = self._store.rules.needs_pillow(head) or width * height > MOST_PIXELS
             if not (by_pil or odd) and is_all_code(data, head):
                 return np.frombuffer(data, np.uint8), height, width
@@ -246,7 +247,7 @@ class Cropper:
     def _fill(
         self, flight: deque[_Batch[Plan]], batches: Iterator[_Batch[Plan] | DataError]
     ) -> DataError | None:
-        """Let DALI begin with batches while few of them, and few bytes, are in flight.
+        """Send batches to DALI while few of them, and few bytes, are in flight.
 
         Returns:
             The error of the next batch, if it has one.
@@ -260,7 +261,7 @@ class Cropper:
         return None
 
     def _send(self, batch: _Batch[Plan]) -> None:
-        """Let DALI begin with a batch."""
+        """Send a batch to DALI."""
         arguments: dict[str, Any] = {"encoded": batch.encoded}
         if self._dali_resizes:
             arguments |= cut_arguments(batch.cuts, self._shapes)
@@ -272,17 +273,22 @@ class Cropper:
     def _receive(
         self, flight: deque[_Batch[Plan]], crops: Sequence[Tensor], make: Make[Plan] | None
     ) -> tuple[_Batch[Plan], tuple[Tensor, ...]]:
-        """Wait for DALI to finish the first batch in flight, and put its crops where told.
+        """Wait for the first batch in flight.
+
+        Args:
+            flight: the batches that DALI works on.
+            crops: output, for each side.
+            make: as for ``run``.
 
         Returns:
-            The batch, and its crops or what was made in their place.
+            The batch, and its crops or what ``make`` returned.
         """
         gpu = self._device.type == "cuda"
         while True:
             batch = flight[0]
             stream = torch.cuda.current_stream(self._device) if gpu else None
             try:
-                with span("decode"), self._calling(batch.task.name):  # what is left to wait for
+                with span("decode"), self._calling(batch.task.name):
                     made = self._dali.outputs(cuda_stream=stream)
                 break
             except RuntimeError as error:
@@ -292,13 +298,13 @@ class Cropper:
         flight.popleft()
         if make is None:
             sides = tuple(own[:, : len(batch.encoded)] for own in crops)
-            # Without a copy into torch's hands; when torch lets go of its memory, DALI waits for
-            # the device, in a thread of its own, before it uses that again.
+            # Shared without a copy. When torch releases the memory, a thread of DALI waits for the
+            # device before DALI reuses it.
             views = (from_dlpack(view.as_tensor()) for view in made)
             for own in sides:
                 torch.stack(list(islice(views, len(own))), out=own)
             return batch, sides
-        # As they lie in DALI's memory, while ``made`` lives: ``at`` would copy them.
+        # Views of DALI's memory, valid while ``made`` lives; DALI's ``at`` would copy.
         decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
         images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
         return batch, make(images, batch.plan)
@@ -306,12 +312,12 @@ class Cropper:
     def _begin_again(
         self, flight: deque[_Batch[Plan]], batch: _Batch[Plan], error: RuntimeError
     ) -> None:
-        """Put the images of a batch that DALI refused into the pixels that PIL decodes.
+        """Decode a batch that DALI refused by Pillow, and send all batches in flight again.
 
-        DALI does not say which file it is.
+        DALI does not report which image it refused.
 
         Raises:
-            DataError: PIL cannot decode one of the images either.
+            DataError: Pillow cannot decode one of the images either.
         """
         _, *others = flight
         flight.clear()
@@ -330,7 +336,7 @@ class Cropper:
             flight.append(own)
 
     def _land(self) -> None:
-        """Wait for what an abandoned run left in flight, and let it go."""
+        """Wait for the batches that an abandoned run left in flight, and drop them."""
         self._flight.clear()
         if self._batches is not None:
             self._batches.close()
@@ -338,13 +344,13 @@ class Cropper:
             while self._dali is not None:
                 self._dali.outputs()
         except StopIteration:
-            pass  # all have landed
+            pass  # none is left
         except RuntimeError:
             self._dali = None
 
 
 def _ppm(pixels: Bytes, height: int, width: int) -> NDArray[np.uint8]:
-    """Return bytes of which DALI makes these pixels."""
+    """Encode pixels as PPM, which DALI decodes without loss."""
     return np.frombuffer(b"".join((b"P6 %d %d 255\n" % (width, height), pixels)), np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""DALI's graph: encoded images and boxes in, crops out."""
+"""DALI's graph, from encoded images and boxes to crops."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def build_graph(
     hw_decoder_load: float,
     resizes: bool,
 ) -> Any:
-    """Build a graph that takes encoded images and cuts, and makes a list of crops for each view.
+    """Build a graph that takes encoded images and cuts, and returns the crops of each view.
 
     Args:
-        shapes: (V, N, S, S, 3) of a batch's crops, one for each side.
-        threads: DALI's.
+        shapes: shape (V, N, S, S, 3) of a batch's crops, for each side.
+        threads: number of DALI's threads.
         device: number of the GPU, None for the CPU.
-        hw_decoder_load: share of the images that goes to the GPU's JPEG engine.
-        resizes: whether it cuts and resizes; else it makes decoded images, and takes no cuts.
+        hw_decoder_load: share of the images that the GPU's JPEG engine decodes.
+        resizes: whether it crops and resizes; otherwise it takes no cuts and returns whole images.
     """
-    # What DALI's decoders find wrong with an image is said by our error, with its name.
+    # The decoders' own messages do not name the image; fastsiam's error does.
     os.environ.setdefault("DALI_NVIMGCODEC_LOG_LEVEL", "1")
     from nvidia.dali import Pipeline, types
 
@@ -42,7 +42,7 @@ def build_graph(
         num_threads=threads,
         device_id=device,
         seed=0,
-        # Each schedule_run starts one batch, however many are in the air.
+        # Each schedule_run starts one batch, however many are in flight.
         exec_dynamic=True,
         prefetch_queue_depth=1,
     )
@@ -58,21 +58,21 @@ def build_graph(
 
 
 def _fed(name: str, kind: Any) -> Any:
-    """Add an input: one array of one axis for each image, used where it lies."""
+    """Add an input: a one-dimensional array for each image, used without a copy."""
     from nvidia.dali import fn
 
     return fn.external_source(name=name, dtype=kind, ndim=1, no_copy=True)
 
 
 def _view(image: Any, view: str, side: int) -> Any:
-    """Cut a box out of an image, flip it perhaps, and make a square of it or of its middle."""
+    """Crop a box of an image, resize it or its middle to a square, and flip it if asked."""
     from nvidia.dali import fn, types
 
     def argument(name: str) -> Any:
         return _fed(name + view, types.FLOAT)
 
-    # The box apart: PIL's filter sees nothing beside it. Taking the nearest pixels at their own
-    # scale copies them; DALI's slice does that too, at half the speed.
+    # The box is copied first, because PIL's filter sees no pixels outside of it. A resize to the
+    # same size by nearest neighbours copies it twice as fast as DALI's slice.
     box = fn.resize(
         image,
         size=argument("size"),
@@ -90,13 +90,13 @@ def _view(image: Any, view: str, side: int) -> Any:
 
 
 def _names(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
-    """Return a name in DALI's graph for each view, and its side."""
+    """Return the name in DALI's graph and the side of each view."""
     sides = [side for views, _, side, *_ in shapes for _ in range(views)]
     return [(str(number), side) for number, side in enumerate(sides)]
 
 
 def cut_arguments(cuts: Sequence[Cuts], shapes: Sequence[Shape]) -> dict[str, NDArray[Any]]:
-    """Return what the graph asks for: boxes in pixels; flips as boxes from right to left."""
+    """Return the graph's inputs: boxes in pixels; flips are boxes from right to left."""
     names, arguments = iter(_names(shapes)), dict[str, NDArray[Any]]()
     for own, shape in zip(cuts, shapes, strict=True):
         boxes = _boxes(own, shape[2])

@@ -1,10 +1,10 @@
-"""From encoded images to crops and views on a CPU, for any store.
+"""The engine: decodes, crops and augments the images of any store on a CPU.
 
-Each image is decoded once, only the part that its crops need, and cropped K times. Where views are
-wanted, the same thread takes each crop through the photometric stage while it is in the cache.
-Compiled code (``fastsiam/kernels/source``) decodes JPEGs, crops and augments. Pillow decodes the
-images which that code refuses, in the same threads. Crops equal Pillow's, and views torchvision's,
-to the last bit.
+A thread decodes an image once, and only the part that its crops need. It then makes each crop and,
+where views are wanted, applies the photometric stage while the crop is in the cache. Compiled code
+(``fastsiam/kernels/source``) decodes JPEGs, crops and augments. Pillow decodes other images, and
+JPEGs that the compiled code refuses, in the same threads. Crops are bit-identical to Pillow's, and
+views to torchvision's before the normalisation.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from .store import Store
 from .workers import count
 
 _READERS = 8
-"""Threads that read: so many requests wait at a disk or a server at once."""
+"""Reader threads: the number of requests that a disk or a server gets at once."""
 _PART = 32
-"""Images that one thread reads in one go."""
+"""Images that a reader thread reads per call."""
 _AHEAD = 2**27
-"""Bytes of coming batches that are fetched ahead from another machine."""
+"""Bytes of coming batches that are requested ahead from another machine."""
 _CHUNK = 2**21
-"""Bytes of memory that several images share. A larger image has memory of its own."""
+"""Bytes of a chunk of memory, which several images share; a larger image gets its own memory."""
 
 
 class Lookahead:
-    """Has the images of coming batches fetched while those of earlier ones are decoded.
+    """Requests the images of coming batches from a remote store while earlier ones are decoded.
 
-    A disk of this machine does that itself; it is for stores on another machine.
+    It does nothing for local stores, whose files the operating system reads ahead.
 
     Args:
         store: the images.
         images_of: returns the positions of a step's images.
-        steps: of the pass.
+        steps: steps that will be read, in order.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Lookahead:
         self._rest = iter(steps if store.is_remote else ())
         self._sizes = store.sizes() if store.is_remote else np.zeros(0, np.int64)
         self._waiting: deque[int] = deque()
-        """Bytes of the batches that were asked for, the next one first."""
+        """Bytes of each batch that was requested and not yet read; the next one first."""
 
     def advance(self) -> None:
-        """Ask for coming batches, as the next one is about to be read."""
+        """Request more batches; call it before each batch is read."""
         if self._waiting:
             self._waiting.popleft()
         while not self._waiting or sum(self._waiting) < _AHEAD:
@@ -79,13 +79,13 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """N images of a store that are read, and what their headers say."""
+    """N encoded images of a store, with the sizes that their headers state."""
 
     index: NDArray[np.int64]
     """(N,) positions in the store."""
     images: Images
     owners: list[object] = field(default_factory=list)
-    """Objects that own the memory at ``images.address``."""
+    """Objects that own the memory at ``images.address``; they live as long as the batch."""
 
     @property
     def size(self) -> NDArray[np.int64]:
@@ -94,14 +94,15 @@ class EncodedBatch:
 
 
 class Engine:
-    """Threads that read, decode and crop the images of a store.
+    """Threads that read, decode, crop and augment the images of a store.
 
-    A batch takes two calls: ``read``, after which the sizes of its images are known, so that boxes
-    can be drawn, and ``submit``. Threads that are done with one batch start with the next.
+    Call ``read`` first. It returns the encoded images and their sizes, which drawing the crop boxes
+    needs. Then pass them with the boxes to ``submit``, and wait for the ``result`` of the pending
+    batch. Several batches may be pending: a thread that finds no work left in one starts the next.
 
     Args:
         store: the images.
-        workers: threads that decode and crop; -1 is one for each core of this rank.
+        workers: threads that decode and crop; -1 means one per core of this rank.
     """
 
     def __init__(self, store: Store, *, workers: int) -> None:
@@ -112,13 +113,13 @@ class Engine:
         self._chunks = _Chunks()
 
     def read(self, index: NDArray[np.int64]) -> EncodedBatch:
-        """Read images and their headers.
+        """Read N encoded images, and the headers that are not known yet.
 
         Args:
             index: (N,) positions in the store.
 
         Raises:
-            DataError: an image cannot be read, or is not an image; names it.
+            DataError: a file cannot be read or is not an image; the message names it.
         """
         self._store.ahead(index.tolist())
         if (located := self._store.locate(index)) is not None:
@@ -142,12 +143,12 @@ class Engine:
     def in_memory(
         self, index: NDArray[np.int64], memory: NDArray[np.uint8], start: NDArray[np.int64]
     ) -> EncodedBatch:
-        """Return images of a .beton file that were read already.
+        """Return N images of a .beton file whose bytes are in memory.
 
         Args:
             index: (N,) positions in the store.
-            memory: bytes of the file; the batch keeps them alive.
-            start: (N,) where each record begins in it.
+            memory: bytes of the file; the batch keeps a reference.
+            start: (N,) offset of each image in ``memory``.
         """
         size = self._store.sizes()[index]
         images = self._headers.images(index, memory.ctypes.data + start, size)
@@ -162,15 +163,15 @@ class Engine:
         crops: Crops | None = None,
         stages: Sequence[Stage] = (),
     ) -> PendingBatch:
-        """Let the threads start with a batch.
+        """Queue a batch for the threads, and return without waiting.
 
         Args:
-            batch: N images.
-            cuts: of each side.
-            sides: of the crops, in pixels.
-            crops: of each side (V, N, S, S, 3) uint8, contiguous, filled in; None where only views
-                are wanted.
-            stages: of each side, where views are wanted.
+            batch: N encoded images.
+            cuts: crop boxes and flips, for each side of the crops.
+            sides: sides of the crops, in pixels.
+            crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
+                wanted.
+            stages: photometric stage for each side, if views are wanted; it holds the views.
         """
         job = Job(batch.images, cuts, sides, crops, stages, decode=self._headers.decode)
         return PendingBatch(self._store, batch, job, self._threads, self._workers)
@@ -185,16 +186,16 @@ class Engine:
         """Make the views of a batch and wait for them.
 
         Args:
-            batch: N images.
-            params: the augmentations that are drawn for them.
-            augment: for the sides and the normalisation.
-            dtype: of the views.
+            batch: N encoded images.
+            params: their augmentation parameters.
+            augment: sides of the views and constants of the normalisation.
+            dtype: floating type of the views.
 
         Returns:
-            The views, as ``photometric`` returns them.
+            The views in the order of ``augment.views``: (N, 3, S, S) each, channels-last.
 
         Raises:
-            DataError: an image cannot be decoded; names it.
+            DataError: an image cannot be decoded; the message names it.
         """
         stages = stages_of(params, augment, dtype)
         cuts = cut_views(params, augment)
@@ -208,7 +209,7 @@ class Engine:
 
 
 class PendingBatch:
-    """A batch that threads work on; see ``Engine.submit``."""
+    """A batch that the engine's threads work on; see ``Engine.submit``."""
 
     def __init__(
         self,
@@ -225,10 +226,10 @@ class PendingBatch:
         self._running = submit_all(threads, self._work, workers)
 
     def result(self) -> None:
-        """Wait until crops or views are complete.
+        """Wait until all crops or views are complete.
 
         Raises:
-            DataError: an image cannot be read or decoded; names the first of them.
+            DataError: an image cannot be read or decoded; the message names the first one.
         """
         run_all(self._running)
         if len(refused := self._job.refused()):
@@ -239,12 +240,12 @@ class PendingBatch:
             raise self._errors[min(self._errors)]
 
     def wait(self) -> None:
-        """Wait until the threads no longer use the batch's memory, even if Ctrl-C is pressed."""
+        """Wait until no thread uses the batch's memory; Ctrl-C is raised after that."""
         if stopped := wait_all(self._running):
             raise stopped
 
     def cancel(self) -> None:
-        """Stop the work soon and wait until nothing writes to the batch's memory any more."""
+        """Drop the images that no thread has started, and wait for the others."""
         self._for_pillow.clear()
         self._job.cancel()
         for future in self._running:
@@ -256,7 +257,7 @@ class PendingBatch:
         self._job.run()
 
     def _decode_by_pillow(self) -> None:
-        """Decode one image after the other by Pillow and crop it, as long as there are any."""
+        """Decode and crop the images that are left to Pillow, one after the other."""
         while True:
             try:
                 row = self._for_pillow.popleft()
@@ -280,16 +281,16 @@ class PendingBatch:
 
 
 class _Chunks:
-    """Memory for encoded images, used again when no batch needs it any more.
+    """Chunks of memory for encoded images, reused when no batch refers to them.
 
-    The system clears new memory page by page, which takes longer than reading a cached file.
+    New memory is cleared by the system page by page, which takes longer than reading a cached file.
     """
 
     def __init__(self) -> None:
         self._free: list[NDArray[np.uint8]] = []
 
     def new(self) -> memoryview:
-        """Return a chunk, whose memory is free again when the last reference to it is gone."""
+        """Return a chunk; its memory is reused once the last reference to it is gone."""
         try:
             block = self._free.pop()
         except IndexError:

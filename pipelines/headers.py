@@ -1,4 +1,4 @@
-"""Sizes and forms of a store's images, from their headers, and whole decoded images."""
+"""Headers of a store's images: their sizes, and which decoder each image needs."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .store.probe import Bytes
 log = logging.getLogger(__name__)
 
 _UNKNOWN = 254
-"""Form of an image whose header was not read yet."""
+"""Marks an image whose header was not read yet."""
 DECODE = CFUNCTYPE(c_int, c_void_p, c_int64, c_int32, c_int32, c_void_p, c_void_p, c_void_p)
 """``Decode`` in ``source/job.h``."""
 _BEHIND = 64
-"""Bytes that may be written behind decoded pixels, and to say where these lie."""
+"""Bytes that may be written behind decoded pixels; also the size of the ``Image`` structure."""
 
 
 class Headers:
-    """Sizes and forms of a store's images: each header is read once and then remembered."""
+    """Reads each image's header once, and remembers its size and form (``Images.form``)."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.decode = decoder()
-        """Address of the function that decodes JPEGs; 0: Pillow does."""
+        """Address of the function that decodes JPEGs; 0 if Pillow decodes them."""
         if isinstance(store, BetonStore):  # its table has them all
             self._height, self._width, self._form = store.height, store.width, store.modes
         else:
@@ -47,21 +47,21 @@ class Headers:
     def images(
         self, index: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]
     ) -> Images:
-        """Return images whose headers are read.
+        """Return images whose headers were read.
 
         Args:
             index: (N,) positions in the store.
-            address: (N,) of each one's first byte.
-            size: (N,) bytes of each.
+            address: (N,) address of each image's first byte.
+            size: (N,) number of bytes of each image.
         """
         form = self._form[index]
         return Images(address, size, self._height[index], self._width[index], form)
 
     def read(self, index: NDArray[np.int64]) -> None:
-        """Read the headers of images, as far as they are unknown.
+        """Read the headers of images that are not known yet.
 
         Raises:
-            DataError: it is not an image; names it.
+            DataError: a file is not an image; the message names it.
         """
         for image in index[self._form[index] == _UNKNOWN].tolist():
             self._read(image, self._store.read(image))
@@ -69,7 +69,7 @@ class Headers:
     def read_images(
         self, index: NDArray[np.int64], new_chunk: NewChunk
     ) -> dict[int, NDArray[np.uint8]]:
-        """Read images, and the headers that are unknown, but not what Pillow is to read.
+        """Read images, except those that Pillow decodes, and headers that are not known yet.
 
         Args:
             index: (N,) positions in the store.
@@ -79,7 +79,7 @@ class Headers:
             The bytes of images, by their place among the N.
 
         Raises:
-            DataError: one cannot be read, or is not an image; names it.
+            DataError: a file cannot be read or is not an image; the message names it.
         """
         places = np.flatnonzero(self._form[index] != PILLOW)
         images = index[places]
@@ -90,19 +90,19 @@ class Headers:
         return dict(zip(places.tolist(), arrays, strict=True))
 
     def size(self, index: int) -> tuple[int, int]:
-        """Return the height and width of a decoded image.
+        """Return the height and width of an image once it is decoded.
 
         Raises:
-            DataError: it cannot be read, or is not an image; names it.
+            DataError: the file cannot be read or is not an image; the message names it.
         """
         self.read(np.array([index]))
         return int(self._height[index]), int(self._width[index])
 
     def decoded(self, index: int) -> NDArray[np.uint8]:
-        """Read and decode a whole image: (H, W, 3), the pixels that Pillow makes.
+        """Read and decode a whole image: (H, W, 3) uint8, bit-identical to Pillow's pixels.
 
         Raises:
-            DataError: it cannot be read or decoded; names it.
+            DataError: it cannot be read or decoded; the message names it.
         """
         data = self._store.read(index)
         if self._form[index] == _UNKNOWN:
@@ -121,7 +121,7 @@ class Headers:
         store = self._store
         try:
             head = store.header(index, data)
-        except ImageError:  # Pillow reads some files whose header this program refuses
+        except ImageError:  # Pillow reads some files whose headers ``probe`` refuses
             image = store.decode(index)
             (height, width), form = (image.height, image.width), PILLOW
         else:
@@ -132,7 +132,7 @@ class Headers:
             elif store.rules.needs_pillow(head) or not self.decode:
                 form = PILLOW
         self._height[index], self._width[index] = height, width
-        self._form[index] = form  # last: other threads read it first
+        self._form[index] = form  # last, because other threads read it first
 
 
 @cache

@@ -1,9 +1,9 @@
-"""Crops, and views, on the CPU: compiled, in threads, one image after the other.
+"""Jobs of the compiled kernels: crops and views of a batch of images on a CPU.
 
-PIL resamples by a triangle filter, widened when it shrinks, along one axis and then along the
-other, and rounds to whole levels after each. Its weights are whole 2**-22ths and its sums integers,
-here as there: crops are equal to PIL's to the last bit. The code is in ``fastsiam/kernels/source``:
-job.cpp deals out the images, geometric.cpp crops.
+The kernels resample as PIL does, so crops are bit-identical to PIL's: a triangle filter, widened
+when it shrinks, along one axis and then along the other, with weights in 2**-22ths, integer sums,
+and rounding to whole levels after each axis. The code is in ``fastsiam/kernels/source``: job.cpp
+distributes the images among threads, geometric.cpp makes the crops.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from fastsiam.views.photometric.operations import operations
 from .cuts import Cuts, cut_views
 
 JPEG, PIXELS = range(2)
-"""Forms in which images lie in memory; a .beton file's modes are the same."""
+"""How an image is stored in memory; the modes of a .beton file are the same numbers."""
 PILLOW = 255
-"""Form of an image that compiled code leaves out: ``Job.make_pixels`` takes it when decoded."""
+"""Marks an image that compiled code skips: pass it to ``Job.make_pixels`` once it is decoded."""
 _STAGES = "decode", "crop", "photometric"
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """N images anywhere in memory, whose owner has to keep them until they are used."""
+    """Addresses, sizes and forms of N images in memory that others own and keep alive."""
 
     address: NDArray[np.int64]
-    """(N,) of each one's first byte."""
+    """(N,) address of each image's first byte."""
     bytes: NDArray[np.int64]
-    """(N,)"""
+    """(N,) number of bytes of each image."""
     height: NDArray[np.int32]
-    """(N,)"""
+    """(N,) in pixels."""
     width: NDArray[np.int32]
-    """(N,)"""
+    """(N,) in pixels."""
     form: NDArray[np.uint8]
     """(N,) JPEG, PIXELS (H x W x 3, RGB) or PILLOW."""
 
     @staticmethod
     def of_pixels(address: NDArray[np.int64], size: NDArray[np.integer[Any]]) -> Images:
-        """Return images that are pixels.
+        """Return images that are decoded: H x W x 3 uint8 each.
 
         Args:
-            address: (N,) of each one's first byte.
-            size: (N, 2) height and width of each.
+            address: (N,) address of each image's first byte.
+            size: (N, 2) height and width of each image.
         """
         height, width = (np.ascontiguousarray(side, np.int32) for side in np.asarray(size).T)
         count = 3 * height.astype(np.int64) * width
@@ -66,22 +66,22 @@ class Images:
 
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]]) -> Images:
-        """Return images that are contiguous arrays H x W x 3."""
+        """Return images that are contiguous arrays, H x W x 3 uint8 each."""
         address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
         return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]))
 
 
 class Job:
-    """A batch's crops and views, to be made by threads that all call ``run``.
+    """Makes a batch's crops and views; several threads may call ``run`` at once.
 
     Args:
-        images: N of them.
-        cuts: of each side.
-        sides: of the crops, in pixels.
-        crops: of each side (V, N, S, S, 3) uint8, contiguous, filled in; None where only the views
-            are wanted.
-        stages: of each side, where views shall be made of the crops.
-        decode: the address of the function that decodes JPEGs; 0 where there are none.
+        images: N images.
+        cuts: crop boxes and flips, for each side of the crops.
+        sides: sides of the crops, in pixels.
+        crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
+            wanted.
+        stages: photometric stage for each side, if views are wanted; it holds the views.
+        decode: address of the function that decodes JPEGs; 0 if no image is a JPEG.
 
     Raises:
         ValueError: compiled code would read or write outside of these arrays.
@@ -98,7 +98,7 @@ class Job:
         decode: int = 0,
     ) -> None:
         self.count = count = len(images.address)
-        """Images."""
+        """Number of images."""
         if crops is None and not stages:
             raise ValueError("neither crops nor views are wanted: pass crops or stages")
         if not decode and (images.form == JPEG).any():
@@ -145,10 +145,10 @@ class Job:
         self._make_pixels = library.kernels().fastsiam_make_pixels
 
     def run(self) -> None:
-        """Take one image after the other, as long as there are any.
+        """Process images until none is left.
 
         Raises:
-            MemoryError: an image needs more than is free; the batch is incomplete.
+            MemoryError: an image needs more memory than is free; the batch is incomplete.
         """
         self._check_memory(self._make(ctypes.byref(self._job)))
 
@@ -157,11 +157,11 @@ class Job:
 
         Args:
             row: its number among the images.
-            pixels: (H, W, 3) of the size that ``images`` states.
+            pixels: (H, W, 3) uint8, of the size that ``images`` states.
 
         Raises:
-            MemoryError: it needs more than is free.
-            ValueError: it is of another size.
+            MemoryError: it needs more memory than is free.
+            ValueError: it has another size.
         """
         size = (int(self._images.height[row]), int(self._images.width[row]), 3)
         if pixels.shape != size:
@@ -171,7 +171,7 @@ class Job:
         self._check_memory(self._make_pixels(job, row, address))
 
     def _check_memory(self, row: int) -> None:
-        """Raise MemoryError if compiled code had too little for the image in a row; -1: enough."""
+        """Raise a MemoryError if compiled code returned the row of an image; -1 means success."""
         if row >= 0:
             raise MemoryError(
                 f"no memory for the crops of an image of {self._images.height[row]} x "
@@ -179,11 +179,11 @@ class Job:
             )
 
     def cancel(self) -> None:
-        """Let the threads end after the image that each works on."""
+        """Make each thread stop after the image that it is working on."""
         self._taken[0] = self.count
 
     def refused(self) -> NDArray[np.int64]:
-        """Return the rows of the images that could not be decoded, once all threads have ended."""
+        """Return the rows of images that compiled code refused; call it after all threads end."""
         note_stages(_STAGES, self._times, self._threads)
         return np.flatnonzero(self._refused)
 
@@ -198,10 +198,10 @@ def _contiguous(cuts: Cuts) -> tuple[NDArray[Any], ...]:
 
 
 def _check_cuts(box: NDArray[np.int32], resized: NDArray[np.int32], images: Images) -> None:
-    """Check that boxes (V, N, 4) hold pixels of their images alone, and are resized to some.
+    """Check that boxes (V, N, 4) lie inside their images, and that resized sizes are positive.
 
     Raises:
-        ValueError: names the first that does not.
+        ValueError: one does not; the message names the first.
     """
     top, left, height, width = np.moveaxis(box.astype(np.int64), -1, 0)
     rows = (top >= 0) & (height > 0) & (top + height <= images.height)
@@ -219,16 +219,16 @@ def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> 
     """Return the photometric stage of each side of the views.
 
     Args:
-        params: what becomes of N images.
-        config: for the sides and the normalisation.
-        dtype: of the views.
+        params: augmentation parameters of N images.
+        config: sides of the views and constants of the normalisation.
+        dtype: floating type of the views.
     """
     sides = zip(operations(params, config), config.by_side, strict=True)
     return [Stage(what, config, side, side, dtype) for what, side in sides]
 
 
 def run_in_threads(job: Job) -> None:
-    """Do a job whose images are all pixels, in as many threads as torch uses."""
+    """Run a job whose images are decoded, in as many threads as torch uses."""
     in_threads(job.run, job.count)
     job.refused()
 
@@ -240,14 +240,14 @@ def crop_views(
     params: ViewParams,
     config: AugmentConfig,
 ) -> Crops:
-    """Cut the crops of N decoded images, resize and flip them.
+    """Crop, resize and flip N decoded images.
 
     Args:
-        pixels: (bytes,) uint8: images one after the other, each H x W x 3, on a CPU or a CUDA GPU.
-        start: (N,) where each of the images begins.
-        size: (N, 2) height and width of each.
+        pixels: (bytes,) uint8 on a CPU or a CUDA GPU: the images, H x W x 3 each, in one tensor.
+        start: (N,) offset of each image in ``pixels``.
+        size: (N, 2) height and width of each image.
         params: crop boxes and flips of the N images.
-        config: says which views have which side.
+        config: sides of the views.
 
     Returns:
         The crops on the pixels' device.

@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fastsiam.config import AugmentConfig
 from fastsiam.errors import BackendError, FastSiamError, WorkerError, lacks_memory
 from fastsiam.kernels import mappings
 from fastsiam.kernels.cores import local_ranks
-from fastsiam.views.batch import Shape, crop_shapes
+from fastsiam.views.batch import Shape
 
 from .processes import (
     end_with_the_parent,
@@ -33,7 +32,6 @@ from .processes import (
     server_context,
     signals_held,
 )
-from .workers import count
 
 _ITEMS_AHEAD = 2
 """Items that wait for each process: what torch's DataLoader calls its prefetch factor."""
@@ -77,13 +75,6 @@ def images_of_an_item(shapes: Sequence[Shape], *, workers: int) -> int:
             )
         most = min(most, own // 2)
     return min(batch, max(1, most // least))
-
-
-def batches_ahead(augment: AugmentConfig, batch: int, *, workers: int) -> int:
-    """Return how many batches of N images wait for the training step, rounded up."""
-    workers = count(workers)
-    images = images_of_an_item(crop_shapes(augment, batch), workers=workers)
-    return math.ceil(workers * _ITEMS_AHEAD / math.ceil(batch / images))
 
 
 def _free_bytes() -> int | None:

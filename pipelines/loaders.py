@@ -1,4 +1,4 @@
-"""What loaders share: draws, batches on the training device, copies to a GPU."""
+"""Parts that loaders share: drawing, building batches, copying to a GPU."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from .store import Store
 
 
 class StoreLoader:
-    """Base of the loaders of a store's images; see ``fastsiam.views.batch.Loader``.
+    """Base class of loaders that read a store.
+
+    A subclass implements ``epoch``. It calls ``_draw`` for the augmentation parameters of a batch,
+    applies them to the images, and builds the batch with ``_finish`` from uint8 crops or with
+    ``_with_views`` from normalised views.
 
     Args:
         store: the images.
         order: which images make up which batch.
         augment: how views are drawn.
-        device: where the views shall lie.
+        device: device of the views.
         dtype: floating type of the views.
     """
 
@@ -46,7 +50,13 @@ class StoreLoader:
         self._labels = torch.tensor(store.labels, device=device)
 
     def _draw(self, epoch: int, step: int, size: NDArray[np.integer]) -> ViewParams:
-        """Draw the parameters of a batch whose images have the heights and widths ``size``."""
+        """Draw the augmentation parameters of a batch.
+
+        Args:
+            epoch: number of the epoch.
+            step: number of the batch in the epoch.
+            size: (N, 2) height and width of each image.
+        """
         return draw_views(
             self._augment,
             seed=self._order.seed,
@@ -58,14 +68,14 @@ class StoreLoader:
     def _finish(
         self, index: NDArray[np.int64], params: ViewParams, crops: Crops, epoch: int, step: int
     ) -> Batch:
-        """Take a batch's crops through the photometric stage.
+        """Apply the photometric stage to a batch's crops, and build the batch.
 
         Args:
-            index: (N,) positions of the images in the data set, as they were read.
-            params: the draws of each image, as they were applied.
-            crops: of the images, on the device.
+            index: (N,) positions in the data set of the images that were read.
+            params: the augmentation parameters that were applied.
+            crops: crops of the images, on the device.
             epoch: number of the epoch.
-            step: number of the batch in it.
+            step: number of the batch in the epoch.
         """
         views = photometric(crops, params, self._augment, dtype=self._dtype)
         return self._with_views(index, params, views, epoch, step)
@@ -78,15 +88,15 @@ class StoreLoader:
         epoch: int,
         step: int,
     ) -> Batch:
-        """Put finished views into a batch; the arguments are those of ``_finish``."""
+        """Build a batch from normalised views; the other arguments are those of ``_finish``."""
         seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
         return self._batch(index, views, seen)
 
     def _batch(self, index: NDArray[np.int64], views: tuple[Tensor, ...], seen: int) -> Batch:
-        """Put views whose digest is known into a batch.
+        """Build a batch from views whose digest is known.
 
         Raises:
-            FileLostError: a file lost bytes since it was mapped, so that images may be zeros.
+            FileLostError: a mapped file was truncated, so images may contain zeros.
         """
         self._check_files()
         there = to_device(index, self._device)
@@ -97,17 +107,19 @@ class StoreLoader:
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Return a stream for copies to a GPU, None for the CPU."""
+    """Return a new CUDA stream for copies, or None on a CPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None
 
 
 def take_over(tensors: Iterable[Tensor], copied: torch.cuda.Event | None) -> None:
-    """Let the current stream read what another stream copies, without making the host wait.
+    """Make the current stream wait for tensors that another stream copies.
+
+    The host does not wait. The allocator reuses the tensors' memory only after the work that the
+    current stream has queued when they are freed.
 
     Args:
-        tensors: made on the other stream. Once they are freed, their memory is reused only after
-            the work that is then queued on the current stream.
-        copied: event after which they are complete; None if they are complete.
+        tensors: allocated on the other stream.
+        copied: event after which they are complete; None if they are complete already.
     """
     if copied is None:
         return

@@ -1,6 +1,6 @@
-"""A small data set, decoded once, kept as uint8 on the training device, augmented there in batches.
+"""The memory pipeline: a data set that is decoded once and kept as uint8 on the training device.
 
-An epoch decodes nothing and moves nothing from the host to the device but the parameters.
+An epoch decodes nothing; it only copies augmentation parameters to the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .workers import count, made_ahead
 
 
 class MemoryLoader(StoreLoader):
-    """Batches from device memory."""
+    """The loader of the memory pipeline; see ``fastsiam.views.batch.CropLoader``."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class MemoryLoader(StoreLoader):
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
+        """Yield the uint8 crops of each batch; see ``fastsiam.views.batch.CropLoader``."""
         for pixels, chosen, params in self._drawn(number, skip):
             size, start = pixels.size[chosen], pixels.start[chosen]
             yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment)
@@ -74,7 +74,7 @@ class MemoryLoader(StoreLoader):
     def _drawn(
         self, epoch: int, skip: int
     ) -> Iterator[tuple[Pixels, NDArray[np.int64], ViewParams]]:
-        """Yield the images of each batch of an epoch, and what is drawn for them."""
+        """Yield the images of each batch of an epoch, and their augmentation parameters."""
         if self._pixels is None:
             raise RuntimeError("this loader is closed")
         for step in range(skip, self.steps):
@@ -93,30 +93,30 @@ class MemoryLoader(StoreLoader):
             self._engine.close()
 
     def _check_files(self) -> None:
-        """Leave files alone, which are read already."""
+        """Skip the check: all files were read when the loader was opened."""
 
 
 _STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24
-"""Images, and decoded bytes of these, that a thread decodes in one go."""
+"""Images of a stretch, and their decoded bytes, at most; a thread decodes one stretch at a time."""
 _BYTES_PER_PIXEL = 8
-"""Memory to decode an image: Pillow keeps RGB in 4 bytes a pixel, beside the mode that it converts
-from or the 3 bytes that are copied."""
+"""Memory for decoding an image: Pillow keeps 4 bytes per RGB pixel, and as much of the mode that it
+converts from, or 3 of the copy."""
 
 Made = TypeVar("Made")
 
 
 class Pixels:
-    """Decoded images of a store, H x W x 3 uint8, one after the other on the device.
+    """Decoded images of a store in one tensor on the device, H x W x 3 uint8 each.
 
-    Loading takes ``LOADING_PEAK`` times their bytes at most, or one image in the making beside
-    them if that is more. Threads decode each image into its place.
+    Loading takes at most ``LOADING_PEAK`` times their bytes, or their bytes and the memory for
+    decoding one image if that is more.
 
     Args:
         store: the images.
-        chosen: positions of those that are wanted, ascending; None is all.
-        workers: threads that decode; fewer do where images are few and large.
-        device: where the pixels shall lie.
-        keeps_on: whether a bad image is an error not now, but when it is to be shown.
+        chosen: positions of the images to load, ascending; None means all.
+        workers: threads that decode; fewer are used for few large images.
+        device: device of the pixels.
+        keeps_on: whether to continue after a bad image, and to raise its error when it is shown.
 
     Raises:
         DataError: an image cannot be decoded, or the pixels do not fit.
@@ -134,12 +134,13 @@ class Pixels:
         wanted = np.arange(len(store)) if chosen is None else chosen
         threads, headers = max(1, count(workers)), Headers(store)
         self.size = np.zeros((len(store), 2), np.int64)
-        """(images of the store, 2) height and width of each; 0 of those that are not chosen."""
+        """(images of the store, 2) height and width; 0 for images that were not loaded."""
         self.size[wanted] = _sizes(store, headers, wanted, threads)
         self.refused: dict[int, ImageError] = {}
-        """Of each image without pixels, why."""
-        self.start, used = self._places()
-        """(images of the store,) where each begins in ``flat``."""
+        """The error of each bad image."""
+        end = np.cumsum(3 * self.size.prod(1))
+        self.start, used = end - 3 * self.size.prod(1), int(end[-1])
+        """(images of the store,) offset of each image in ``flat``."""
         each = _BYTES_PER_PIXEL * int(self.size.prod(1).max(initial=1))
         beside = (LOADING_PEAK - 1) / 2 * used  # half: formats such as 16 bits take twice `each`
         threads = min(threads, max(1, int(beside / each)))
@@ -171,13 +172,6 @@ class Pixels:
         stretches = np.split(wanted, np.flatnonzero(np.diff(place)) + 1)
         for refused in _each(decode, store, stretches, threads, "decoding images"):
             self.refused |= {error.index: error for error in refused}
-        if self.refused:
-            self._close_gaps()
-
-    def _places(self) -> tuple[NDArray[np.int64], int]:
-        """Return where each image begins, and how many bytes all take."""
-        end = np.cumsum(3 * self.size.prod(1))
-        return end - 3 * self.size.prod(1), int(end[-1])
 
     def _put(self, store: Store, index: int, pixels: NDArray[np.uint8]) -> None:
         """Copy an image into its place."""
@@ -191,20 +185,11 @@ class Pixels:
         else:
             target.copy_(torch.from_numpy(np.require(pixels.reshape(-1), requirements="W")))
 
-    def _close_gaps(self) -> None:
-        """Move the pixels down over the places of images that have none."""
-        start, used = self._places()
-        for index in np.flatnonzero(start < self.start).tolist():
-            length = 3 * int(self.size[index].prod())
-            own = self.flat[self.start[index] :][:length].clone()  # the places may overlap
-            self.flat[start[index] :][:length] = own
-        self.start, self.flat = start, self.flat[:used]
-
 
 def _sizes(
     store: Store, headers: Headers, wanted: NDArray[np.int64], threads: int
 ) -> NDArray[np.int64]:
-    """Return height and width of some decoded images: (N, 2); 0 of those that cannot be decoded."""
+    """Return the sizes of decoded images: (N, 2) height and width; 0 if one cannot be decoded."""
 
     def read(stretch: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array([_size(store, headers, index) for index in stretch.tolist()])
@@ -228,7 +213,7 @@ def _each(
     threads: int,
     what: str,
 ) -> Iterator[Made]:
-    """Yield what threads make of stretches of images, in order, and show how many are done."""
+    """Yield ``make(stretch)`` for each stretch, computed in threads, and show the progress."""
 
     def fetched() -> Iterator[NDArray[np.int64]]:
         for stretch in stretches:

@@ -1,17 +1,17 @@
-"""Batches from any store by compiled code in threads: nothing beyond ``pip install fastsiam``.
+"""The native pipeline: batches of any store by the engine, without optional packages.
 
-There are no worker processes, hence no fork and no shared memory. On a CPU the threads finish the
-views. For a GPU they make uint8 crops in pinned buffers that rotate; copies run on streams of their
-own, and the photometric stage follows on the GPU.
+It uses threads only, so it needs no fork and no shared memory. On a CPU the threads finish the
+views. For a GPU they write uint8 crops to a ring of pinned buffers, which are copied on separate
+streams, and the photometric stage runs on the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,15 +33,17 @@ from .order import Order
 from .store import Store
 from .workers import closes_at_exit, made_ahead
 
+Result = TypeVar("Result")
+
 
 class NativeLoader(StoreLoader):
-    """Batches by the engine.
+    """The loader of the native pipeline; see ``fastsiam.views.batch.CropLoader``.
 
     Args:
         store: the images.
         order: as for ``StoreLoader``, as are ``augment``, ``device`` and ``dtype``.
-        workers: threads that decode and crop; -1 is one for each core of this rank.
-        prefetch: batches that are made ahead of the training step.
+        workers: threads that decode and crop; -1 means one per core of this rank.
+        prefetch: batches that are made ahead of the training step, at least two.
     """
 
     def __init__(
@@ -56,9 +58,10 @@ class NativeLoader(StoreLoader):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._prefetch, self._engine = prefetch, Engine(store, workers=workers)
+        self._submitted_ahead = _submitted_ahead(prefetch)
+        self._engine = Engine(store, workers=workers)
         self._slots: list[_Slot] = []
-        self._epoch: Generator[_CropBatch] | None = None
+        self._epoch: Generator[_LoadedBatch] | None = None
         self._submitted: PendingBatch | None = None
         self._closed = False
         closes_at_exit(self)
@@ -67,8 +70,7 @@ class NativeLoader(StoreLoader):
         """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
         on_cpu = self._device.type == "cpu"
         for step, made in enumerate(self._batches(number, skip, finished=on_cpu), skip):
-            assert made.params is not None
-            if made.stages:
+            if on_cpu:
                 views = in_views_order([stage.views() for stage in made.stages], self._augment)
                 yield self._with_views(made.index, made.params, views, number, step)
             else:
@@ -77,9 +79,8 @@ class NativeLoader(StoreLoader):
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield what ``epoch`` makes its batches of; see ``fastsiam.views.batch.CropLoader``."""
+        """Yield the uint8 crops of each batch; see ``fastsiam.views.batch.CropLoader``."""
         for made in self._batches(number, skip, finished=False):
-            assert made.params is not None
             yield made.index, made.params, made.crops
 
     def close(self) -> None:
@@ -92,7 +93,7 @@ class NativeLoader(StoreLoader):
                 slot.wait()
             self._slots.clear()
 
-    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[_CropBatch]:
+    def _batches(self, number: int, skip: int, *, finished: bool) -> Generator[_LoadedBatch]:
         if self._closed:
             raise RuntimeError("this loader is closed")
         self._stop()
@@ -102,7 +103,9 @@ class NativeLoader(StoreLoader):
         steps = range(skip, self.steps)
         lookahead = Lookahead(self._store, partial(self._order.indices, number), steps)
         submit = partial(self._submit, number, finished, lookahead)
-        epoch = self._epoch = closes_at_exit(_completed(submit, steps, prefetch=self._prefetch))
+        epoch = self._epoch = closes_at_exit(
+            _completed(submit, steps, submitted_ahead=self._submitted_ahead)
+        )
         with contextlib.closing(epoch):
             for made in epoch:
                 take_over(made.crops, made.copied)
@@ -119,47 +122,44 @@ class NativeLoader(StoreLoader):
             self._epoch = self._submitted = None
 
     def _open_epoch(self, number: int, skip: int) -> None:
-        """Prepare to read the batches of an epoch from step ``skip`` on."""
+        """Prepare to read the batches of an epoch from step ``skip`` on; a hook for subclasses."""
 
     def _read(self, index: NDArray[np.int64]) -> EncodedBatch:
         """Read the next batch of the epoch."""
         return self._engine.read(index)
 
     def _close_epoch(self) -> None:
-        """Stop reading; a batch that is waited for is an error."""
+        """Stop reading; a read that is waiting raises an error. A hook for subclasses."""
 
-    def _submit(self, epoch: int, finished: bool, lookahead: Lookahead, step: int) -> _CropBatch:
-        """Read a batch, draw its boxes and let the threads start with it."""
+    def _submit(
+        self, epoch: int, finished: bool, lookahead: Lookahead, step: int
+    ) -> tuple[PendingBatch, Callable[[], _LoadedBatch]]:
+        """Read a batch, draw its boxes and submit it; see ``_completed``."""
         lookahead.advance()
         index = self._order.indices(epoch, step)
         encoded = self._read(index)
         params = self._draw(epoch, step, encoded.size)
-        stages = stages_of(params, self._augment, self._dtype) if finished else ()
-        slot = None if finished else self._slots[step % len(self._slots)]
-        if slot is not None:
-            slot.wait()
-        pending = self._engine.submit(
-            encoded,
-            cut_views(params, self._augment),
-            list(self._augment.by_side),
-            crops=None if slot is None else slot.crops,
-            stages=stages,
-        )
-        self._submitted = pending
-        return _CropBatch(index, pending, params, stages, slot)
+        cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
+        if finished:
+            stages = stages_of(params, self._augment, self._dtype)
+            self._submitted = self._engine.submit(encoded, cuts, sides, stages=stages)
+            return self._submitted, lambda: _LoadedBatch(index, params, stages)
+        slot = self._slots[step % len(self._slots)]
+        slot.wait()
+        self._submitted = self._engine.submit(encoded, cuts, sides, crops=slot.crops)
+        return self._submitted, lambda: _LoadedBatch(index, params, (), *slot.copied())
 
     def _make_slots(self) -> list[_Slot]:
-        """Allocate the buffers: one for each batch that threads or copies work on at once.
+        """Allocate a buffer for each batch that is in progress, and one for the caller's on a CPU.
 
-        On a CPU the caller has one more of them.
+        On a GPU the caller's batch lies on the device.
         """
-        gpu = self._device.type == "cuda"
-        count = self._prefetch + (1 if gpu else 2)
+        count = self._submitted_ahead + (1 if self._device.type == "cuda" else 2)
         return [_Slot(self._shapes, self._device) for _ in range(count)]
 
 
 class _Slot:
-    """Memory for the crops of a batch, and the stream that copies it to a GPU."""
+    """Host memory for the crops of a batch, and the stream that copies them to a GPU."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -169,7 +169,7 @@ class _Slot:
         self.stream, self._device = copy_stream(device), device
 
     def copied(self) -> tuple[Crops, torch.cuda.Event | None]:
-        """Start to copy the crops to the device; return them and when they are whole there."""
+        """Start copying the crops to the device; return them and the event that ends the copy."""
         if self.stream is None:
             return self.crops, None
         with span("copy"), torch.cuda.stream(self.stream):
@@ -177,69 +177,73 @@ class _Slot:
         return crops, self.stream.record_event()
 
     def wait(self) -> None:
-        """Wait until no copy reads the memory any more."""
+        """Wait until no copy reads the memory."""
         if self.stream is not None:
             self.stream.synchronize()
 
 
-@dataclass(slots=True)
-class _CropBatch:
-    """A batch on its way."""
+@dataclass(frozen=True, slots=True)
+class _LoadedBatch:
+    """A batch whose crops or views are complete."""
 
     index: NDArray[np.int64]
     """(N,) positions of its images."""
-    pending: PendingBatch
-    params: ViewParams | None = None
-    """What was drawn for them; None for central crops."""
-    stages: Sequence[Stage] = ()
-    """Of each side, that hold the views; empty where crops are made."""
-    slot: _Slot | None = None
+    params: ViewParams
+    """Their augmentation parameters."""
+    stages: Sequence[Stage]
+    """Stages that hold the views of each side; empty if crops were made."""
     crops: Crops = ()
-    """On the device, or on their way to it."""
+    """Crops on the device; empty if views were made."""
     copied: torch.cuda.Event | None = None
+    """Event after which the crops are complete there; None if they are complete."""
 
-    def complete(self) -> None:
-        """Wait for the threads and send the crops to the device."""
-        with span("decode"):
-            self.pending.result()
-        if self.slot is not None:
-            self.crops, self.copied = self.slot.copied()
+
+def _submitted_ahead(prefetch: int) -> int:
+    """Return how many batches to submit beyond the one that is completed ahead."""
+    return max(1, prefetch - 1)
 
 
 def _completed(
-    submit: Callable[[int], _CropBatch], steps: Sequence[int], *, prefetch: int
-) -> Generator[_CropBatch]:
-    """Yield batches in order: one thread submits them, and another one completes them.
+    submit: Callable[[int], tuple[PendingBatch, Callable[[], Result]]],
+    steps: Sequence[int],
+    *,
+    submitted_ahead: int,
+) -> Generator[Result]:
+    """Yield the results of batches in order; one thread submits them, another one waits for them.
 
-    A batch is submitted once the one ``prefetch + 1`` before it is complete, so that as many slots
-    are enough. When the generator is closed, nothing writes to the batches' memory any more.
+    Batch ``k`` is submitted after batch ``k - submitted_ahead - 1`` is complete and the caller has
+    asked for it. When the generator is closed, no thread writes to the batches' memory.
 
     Args:
-        submit: starts with the batch of a step.
-        steps: of the epoch.
-        prefetch: batches that are submitted ahead.
+        submit: submits the batch of a step; returns it, and a function that returns the result once
+            the batch is complete.
+        steps: steps of the epoch, in order.
+        submitted_ahead: batches to submit beyond the one that is completed ahead.
     """
-    pending: deque[PendingBatch] = deque(maxlen=prefetch + 2)
+    running: set[PendingBatch] = set()
 
-    def start(step: int) -> _CropBatch | Exception:
+    def start(step: int) -> tuple[PendingBatch, Callable[[], Result]] | Exception:
         try:
-            batch = submit(step)
-        except Exception as error:  # a value, so that the batches before it go first
+            pending, finish = submit(step)
+        except Exception as error:  # raised in its turn, after the batches before it
             return error
-        pending.append(batch.pending)
-        return batch
+        running.add(pending)
+        return pending, finish
 
-    def complete(batch: _CropBatch | Exception) -> _CropBatch:
-        if isinstance(batch, Exception):
-            raise batch
-        batch.complete()
-        return batch
+    def complete(started: tuple[PendingBatch, Callable[[], Result]] | Exception) -> Result:
+        if isinstance(started, Exception):
+            raise started
+        pending, finish = started
+        with span("decode"):
+            pending.result()
+        running.discard(pending)  # frees the encoded images
+        return finish()
 
     def cancel() -> None:
-        while pending:
-            pending.popleft().cancel()
+        for pending in tuple(running):
+            pending.cancel()
 
-    submitted = made_ahead(start, steps, count=prefetch)
+    submitted = made_ahead(start, steps, count=submitted_ahead)
     completed = made_ahead(complete, submitted, count=1)
     try:
         # "yield from" would close it first and wait for work that is to be cancelled.
@@ -249,7 +253,7 @@ def _completed(
         cancel()
         completed.close()
         submitted.close()
-        cancel()  # what was submitted meanwhile
+        cancel()  # batches that were submitted meanwhile
 
 
 def central_crops(
@@ -266,27 +270,29 @@ def central_crops(
 
     Args:
         store: the images.
-        batches: the images of each.
-        resize: shorter side before the crop is taken, in pixels.
-        side: of the crops, in pixels.
-        workers: threads that decode and crop; -1 is one for each core of this rank.
+        batches: positions of each batch's images.
+        resize: shorter side of an image before the crop is taken, in pixels.
+        side: side of the crops, in pixels.
+        workers: as for ``NativeLoader``, as is ``prefetch``.
         prefetch: batches that are made ahead.
-        device: where they will go; the crops lie in memory from which a GPU can copy them.
+        device: device of the crops.
     """
     engine = Engine(store, workers=workers)
     lookahead = Lookahead(store, batches.__getitem__, range(len(batches)))
 
-    def submit(number: int) -> _CropBatch:
+    def submit(
+        number: int,
+    ) -> tuple[PendingBatch, Callable[[], tuple[Crops, torch.cuda.Event | None]]]:
         lookahead.advance()
         index = batches[number]
         encoded = engine.read(index)
         slot = _Slot([(1, len(index), side, side, 3)], device)
         cuts = cut_centres(encoded.size, resize=resize, side=side)
-        pending = engine.submit(encoded, [cuts], [side], crops=slot.crops)
-        return _CropBatch(index, pending, slot=slot)
+        return engine.submit(encoded, [cuts], [side], crops=slot.crops), slot.copied
 
-    epoch = _completed(submit, range(len(batches)), prefetch=prefetch)
+    ahead = _submitted_ahead(prefetch)
+    epoch = _completed(submit, range(len(batches)), submitted_ahead=ahead)
     with contextlib.closing(engine), contextlib.closing(epoch):
-        for made in epoch:
-            take_over(made.crops, made.copied)
-            yield made.crops[0][0]
+        for crops, copied in epoch:
+            take_over(crops, copied)
+            yield crops[0][0]

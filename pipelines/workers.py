@@ -1,4 +1,4 @@
-"""Threads that make batches ahead, and what ends them with the program."""
+"""Threads that work ahead of their caller, and how they end with the program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 def count(workers: int) -> int:
-    """Return the number of workers: for -1, the cores of this rank."""
+    """Return the number of workers; -1 means one per core of this rank."""
     return workers if workers >= 0 else own_cores()
 
 
@@ -32,13 +32,13 @@ Closes = TypeVar("Closes", bound=_Closes)
 
 
 def closes_at_exit(loader: Closes) -> Closes:
-    """Close a loader, or a pass over its batches, at the end of the program if it is still there.
+    """Register a loader or a generator of batches to be closed when the program ends.
 
-    Its processes and threads end while they can be waited for: before multiprocessing waits for
-    them in vain, and before the interpreter takes apart the modules that they use.
+    Its processes and threads then end before multiprocessing would wait for them forever, and
+    before the interpreter unloads the modules that they use.
 
     Returns:
-        The same.
+        The argument.
     """
     atexit.register(_close, weakref.ref(loader))
     return loader
@@ -50,17 +50,17 @@ def _close(reference: weakref.ref[_Closes]) -> None:
         return
     try:
         loader.close()
-    except Exception as error:  # the program is ending, perhaps of the very same error
-        log.debug(f"a loader was not closed well: {error}")
+    except Exception as error:  # the program is ending, perhaps because of the same error
+        log.debug(f"closing a loader failed: {error}")
 
 
 def made_ahead(
     make: Callable[[Task], Made], tasks: Iterable[Task], *, count: int, threads: int = 1
 ) -> Generator[Made]:
-    """Yield ``make(task)`` of each task in order, made in threads, up to ``count`` ahead.
+    """Yield ``make(task)`` for each task, in order; threads compute up to ``count`` ahead.
 
-    The threads end with the iterator, also with one that is left before its end. An error is raised
-    where its result would be yielded.
+    The threads end when the generator ends or is closed. An error is raised where its result would
+    be yielded.
     """
     rest = iter(tasks)
     with ThreadPoolExecutor(threads, "fastsiam-ahead") as pool:

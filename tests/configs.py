@@ -1,4 +1,4 @@
-"""Settings of the tests' runs: single ones changed by name, whole ones as a command line."""
+"""Settings of the tests' runs: single ones changed by name, resolved, as a command line."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.flags import as_arguments, from_flags, to_flags
+from fastsiam.console import Console
+from fastsiam.distributed import Place
+from fastsiam.jobs.images import RunImages
+from fastsiam.jobs.resolve import ResolvedConfig
 
 
 def model_of(**settings: Any) -> ModelConfig:
@@ -31,3 +35,33 @@ def with_settings(config: TrainConfig, **settings: object) -> TrainConfig:
 def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
     """Return the command line of a config."""
     return ["--recipe", recipe, *as_arguments(to_flags(config))]
+
+
+def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
+    """Return settings without "auto" as those of a new run on a hundred batches."""
+    return ResolvedConfig(
+        asked=config,
+        config=config,
+        place=place,
+        start=None,
+        began_in=None,
+        damaged="",
+        images=RunImages(),
+        image_count=100 * config.optim.batch,
+        notes=(),
+    )
+
+
+class Said(Console):
+    """A console that keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)

@@ -43,7 +43,8 @@ from fastsiam.distributed import (
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
-from fastsiam.jobs import pipeline
+from fastsiam.jobs import resolve
+from fastsiam.jobs.train import prepared_step
 from fastsiam.methods import Method, build_method
 from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
@@ -52,7 +53,7 @@ from fastsiam.pipelines.store import FolderStore
 from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
-from tests.configs import model_of, with_settings
+from tests.configs import Said, model_of, resolved_as, with_settings
 from tests.conftest import write_images
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.methods.everything import EverythingConfig, registered
@@ -300,9 +301,10 @@ def one_without_compiler(rank: int, world: int) -> dict[str, Any]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     place = Place(rank, world, torch.device("cpu"))
     config = with_settings(CONFIG, compile="on")
-    step = TrainingStep(config, make_method(), place, steps_per_epoch=10)
-    line = step.prepare()
+    console = Said()
+    step = prepared_step(resolved_as(config, place), make_method(), console)[1]
     loss, _ = step(global_batch().chunks(world)[rank], at=0)
+    (line,) = console.warnings
     return {"line": line, "compile": step.config.step.compile, "loss": loss}
 
 
@@ -490,10 +492,10 @@ def pipelines(rank: int, world: int) -> tuple[str, str, float]:
         return Choice("ffcv" if rank == 0 else "dali", f"of rank {rank}")
 
     free = 1000 if rank == 1 else 2000
-    vars(pipeline).update(choose_pipeline=choose, free_bytes=lambda device: free)
+    vars(resolve).update(choose_pipeline=choose, free_bytes=lambda device: free)
     with tempfile.TemporaryDirectory() as folder:
         store = FolderStore(write_images(Path(folder)))
-    config, line = pipeline.with_settled_pipeline(CONFIG, here(rank, world), store, None)
+    config, line = resolve.with_pipeline(CONFIG, here(rank, world), store, None)
     return config.data.pipeline, line, asked["free"]
 
 

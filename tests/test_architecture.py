@@ -16,7 +16,7 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "jobs", "detection", "pipelines", "report", "interchange",
     "evaluate", "training", "methods", "model", "views", "distributed", "checkpoint",
-    "bad_images", "config", "environment", "kernels", "console", "launched", "caches",
+    "bad_image_list", "config", "environment", "kernels", "console", "launched", "caches",
     "files", "free_memory", "signals", "textures", "trace", "urls", "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
@@ -24,8 +24,8 @@ FLOORS = (
 WITH_PIPELINES = {"cli", "bench", "jobs", "detection", "pipelines"}
 """Who may import the pipelines; the training loop takes a loader as an argument."""
 OF_PIPELINES = {
-    "pipelines", "views", "config", "kernels", "console", "bad_images", "caches", "errors", "files",
-    "free_memory", "signals", "trace", "urls", "__init__",
+    "pipelines", "views", "config", "kernels", "console", "bad_image_list", "caches", "errors",
+    "files", "free_memory", "signals", "trace", "urls", "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}

@@ -19,7 +19,7 @@ import torch
 
 from fastsiam import trace
 from fastsiam.bench.contest import Contender
-from fastsiam.bench.contestants.profile import MARK, build_profile, warm_up
+from fastsiam.bench.contestants.profile import MARK, WARM_UP, build_profile
 from fastsiam.bench.images import make_images, users_own
 from fastsiam.bench.records import Record, check_writable, record
 from fastsiam.bench.session import Session
@@ -75,7 +75,7 @@ def profile(session: Session, asked: PipelineSetting, steps: int, out: Path) -> 
     data = DataConfig(pipeline=pipeline, workers=session.workers)
     config = replace(session.train_config(batch), data=data)
     if BACKENDS[pipeline].real:
-        images = session.images(batch, at_least=warm_up(config) + steps + 1)
+        images = session.images(batch, at_least=WARM_UP + steps + 1)
         config = replace(config, data=session.data(images, pipeline))
     events, spans, facts = _traced(config, steps)
     mark = next(event["ts"] for event in events if event.get("name") == MARK)

@@ -12,7 +12,7 @@ from fastsiam.bench.contest import Work
 from fastsiam.bench.measure import children
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.pipelines import build_loader
-from fastsiam.pipelines.backends import backend_of
+from fastsiam.pipelines.backends import BASELINE
 from fastsiam.views.batch import CropLoader
 
 
@@ -28,7 +28,7 @@ def build_loading(
         for _ in epoch(next(epochs)):
             pass
         started = len(children(os.getpid()))
-        if backend_of(data).processes and started < data.workers:
+        if data.pipeline == BASELINE and started < data.workers:
             raise RuntimeError(f"{started} of {data.workers} workers started")
 
     def facts() -> dict[str, Any]:

@@ -14,10 +14,11 @@ from fastsiam.bench.contest import Work
 from fastsiam.bench.contestants.step import fed, step_of
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.config import TrainConfig
-from fastsiam.pipelines.backends import backend_of
 
 MARK = "fastsiam: the clocks meet"
 """A range of no length, by which the times of our own notes and of torch's trace are compared."""
+WARM_UP = 6
+"""Steps before those that are traced: about as many as batches are made ahead."""
 
 
 def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, Work]:
@@ -32,7 +33,7 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
 
     def run() -> None:
         feed = own.loader.epoch(next(epochs))
-        for batch in islice(feed, warm_up(config)):
+        for batch in islice(feed, WARM_UP):
             take(batch)
         with torch.profiler.profile(activities=activities) as profiler:
             facts["mark"] = time.time_ns()
@@ -53,9 +54,3 @@ def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, W
         )
 
     return {"profile": Work(run, steps * config.optim.batch, lambda: facts)}
-
-
-def warm_up(config: TrainConfig) -> int:
-    """Return how many steps go before those that are traced: all that were made ahead."""
-    made_ahead = backend_of(config.data).made_ahead
-    return 2 + made_ahead(config.data, config.augment, config.optim.batch)

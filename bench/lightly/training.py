@@ -19,7 +19,7 @@ from fastsiam.console import Console
 from fastsiam.environment import environment
 from fastsiam.errors import FastSiamError, TrainingError
 from fastsiam.files import explained, write_json
-from fastsiam.interchange import files, plain
+from fastsiam.interchange import plain, weight_files
 from fastsiam.interchange.loading import snippet
 from fastsiam.interchange.pretrained import Input, Pretrained
 from fastsiam.pipelines import open_training_images
@@ -117,4 +117,4 @@ def _write(config: TrainConfig, model: Composed, path: Path) -> None:
         input=Input.of(config),
     )
     content = plain.content(trained, weights, snippet(trained, "plain", path.name))
-    files.write(path, content, files.write_torch)
+    weight_files.write(path, content, weight_files.write_torch)

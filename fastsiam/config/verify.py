@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from .checks import require
 from .data import PipelineSetting
@@ -32,24 +32,10 @@ class VerifyConfig(Config):
     pipeline: str = setting(
         "",
         "Have this pipeline make the batches again and compare what it shows; run is the run's "
-        "own. By default no image is decoded: order and draws are computed, from images' sizes. "
-        "With --replay: what to train by; default the run's.",
+        "own. By default no image is decoded: order and draws are computed, from images' sizes.",
     )
     workers: int = setting(
         -1, "Loader processes or threads of that pipeline; -1 is one for each core.", at_least=-1
-    )
-    replay: bool = setting(
-        False,
-        "Train again from a checkpoint, in memory, up to 50 steps or to --step, and compare "
-        "losses with the log.",
-    )
-    checkpoint: str = setting(
-        "",
-        "Where --replay begins: a checkpoint of the run, such as a copy that was kept. "
-        "Default: the run's last one that a log line comes after.",
-    )
-    device: Literal["auto", "cuda", "cpu"] = setting(
-        "auto", "Where --replay trains; auto takes the GPU if there is one."
     )
 
     def check(self) -> None:
@@ -57,8 +43,4 @@ class VerifyConfig(Config):
         require(
             not self.pipeline or self.pipeline in _PIPELINES,
             f"pipeline must be one of {', '.join(_PIPELINES)}, not {self.pipeline!r}",
-        )
-        require(
-            not self.checkpoint or self.replay,
-            "checkpoint is where --replay begins: add --replay",
         )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastsiam.errors import DataError
+
+from .archives import Files
 
 Task = Literal["voc07", "voc0712", "coco"]
 """What is trained and tested on.
@@ -51,37 +56,69 @@ class Picture:
         return len(self.labels)
 
 
-class DetectionSet(ABC):
+@dataclass(frozen=True)
+class Part:
+    """Pictures whose images lie in one place."""
+
+    pictures: Sequence[Picture]
+    files: Files
+    digest: str
+    """Of the annotations, as they were read."""
+
+
+class DetectionSet:
     """A split of a data set: pictures by position, from 0 to ``len(set) - 1``.
 
     All annotations are read and checked when it is opened, and images when they are asked for.
+
+    Args:
+        name: what it is and where it lies, for people.
+        classes: class names, in the order of their labels.
+        parts: its pictures, those without objects included, by the place of their images.
+
+    Raises:
+        DataError: there is no picture, or two have the same number.
     """
 
-    name: str
-    """What it is and where it lies, for people."""
-    classes: tuple[str, ...]
-    """Class names, in the order of their labels."""
+    def __init__(self, name: str, classes: tuple[str, ...], parts: Sequence[Part]) -> None:
+        self.name, self.classes, self._parts = name, classes, tuple(parts)
+        self._entries = [(picture, part.files) for part in parts for picture in part.pictures]
+        if not self._entries:
+            raise DataError(f"{name} has no images")
+        files: dict[int, str] = {}
+        for picture, _ in self._entries:
+            if picture.image_id in files:
+                raise DataError(
+                    f"{name} has two images with the number {picture.image_id}: "
+                    f"{files[picture.image_id]} and {picture.file}"
+                )
+            files[picture.image_id] = picture.file
 
-    @abstractmethod
     def __len__(self) -> int:
-        """Count the pictures, those without objects included."""
+        """Count the pictures."""
+        return len(self._entries)
 
-    @abstractmethod
     def picture(self, index: int) -> Picture:
         """Return a picture's objects."""
+        return self._entries[index][0]
 
-    @abstractmethod
+    def pictures(self) -> list[Picture]:
+        """Return the objects of all pictures."""
+        return [self.picture(index) for index in range(len(self))]
+
     def read(self, index: int) -> bytes:
         """Return a picture's image as encoded: a JPEG's bytes.
 
         Raises:
             DataError: they cannot be read; names the image.
         """
+        picture, files = self._entries[index]
+        return files.read(picture.file)
 
-    @abstractmethod
     def stamp(self) -> str:
         """Return a text that changes when the annotations or the images' files do."""
-
-    def pictures(self) -> list[Picture]:
-        """Return the objects of all pictures."""
-        return [self.picture(index) for index in range(len(self))]
+        digest = hashlib.sha256("\0".join(self.classes).encode())
+        for part in self._parts:
+            names = [picture.file for picture in part.pictures]
+            digest.update(f"{part.digest}\0{part.files.stamp(names)}\0".encode())
+        return digest.hexdigest()

@@ -9,7 +9,7 @@ import numpy as np
 
 from fastsiam.errors import DataError
 
-from .files import Files
+from .archives import Files
 
 SLACK = 0.1
 """Share of an image's side by which a box may reach over its edge, as those drawn by hand do."""

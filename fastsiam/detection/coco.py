@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import parsed_json
 
-from .annotated import Annotated, Part
-from .annotations import Picture, Segmentation
+from .annotations import DetectionSet, Part, Picture, Segmentation
+from .archives import Files, Tree, Zip
 from .checks import EMPTY, check_images, check_size, fault_of
-from .files import Files, Tree, Zip
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ ANNOTATIONS_ZIP = "annotations_trainval2017.zip"
 _LARGEST_JSON = 2**30
 
 
-def open_coco(data: Path, split: str) -> Annotated:
+def open_coco(data: Path, split: str) -> DetectionSet:
     """Open train2017 or val2017.
 
     Args:
@@ -57,7 +56,7 @@ def open_coco(data: Path, split: str) -> Annotated:
     pictures = table.pictures()
     check_images(images, (picture.file for picture in pictures), where)
     part = Part(pictures, images, digest)
-    return Annotated(f"COCO {split} in {data}", table.classes, [part])
+    return DetectionSet(f"COCO {split} in {data}", table.classes, [part])
 
 
 def _annotations(data: Path, split: str) -> tuple[bytes, str]:

@@ -13,10 +13,9 @@ import numpy as np
 
 from fastsiam.errors import DataError, NoSplitError
 
-from .annotated import Annotated, Part
-from .annotations import Picture
+from .annotations import DetectionSet, Part, Picture
+from .archives import Files, Tar, Tree
 from .checks import check_images, check_size, fault_of
-from .files import Files, Tar, Tree
 
 CLASSES: tuple[str, ...] = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -40,7 +39,7 @@ _LARGEST_TEXT = 2**24
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
-def open_voc(data: Path, splits: list[tuple[int, str]]) -> Annotated:
+def open_voc(data: Path, splits: list[tuple[int, str]]) -> DetectionSet:
     """Open splits of VOC as one set.
 
     Args:
@@ -63,7 +62,7 @@ def open_voc(data: Path, splits: list[tuple[int, str]]) -> Annotated:
         classes = _classes(files)
         parts.append(_part(files, year, split, classes))
     what = " and ".join(f"{split} {year}" for year, split in splits)
-    return Annotated(f"VOC {what} in {data}", classes, parts)
+    return DetectionSet(f"VOC {what} in {data}", classes, parts)
 
 
 def _files(folder: Path, year: int, split: str) -> Files:

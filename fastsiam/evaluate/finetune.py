@@ -15,8 +15,8 @@ from torch import nn
 
 from fastsiam.config import NumericsConfig, OptimConfig
 from fastsiam.distributed import Place, bn_group, data_parallel
+from fastsiam.evaluate.classifiers import HeadResult, Heads, HeadTraining, count_heads
 from fastsiam.evaluate.features import feature_batches
-from fastsiam.evaluate.heads import HeadResult, Heads, HeadTraining, count_heads
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.training.optim import with_momenta
 from fastsiam.views.batch import EvalBatch

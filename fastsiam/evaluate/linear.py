@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place, data_parallel
-from fastsiam.evaluate.heads import HeadResult, Heads, HeadTraining, count_heads
+from fastsiam.evaluate.classifiers import HeadResult, Heads, HeadTraining, count_heads
 from fastsiam.training.optim import Lars
 
 

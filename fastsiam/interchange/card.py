@@ -11,11 +11,11 @@ import torchvision
 
 import fastsiam
 from fastsiam.config import OptimConfig, TrainConfig
+from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
-from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.records import Record
-from fastsiam.files import parsed_json, quoted
+from fastsiam.files import quoted
 from fastsiam.training.log import read_metrics
 
 from .loading import AUTHORS, detectron2_settings, normalisation, snippet
@@ -31,21 +31,21 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
         file: name of their file, beside the card.
         results: evaluations of these very weights.
     """
-    config, recorded = pretrained.config, _recorded(pretrained)
+    config, settings = pretrained.config, _run_settings(pretrained)
     parts = [
         *_head(pretrained, format, file),
         f"## Loading\n\n{_loading(pretrained, format, file)}",
         f"## Input\n\n{_input(pretrained.input, *normalisation(pretrained))}",
     ]
     if config is not None:
-        recipe = recorded.get("recipe")
+        recipe = settings.recipe if settings else None
         parts.append("## Training\n\n" + _training(config, pretrained, recipe))
     if accuracy := [*_knn_of(pretrained), *(_result(record) for record in results)]:
         parts.append(
             "## Accuracy\n\nOf the frozen features, but for finetune and detect.\n\n"
             + "\n\n".join(accuracy)
         )
-    parts.append("## Versions\n\n" + _versions(recorded.get("environment")))
+    parts.append("## Versions\n\n" + _versions(settings.environment if settings else None))
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,16 +69,10 @@ def _head(pretrained: Pretrained, format: str, file: str) -> list[str]:
     ]
 
 
-def _recorded(pretrained: Pretrained) -> dict[str, Any]:
-    """Return what the run's folder says of its recipe and machine; empty where there is none."""
-    path = pretrained.run / "config.json" if pretrained.run else None
-    if path is None or not path.is_file():
-        return {}
-    try:
-        recorded = parsed_json(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: move it elsewhere") from error
-    return recorded if isinstance(recorded, dict) else {}
+def _run_settings(pretrained: Pretrained) -> RunSettings | None:
+    """Return what the run's folder says of its recipe and machine; None where there is none."""
+    run = pretrained.run
+    return RunSettings.read(run) if run and (run / "config.json").is_file() else None
 
 
 def _versions(trained_by: Mapping[str, Any] | None) -> str:

@@ -17,7 +17,7 @@ from fastsiam.files import explained
 from fastsiam.methods import MoCoV2, SimSiam, SwAV
 from fastsiam.model.backbones import BLOCKS, skeleton
 
-from . import files, plain
+from . import plain, weight_files
 from .card import model_card
 from .layouts import to_detectron2
 from .loading import snippet
@@ -239,9 +239,9 @@ def export_weights(
     pretrained = replace(pretrained, model=_as_called_in(format, pretrained.model))
     content = _FORMATS[format].content(pretrained, out.name)
     text = model_card(pretrained, format=format, file=out.name, results=results)
-    writer = {".safetensors": files.write_safetensors, ".pkl": files.write_pickle}
-    files.write(out, content, writer.get(ending, files.write_torch))
-    files.write(card, text, files.write_text)
+    writer = {".safetensors": weight_files.write_safetensors, ".pkl": weight_files.write_pickle}
+    weight_files.write(out, content, writer.get(ending, weight_files.write_torch))
+    weight_files.write(card, text, weight_files.write_text)
     return [out, card]
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fastsiam.config import Stem
 
-from .heads import numbered
+from .foreign_heads import numbered
 
 _WRAPPERS = ("module.", "model.")
 """Prefixes of DistributedDataParallel (AveragedModel too) and of LightningModules."""

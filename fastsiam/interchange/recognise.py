@@ -18,8 +18,8 @@ from fastsiam.errors import CheckpointError
 from fastsiam.methods import Method, method_skeleton
 from fastsiam.model.backbones import BLOCKS, classifier_keys
 
-from . import files, plain
-from .heads import fold_biases, method_of
+from . import plain, weight_files
+from .foreign_heads import fold_biases, method_of
 from .layouts import Translation, translated
 from .pretrained import Input, Pretrained, listed, parts_of
 
@@ -52,7 +52,7 @@ def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretra
     said: dict[str, Any] = {"backbone": backbone, "stem": stem}
     foreign = not ModelConfig(**{key: name for key, name in said.items() if name}).is_own
     found = checkpoints.found(path)
-    content = files.read(found)
+    content = weight_files.read(found)
     if isinstance(content, dict) and "steps_per_epoch" in content:
         return _of_ours(checkpoints.parsed(found, content), found, backbone, stem)
     if plain.is_plain(content):

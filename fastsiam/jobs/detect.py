@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fastsiam.config.detect import DetectConfig
-from fastsiam.console import Console, duration
+from fastsiam.console import Console, pace
 from fastsiam.detection import (
     Detections,
     DetectionSet,
@@ -239,11 +239,11 @@ class _Trials:
                 if done % _LOOKED_AT and done != steps:
                     continue
                 value = training.mean_loss(loss, done)
-                speed = (done - first) / max(time.monotonic() - began, 1e-9)
+                speed = (done - first) * config.batch_size / (time.monotonic() - began)
+                left = (steps - done) * config.batch_size
                 self.console.advance(
                     done,
-                    f"loss {value:.3f}, {speed * config.batch_size:,.1f} images/s, "
-                    f"{duration((steps - done) / speed)} left, {self._memory()}",
+                    f"loss {value:.3f}, {pace(speed, left)}, {self._memory()}",
                     place=f" of {steps:,}",
                 )
                 self.partial.save(
@@ -301,10 +301,7 @@ class _Trials:
                 yield position
                 done = min(total, (count + 1) * world)
                 speed = done / max(time.monotonic() - began, 1e-9)
-                left = duration((total - done) / speed)
-                self.console.advance(
-                    done, f"{speed:,.1f} images/s, {left} left", place=f" of {total:,}"
-                )
+                self.console.advance(done, pace(speed, total - done), place=f" of {total:,}")
 
         with self.console.progress(total, 0, "detecting: image"):
             return training.detections(

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fastsiam.console import Console, duration
+from fastsiam.console import Console, duration, pace
 from fastsiam.distributed import Place, minimum_across_ranks
-from fastsiam.evaluate.heads import HeadResult, HeadTraining
+from fastsiam.evaluate.classifiers import HeadResult, HeadTraining
 from fastsiam.evaluate.records import Evaluation
 from fastsiam.files import why, written_whole
 from fastsiam.jobs.labelled import Batches, LabelledImages, Source
@@ -98,8 +98,8 @@ def _shown(batches: Batches, images: LabelledImages, epoch: int, epochs: int) ->
     for step, batch in enumerate(batches, start=1):
         yield batch
         speed = step * images.batch / max(time.monotonic() - began, 1e-9)
-        left = (epochs * steps - before - step) * images.batch / speed
-        console.advance(before + step, f"{speed:,.0f} images/s, {duration(left)} left")
+        left = (epochs * steps - before - step) * images.batch
+        console.advance(before + step, pace(speed, left))
 
 
 class Partial:

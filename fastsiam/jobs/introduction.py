@@ -7,26 +7,19 @@ from pathlib import Path
 import torch
 
 from fastsiam import distributed
-from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.console import Console, counted, size
 from fastsiam.distributed import Place
 from fastsiam.interchange import exports_of
+from fastsiam.jobs.resolve import ResolvedConfig
 from fastsiam.methods import image_rows, method_skeleton
 from fastsiam.training.optim import peak_lr
 from fastsiam.views.batch import Loader
 
 
-def introduce(
-    console: Console,
-    config: TrainConfig,
-    place: Place,
-    loader: Loader,
-    dtype: torch.dtype,
-    run: Path,
-    start: Checkpoint | None,
-) -> None:
+def introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: Path) -> None:
     """Print what is about to run, with the conventions that figures depend on."""
+    config, place, start = resolved.config, resolved.place, resolved.start
     if place.device.type == "cpu" and config.run.device == "auto":
         console.say("no GPU here: training on the CPU")
     if idle := idle_gpus(config, place):
@@ -37,7 +30,7 @@ def introduce(
     bn = config.numerics.bn_images or local * shared
     console.say(
         f"{config.model.method.title} {config.model.backbone} on {place.world} x {kind}, "
-        f"{str(dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
+        f"{str(resolved.dtype).removeprefix('torch.')}, pipeline {config.data.pipeline}: "
         f"{loader.images:,} images, {loader.steps:,} steps an epoch, "
         f"{counted(config.optim.epochs, 'epoch')}"
     )
@@ -55,7 +48,12 @@ def introduce(
         console.say(kept)
     console.say(exports_of(config.model))
     if start is not None:
-        console.say(f"going on after step {start.step:,} (epoch {start.epoch:.2f})")
+        console.say(f"continuing after step {start.step:,} (epoch {start.epoch:.2f})")
+    if resolved.damaged:
+        console.warn(resolved.damaged)
+    for note in (*resolved.images.survey(), resolved.images.shuffle(config)):
+        if note:
+            console.say(note)
 
 
 def kept_beside(model: ModelConfig, images: int) -> str:

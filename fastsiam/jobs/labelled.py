@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.bad_images import BadImage
+from fastsiam.bad_image_list import BadImage
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.config.evaluate import LabelConfig
 from fastsiam.distributed import complete, minimum_across_ranks

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
-from fastsiam.console import Console, duration
+from fastsiam.console import Console, pace
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
@@ -404,8 +404,4 @@ def _shown(
             yield features, labels
             done = min(images, done + len(labels) * world)
             speed = done / max(time.monotonic() - began, 1e-9)
-            console.advance(
-                done,
-                f"{speed:,.0f} images/s, {duration((images - done) / speed)} left",
-                place=f" of {images:,}",
-            )
+            console.advance(done, pace(speed, images - done), place=f" of {images:,}")

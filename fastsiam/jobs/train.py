@@ -9,45 +9,35 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastsiam import checkpoint as checkpoints
 from fastsiam import distributed
-from fastsiam.checkpoint import Checkpoint
+from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, differences
 from fastsiam.console import Console
-from fastsiam.distributed import Place, minimum_across_ranks
+from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.environment import environment
-from fastsiam.errors import DataError, DeviceError
+from fastsiam.errors import DataError, DeviceError, FastSiamError
 from fastsiam.evaluate.features import feature_batches
 from fastsiam.evaluate.knn import KnnResult, knn_between
-from fastsiam.jobs.bad_images import bad_images_of
-from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.jobs.introduction import introduce
-from fastsiam.jobs.pipeline import with_settled_pipeline
-from fastsiam.jobs.start import (
-    goes_on,
-    initial_weights,
-    refuse_existing_run,
-    start_of,
-    take_weights,
-)
+from fastsiam.jobs.resolve import ResolvedConfig, resolve
+from fastsiam.jobs.start import goes_on, initial_weights, refuse_existing_run, take_weights
 from fastsiam.jobs.subject import as_evaluated, labelled_loaders
-from fastsiam.methods import build_method
+from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import check_backbone
 from fastsiam.pipelines import BadImages, build_loader, open_training_images
-from fastsiam.training.compile import with_settled_compilation, without_compilation, worth_compiling
+from fastsiam.training.compile import CompilationError
 from fastsiam.training.folder import PATIENCE, RunFolder, created
-from fastsiam.training.loop import last_step, train
+from fastsiam.training.loop import train
 from fastsiam.training.monitor import Evaluate, Watched
-from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.training.trackers import check_trackers
 from fastsiam.views.batch import EvalLoader, Loader
@@ -188,116 +178,136 @@ def _train(
 ) -> None:
     """Train in a folder that is this run's alone."""
     _refuse_other_settings(config)
-    config, beginning = start_of(config, folder.path, place)
-    start = beginning.checkpoint
-    images = run_images(config, beginning.folder)
+    resolved = resolve(config, folder.path, place)
+    for note in resolved.notes:
+        console.say(note)
     _on_all_ranks(True, place)  # have read the run's list, which the leader writes below
-    config = replace(config, run=replace(config.run, data_changed="refuse"))  # it was for once
-    config, chosen = with_settled_pipeline(config, place, images.store, start)
-    if chosen:
-        console.say(chosen)
-    dtype = autocast_type(config.numerics.precision, place.device)
-    bad = bad_images_of(config, images, beginning.folder, folder, place)
+    bad = _bad_images(resolved, folder)
     began = time.monotonic()
-    loader = _loader(config, place, images, dtype, bad)
+    loader = _loader(resolved, bad)
     opening = time.monotonic() - began
-    try:
-        if start is not None:
-            start.check_images(loader.images)
-            start = images.with_rows(start)
-        config, hint = _with_settled_compilation(config, start, loader.steps)
+    with contextlib.closing(loader):
         if place.leads:
-            introduce(console, config, place, loader, dtype, folder.path, start)
-            if beginning.damaged:
-                console.warn(beginning.damaged)
+            introduce(console, resolved, loader, folder.path)
+            if resolved.damaged:
                 checkpoints.put_aside(folder.path)
-            notes = [
-                *beginning.notes,
-                *images.notes,
-                *images.survey(),
-                images.shuffle(config),
-                hint,
-            ]
-            for note in filter(None, notes):
-                console.say(note)
-        step = _prepared_step(config, place, loader, start, console)  # no loader works until then
+        method = _fresh_method(resolved, console)
+        # No loader works until the step is there.
+        resolved, step = prepared_step(resolved, method, console)
         if place.leads:  # nothing is written before the data, the settings and the model fit
-            own = checkpoints.last(folder.path)
-            if start is not None and images.moves_rows(start) and own.is_file():
-                checkpoints.save(own, start)  # before the consent, which is given once
-            images.keep(folder)
+            _begin_folder(resolved, recipe, folder)
             bad.write()
-            if start is not None and not own.is_file():
-                checkpoints.save(own, start)  # it is this run's too
-            _write_config(step.config, recipe, folder, {} if start is None else start.branch)
-        monitor = _monitor(step.config, place, console, dtype)
         train(
             step,
             loader,
             folder=folder,
-            start=start,
-            knn=monitor,
+            start=resolved.start,
+            knn=_monitor(resolved.config, place, console, resolved.dtype),
             console=console,
             before_saving=bad.share,
             opening=opening,
         )
-    finally:
-        loader.close()
 
 
-def _loader(
-    config: TrainConfig, place: Place, images: RunImages, dtype: torch.dtype, bad: BadImages
-) -> Loader:
+def _bad_images(resolved: ResolvedConfig, folder: RunFolder) -> BadImages:
+    """Return the known bad images of a run; rank 0 keeps a list in its folder.
+
+    Raises:
+        CheckpointError: the list of the run that continues is damaged.
+    """
+    store, began_in = resolved.images.store, resolved.began_in
+
+    def keep(content: bytes) -> None:
+        if not (content or (folder.path / FILE).exists()):
+            return
+        try:
+            folder.keep(FILE, content)
+        except FastSiamError as error:  # a run that continues finds them again, if need be
+            folder.console.warn(f"{error}; training continues")
+
+    return BadImages(
+        0 if store is None else len(store),
+        [] if began_in is None else read_bad_images(began_in),
+        takes_more=resolved.config.data.bad_images == "replace" and store is not None,
+        exchange=from_all,
+        keep=keep if resolved.place.leads else None,
+    )
+
+
+def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
     """Open this rank's part of the training images."""
+    config, images = resolved.config, resolved.images
     return build_loader(
         config.data,
         config.augment,
         batch=config.optim.batch,
         seed=config.numerics.seed,
-        rank=place.rank,
-        world=place.world,
-        device=place.device,
-        dtype=dtype,
+        rank=resolved.place.rank,
+        world=resolved.place.world,
+        device=resolved.place.device,
+        dtype=resolved.dtype,
         store=images.store,
         bad=bad if bad.matter else None,
         window=images.window,
     )
 
 
-def _with_settled_compilation(
-    config: TrainConfig, start: Checkpoint | None, steps_per_epoch: int
-) -> tuple[TrainConfig, str]:
-    """Write down whether to compile; return a hint too, if what a run began with is slower now."""
-    began_with = None if start is None else start.config.step.compile
-    end = last_step(config, steps_per_epoch)
-    left = end - (0 if start is None else start.step)
-    hint = worth_compiling(config, steps=left) if began_with == "off" else ""
-    return with_settled_compilation(config, began_with=began_with, steps=end), hint
-
-
-def _prepared_step(
-    config: TrainConfig, place: Place, loader: Loader, start: Checkpoint | None, console: Console
-) -> TrainingStep:
-    """Build the method and its training step, which knows then what can be compiled here."""
+def _fresh_method(resolved: ResolvedConfig, console: Console) -> Method:
+    """Build the method, with the weights that ``--init`` names if the run begins."""
+    config = resolved.config
     torch.manual_seed(config.numerics.seed)
-    method = build_method(config.model, images=loader.images)
-    if start is None and config.run.init:
+    method = build_method(config.model, images=resolved.image_count)
+    if resolved.start is None and config.run.init:
         console.say(take_weights(method, config))
-    if start is not None and start.step >= last_step(config, loader.steps):
-        config = replace(config, step=replace(config.step, compile=start.config.step.compile))
-        if config.step.compile == "auto":  # a checkpoint from before there was such a setting
-            config = without_compilation(config)
-        return TrainingStep(config, method, place, steps_per_epoch=loader.steps)
-    step = TrainingStep(config, method, place, steps_per_epoch=loader.steps)
-    said = "compiling, about a minute; --compile off goes without"
-    compiles = config.step.compile == "on"
-    with console.status(said) if compiles else contextlib.nullcontext():
-        line = step.prepare()
-    if compiles and step.config.step.compile == "off":
-        console.warn(line)
-    elif line:
-        console.say(line)
-    return step
+    return method
+
+
+def prepared_step(
+    resolved: ResolvedConfig, method: Method, console: Console
+) -> tuple[ResolvedConfig, TrainingStep]:
+    """Build the training step, and compile it if that works here.
+
+    Returns:
+        What the run does then, and its step.
+    """
+    while True:
+        config = resolved.config
+        step = TrainingStep(
+            config, method, resolved.place, steps_per_epoch=resolved.steps_per_epoch
+        )
+        if resolved.is_done:
+            return resolved, step
+        try:
+            with _while_compiling(config, console):
+                line = step.prepare()
+        except CompilationError as error:
+            console.warn(str(error))
+            resolved = resolved.without_compiling(graphs_only=error.graphs)
+            continue
+        if line:
+            console.say(line)
+        return resolved, step
+
+
+def _while_compiling(config: TrainConfig, console: Console) -> AbstractContextManager[None]:
+    if config.step.compile == "off":
+        return contextlib.nullcontext()
+    return console.status("compiling, about a minute; --compile off goes without")
+
+
+def _begin_folder(resolved: ResolvedConfig, recipe: str, folder: RunFolder) -> None:
+    """Write what a run's folder holds from the first step on: settings, images, checkpoint."""
+    own, start = checkpoints.last(folder.path), resolved.start
+    if start is not None and resolved.images.moves_rows(start) and own.is_file():
+        checkpoints.save(own, start)  # before the consent, which is given once
+    resolved.images.keep(folder)
+    if start is not None and not own.is_file():
+        checkpoints.save(own, start)  # it is this run's too
+    settings = {"recipe": recipe, **resolved.record(), "environment": environment()}
+    if resolved.branch:
+        settings["branch"] = resolved.branch
+    text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
+    folder.keep("config.json", text.encode())
 
 
 def _monitor(
@@ -363,18 +373,3 @@ def _on_all_ranks(true_here: bool, place: Place) -> bool:
     if place.world == 1:
         return true_here
     return bool(minimum_across_ranks(torch.tensor(float(true_here), device=place.device)))
-
-
-def _write_config(
-    config: TrainConfig, recipe: str, folder: RunFolder, branch: Mapping[str, Any]
-) -> None:
-    settings: dict[str, Any] = {
-        "recipe": recipe,
-        "config": config.to_dict(),
-        "compiled": config.step.compile == "on",
-        "environment": environment(),
-    }
-    if branch:
-        settings["branch"] = branch
-    text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
-    folder.keep("config.json", text.encode())

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.bad_images import read_bad_images
+from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config import ColumnNames, DataConfig, PipelineSetting, TrainConfig
+from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.verify import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
-from fastsiam.files import explained, parsed_json
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
 from fastsiam.pipelines.backends import BACKENDS, CEILING
@@ -90,7 +90,7 @@ class Recorded:
     @property
     def _count(self) -> int:
         store = self.images.store
-        return len(store) if store is not None else BACKENDS[CEILING].made_up or 0
+        return len(store) if store is not None else BACKENDS[CEILING].noise_images or 0
 
 
 def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
@@ -106,11 +106,6 @@ def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
     if not lines:
         told = f"{recorded.lines[0].first:,} to {recorded.lines[-1].last:,}"
         raise FastSiamError(f"no log line tells of step {config.step:,} of {run}; they tell {told}")
-    if config.replay:
-        from fastsiam.jobs.replay import replay
-
-        yield from replay(recorded, config)
-        return
     numbers = [number for line in lines for number in range(line.first, line.last + 1)]
     with ExitStack() as ends:
         if config.pipeline:
@@ -138,7 +133,7 @@ def read(run: Path, config: VerifyConfig) -> Recorded:
     Raises:
         FastSiamError: it is no run, it keeps no digests, or its data cannot be read.
     """
-    trained = _trained(run)
+    trained = RunSettings.read(run).config
     data = trained.data.at(config.data, ColumnNames(config.image_column, config.label_column))
     lines = [_line(line, run) for line in read_metrics(run) if "seen" in line]
     if not lines:
@@ -182,16 +177,6 @@ def require_same(line: Line, digest: int, recorded: Recorded) -> None:
             f"data give {written(digest)}: other images or draws were trained on, or config.json, "
             "metrics.jsonl or the data are not the run's own any more"
         )
-
-
-def _trained(run: Path) -> TrainConfig:
-    file = run / "config.json"
-    with explained(FastSiamError, f"cannot read {file}"):
-        text = file.read_text()
-    try:
-        return TrainConfig.from_dict(parsed_json(text)["config"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise FastSiamError(f"{file} is no run's settings: {error}") from error
 
 
 def _line(values: dict[str, Any], run: Path) -> Line:

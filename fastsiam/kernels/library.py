@@ -142,6 +142,15 @@ def kind() -> str:
     return chosen
 
 
+def writes_halves() -> bool:
+    """Tell whether the library in use writes bfloat16 and float16; others write float32 alone.
+
+    Raises:
+        BackendError: as ``kind``.
+    """
+    return kind() in ("x86-64-v4", "x86-64-v3")
+
+
 def kernels() -> Any:
     """Return the library of this processor's kind.
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastsiam.bad_images import read_bad_images
+from fastsiam.bad_image_list import read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import changes_text, flags_by_section, to_flags
+from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import Record, read_records
-from fastsiam.files import parsed_json, written_for_user
+from fastsiam.files import written_for_user
 from fastsiam.report import html as page
 from fastsiam.report.evaluations import evaluations
 from fastsiam.training.log import read_metrics
@@ -47,45 +47,8 @@ _OF_ONE_RUN = ("out", "resume", "rendezvous")
 """Settings that say where a run is, not what it does: runs are not compared by them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """What a run was made with: its ``config.json``, of this version or an older one."""
-
-    recipe: str
-    config: TrainConfig
-    environment: dict[str, Any]
-    branch: str
-    """Which run it branched off, for people; empty if none."""
-    compiled: bool | None
-    """Whether the steps are compiled; None if that is not recorded."""
-
-    @classmethod
-    def of(cls, run: Path) -> _Settings:
-        """Read the settings of a run's folder.
-
-        Raises:
-            DataError: they are missing or damaged.
-        """
-        path = run / "config.json"
-        try:
-            found = parsed_json(path.read_text())
-            config = TrainConfig.from_dict(found["config"])
-            return cls(
-                found["recipe"],
-                config,
-                found["environment"],
-                _branch(found),
-                found.get("compiled"),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
-
-
-def _branch(found: Mapping[str, Any]) -> str:
-    """Return where a run branched off another, for people; empty if it did not."""
-    if "branch" not in found:
-        return ""
-    at = found["branch"]
+def _branch(at: Mapping[str, Any]) -> str:
+    """Return where a run branched off another, for people."""
     changed = {name: (one["from"], one["to"]) for name, one in at["changed"].items()}
     point = f"branch of {at['run']} after step {at['step']:,} (epoch {rounded(at['epoch'])})"
     return f"{point}: {changes_text(changed, between=', ') or 'the same settings'}"
@@ -112,7 +75,7 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
                 f"(no lines in {run / 'metrics.jsonl'})"
             )
         metrics[_name(run, runs)] = lines
-    settings = {name: _Settings.of(run) for name, run in zip(metrics, runs, strict=True)}
+    settings = {name: RunSettings.read(run) for name, run in zip(metrics, runs, strict=True)}
     found = {name: read_records(run) for name, run in zip(metrics, runs, strict=True)}
     figures = "".join(
         page.figure(chart, "image/svg+xml", f"{title} over epochs", title, note)
@@ -193,7 +156,7 @@ def _chart(metrics: dict[str, list[dict[str, Any]]], kind: str, field: str) -> b
     return buffer.getvalue()
 
 
-def _facts(settings: _Settings) -> str:
+def _facts(settings: RunSettings) -> str:
     config, environment = settings.config, settings.environment
     where = ", ".join(environment["gpus"]) or f"{environment['cpu']}, {environment['cores']} cores"
     return (
@@ -201,13 +164,13 @@ def _facts(settings: _Settings) -> str:
         f"pipeline {config.data.pipeline}, "
         f"global batch {config.optim.batch}, {config.optim.epochs} epochs; {where}; "
         f"fastsiam {environment['fastsiam']}, torch {environment['packages']['torch']}"
-        f"{'; ' * bool(settings.branch)}{settings.branch}"
+        f"{f'; {_branch(settings.branch)}' if settings.branch else ''}"
     )
 
 
 def _results(
     metrics: Mapping[str, list[dict[str, Any]]],
-    settings: Mapping[str, _Settings],
+    settings: Mapping[str, RunSettings],
     found: Mapping[str, Sequence[Record]],
 ) -> str:
     """Return a table of the settings in which runs differ, and where each stands at its end."""

@@ -15,8 +15,9 @@ from typing import Any
 from fastsiam.config import TrainConfig
 from fastsiam.config.flags import FIXED_SECTIONS, flags_by_section
 from fastsiam.config.plain import from_plain
+from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.study import StudyConfig
-from fastsiam.errors import DataError, FastSiamError
+from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
 from fastsiam.files import explained, parsed_json, written_for_user
 from fastsiam.study.results import Result, read_result
@@ -133,7 +134,7 @@ def study_record(
     for run in runs:
         if run.variant.name in results and (result := read_result(run)) is not None:
             results[run.variant.name].append(result)
-            if (own := _environment(run)) not in environments:
+            if (own := RunSettings.read(run.folder).environment) not in environments:
                 environments.append(own)
     seeds = 1 + max((one.seed for row in results.values() for one in row), default=-1)
     asked = f" --epochs {config.epochs}" if config.epochs else ""
@@ -235,17 +236,6 @@ def _pixels(runs: Iterable[Run]) -> float | None:
                 if line["features"] == "pixels" and (line["k"], line["temperature"]) == votes:
                     return float(line["top1"])
     return None
-
-
-def _environment(run: Run) -> dict[str, Any]:
-    path = run.folder / "config.json"
-    with explained(FastSiamError, f"cannot read {path}"):
-        content = path.read_bytes()
-    try:
-        found: dict[str, Any] = parsed_json(content)["environment"]
-    except (ValueError, KeyError) as error:
-        raise DataError(f"cannot read the settings of the run, {path}: {error}") from error
-    return found
 
 
 def _lines(value: Any, indent: str = "") -> str:

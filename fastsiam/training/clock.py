@@ -11,12 +11,8 @@ import torch
 
 T = TypeVar("T")
 
-_WINDOW_SECONDS = 3.0
-"""Steps are timed together for so long."""
-_MOST_WINDOWS = 5
-"""After so many the last one counts, however unsteady."""
-_STEADY = 0.2
-"""By so much two windows may differ."""
+_TIMED_SECONDS = 10.0
+"""Steps are timed for so long before a run says how long it will take."""
 
 
 class Clock:
@@ -104,48 +100,39 @@ class Clock:
 
 
 class Forecast:
-    """Finds out, once, how long a step takes when the speed has settled.
+    """Times the first steps once, to say how long a run will take.
 
-    The first step is left out. The others are timed together, a few seconds at a time, until two
-    such times in a row agree, or an epoch is about to end. Nothing waits for a device: on a GPU the
-    host is ahead by what its queue holds, a small part of such a time.
+    The very first step is left out, because it compiles and reads ahead. Nothing waits for a
+    device: on a GPU the host is ahead by what its queue holds, a small part of the time.
 
     Args:
         clock: the run's; it stands still while nothing is trained.
-        last: the step before which it has to be known, with a guess if need be.
+        last: the step at which the time has to be known, however short it was.
     """
 
     def __init__(self, clock: Clock, *, last: int) -> None:
         self._clock, self._last = clock, last
-        self._since: float | None = None
-        self._steps = self._windows = 0
-        self._before = 0.0
+        self._began: float | None = None
+        self._steps = 0
         self._told = False
 
     def note(self, done: int) -> float | None:
-        """Note that a step is taken; return the seconds of a step, the one time they are found.
+        """Note that a step is taken; return the seconds of a step, the one time they are known.
 
         Args:
             done: steps done so far.
         """
         if self._told:
             return None
-        now = self._clock.now
-        if self._since is None:  # the first step compiles, reads ahead
-            self._since = now
+        if self._began is None:
+            self._began = self._clock.now
             return None
         self._steps += 1
-        elapsed = now - self._since
-        if elapsed < _WINDOW_SECONDS:
-            return None
-        each, before = elapsed / self._steps, self._before
-        self._since, self._steps, self._before = now, 0, each
-        self._windows += 1
-        steady = abs(each - before) <= _STEADY * each
-        if not (steady or self._windows >= _MOST_WINDOWS or done >= self._last):
+        elapsed = self._clock.now - self._began
+        if elapsed < _TIMED_SECONDS and done < self._last:
             return None
         self._told = True
-        return each
+        return elapsed / self._steps
 
 
 class _Waits(Protocol):

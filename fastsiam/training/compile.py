@@ -16,47 +16,34 @@ from pathlib import Path
 import torch
 
 from fastsiam.caches import require_own
-from fastsiam.config import Compile, TrainConfig
+from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_all
+from fastsiam.errors import BackendError
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")
-_WORTH_COMPILING = 1000
-"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
 _LINKED = 60.0
 """Seconds after which an empty library is not being written any more."""
 _LONGEST_CAUSE = 200
 """Characters of an error that a message quotes."""
 
 
-def with_settled_compilation(
-    config: TrainConfig, *, began_with: Compile | None, steps: int
-) -> TrainConfig:
-    """Write down what "auto" means here: as the run began, or what its length asks for.
+class CompilationError(BackendError):
+    """The step cannot be compiled here, or not be recorded as CUDA graphs, on any rank.
 
     Args:
-        config: of the run.
-        began_with: what the checkpoint says that the run goes on from; None without one.
-        steps: how many this run takes, up to ``max_steps``.
+        reason: in a line.
+        graphs: whether only recording may fail.
     """
-    if config.step.compile != "auto":
-        return config
-    choice: Compile = "on" if steps >= _WORTH_COMPILING else "off"
-    if began_with not in (None, "auto"):
-        choice = began_with
-    if config.step.cuda_graphs:
-        choice = "on"
-    return replace(config, step=replace(config.step, compile=choice))
 
-
-def worth_compiling(config: TrainConfig, *, steps: int) -> str:
-    """Say it if a run began without the compiler and goes on for so many steps that it would pay.
-
-    Empty if not, or if the run was told.
-    """
-    if config.step.compile != "auto" or steps < _WORTH_COMPILING:
-        return ""
-    return f"not compiled, as the run began; --compile on may be faster for {steps:,} steps"
+    def __init__(self, reason: str, *, graphs: bool) -> None:
+        self.graphs = graphs
+        super().__init__(
+            f"CUDA graphs cannot be recorded here ({reason}); training continues without them"
+            if graphs
+            else f"torch.compile cannot be used here ({reason}); training continues without it, "
+            "more slowly; --compile off leaves this line out"
+        )
 
 
 def without_compilation(config: TrainConfig) -> TrainConfig:

@@ -28,8 +28,8 @@ from fastsiam.files import quoted
 from fastsiam.training.clock import Clock, Forecast
 from fastsiam.training.data_digest import DataDigest
 from fastsiam.training.folder import RunFolder
+from fastsiam.training.memory import oom_error
 from fastsiam.training.monitor import Evaluate, Evaluations, LogPoints, metrics_log
-from fastsiam.training.oom import oom_error
 from fastsiam.training.saving import Saver
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Loader

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,13 @@ from fastsiam.errors import BackendError
 from fastsiam.methods import Method, Moment, Output, image_rows
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.trace import span
-from fastsiam.training.compile import cause_line, compiling, kept_in, why_not, without_compilation
+from fastsiam.training.compile import (
+    CompilationError,
+    cause_line,
+    compiling,
+    kept_in,
+    why_not,
+)
 from fastsiam.training.numerics import autocast, autocast_type, memory_format_of, use_numerics
 from fastsiam.training.optim import SETTINGS, build_optimizer, rates_at, set_rates
 from fastsiam.views.batch import Batch
@@ -53,7 +58,7 @@ class TrainingStep:
         assert config.step.compile != "auto"
         use_numerics(config, place)
         self.config = config
-        """The settings as they are used: ``prepare`` may find that nothing can be compiled."""
+        """All settings; none of them changes."""
         self.place = place
         self.method = method.to(place.device).to(memory_format=memory_format_of(config))
         self.groups = method.param_groups()
@@ -79,33 +84,21 @@ class TrainingStep:
         may wait for the device or free its memory.
 
         Returns:
-            A line for people: how long it took, or why the steps will be taken without it; empty
-            if it was not to be. ``config`` says afterwards what is done.
+            A line for people, on how long compiling took; empty if nothing was compiled.
 
         Raises:
+            CompilationError: it cannot be done here; on every rank.
             BackendError: it fails on the model, and other ranks may wait for this one.
         """
         if self.config.step.compile == "off":
             self._assemble()
             return ""
         began = time.perf_counter()
-        lost = ""
         with compiling(self.config):
-            reason = why_not(self.place) or self._compile()
-            if reason and self.config.step.cuda_graphs:
-                lost = f"CUDA graphs cannot be recorded here ({reason}); without them, "
-                self.config = replace(
-                    self.config, step=replace(self.config.step, cuda_graphs=False)
-                )
-                reason = self._compile()
-        if not reason:
-            return f"{lost}compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
-        self.config = without_compilation(self.config)
-        self._assemble()
-        return (
-            f"torch.compile cannot be used here ({reason}); training goes on without it, "
-            "more slowly; --compile off leaves this line out"
-        )
+            if reason := why_not(self.place):
+                raise CompilationError(reason, graphs=False)
+            self._compile()
+        return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
 
     def __call__(self, batch: Batch, *, at: int) -> tuple[Tensor, Tensor]:
         """Take one step.
@@ -186,12 +179,15 @@ class TrainingStep:
         carry = {name: kept.clone() for name, kept in output.carry.items()}
         return output._replace(embedding=output.embedding.clone(), carry=carry)
 
-    def _compile(self) -> str:
-        """Compile the model; return why that fails, if it does."""
+    def _compile(self) -> None:
+        """Compile the model.
+
+        Raises:
+            BackendError: as ``prepare``.
+        """
         try:
             self._assemble()
             self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
-            return ""
         except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
             raise  # of memory, the device, other ranks: not of the compiler
         except Exception as error:  # a compiler that fails may raise anything
@@ -204,7 +200,8 @@ class TrainingStep:
                 ) from error
             if os.environ.get("FASTSIAM_DEBUG"):
                 raise
-            return cause_line(error)
+            graphs = self.config.step.cuda_graphs
+            raise CompilationError(cause_line(error), graphs=graphs) from error
 
     def _take_no_steps(self, count: int) -> None:
         """Go forward and backward on noise, and leave everything as it was.

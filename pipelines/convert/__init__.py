@@ -1,8 +1,8 @@
 """Conversion of any source to one verified data set file that every pipeline reads.
 
-sources.py opens the source, prepare.py decides how an image is stored, blocks.py writes images in
-parallel, journal.py lets a conversion resume, writer.py completes the file, manifest.py describes
-it, and verify.py checks it.
+sources.py opens the source, prepare.py decides how an image is stored, writer.py writes images in
+parallel and completes the file, journal.py lets a conversion resume, layout.py places images and
+tables, manifest.py describes the file, and verify.py checks it.
 """
 
 from __future__ import annotations
@@ -74,12 +74,6 @@ def convert(kind: Kind, config: ConvertConfig, watcher: Watcher) -> list[Written
     """
     found, sources = open_sources(kind, config.root, config.columns, watcher.say)
     out = Path(config.out) if config.out else beside(found)
-    if (
-        not config.out
-        and isinstance(found, Path)
-        and (old := next(found.glob("*.beton.partial"), None))
-    ):
-        watcher.say(f"{old} is left of a conversion into {found}, which is not resumed here")
     number, count = config.part_of
     part = "" if count == 1 else f"-{number:05d}-of-{count:05d}"
     with explained(DataError, f"cannot make the folder {out}"):

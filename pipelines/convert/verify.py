@@ -9,9 +9,9 @@ from pathlib import Path
 from fastsiam.errors import DataError
 from fastsiam.files import explained
 
-from ..processes import forked
 from ..store import BetonStore, beton_files
 from ..store.decode import decode
+from ..store.tasks import in_processes
 from .manifest import read_manifests
 
 _AT_ONCE = 512
@@ -95,11 +95,15 @@ def _bad_images(
     store: BetonStore, decoding: bool, workers: int, progress: Callable[[int, int], None]
 ) -> list[str]:
     """Compare every image with its checksum, in several processes; say what is wrong."""
+
+    def check(task: range) -> tuple[range, list[tuple[int, str]]]:
+        return task, [(i, reason) for i in task if (reason := _trouble(store, i, decoding))]
+
     tasks = [range(i, min(i + _AT_ONCE, len(store))) for i in range(0, len(store), _AT_ONCE)]
     found: list[tuple[int, str]] = []
     images = size = 0
-    with forked(workers, _begin, store, decoding) as run:
-        for task, bad in run(_check_images, tasks):
+    with in_processes(check, workers=workers) as run:
+        for task, bad in run(tasks):
             found += bad
             images += len(task)
             size += int(store.size[task.start : task.stop].sum())
@@ -107,27 +111,15 @@ def _bad_images(
     return [f"{store.where(index)}: {reason}" for index, reason in sorted(found)]
 
 
-_shared: tuple[BetonStore, bool]
-"""The file of this worker, and whether to decode its images."""
-
-
-def _begin(store: BetonStore, decoding: bool) -> None:
-    global _shared
-    _shared = store, decoding
-
-
-def _check_images(task: range) -> tuple[range, list[tuple[int, str]]]:
-    """Check some images in a worker; return them, and those that are bad with the reason."""
-    store, decoding = _shared
-    bad = []
-    for index in task:
-        data = store.read(index)
-        size = int(store.width[index]), int(store.height[index])
-        try:
-            if not store.is_intact(index, data):
-                bad.append((index, "its bytes are not those that were written"))
-            elif decoding and (own := decode(data, store.raw_size(index)).size) != size:
-                bad.append((index, f"it has {own} pixels, not {size} as recorded"))
-        except ValueError as error:
-            bad.append((index, str(error)))
-    return task, bad
+def _trouble(store: BetonStore, index: int, decoding: bool) -> str:
+    """Say what is wrong with an image, "" if nothing is."""
+    data = store.read(index)
+    size = int(store.width[index]), int(store.height[index])
+    if not store.is_intact(index, data):
+        return "its bytes are not those that were written"
+    try:
+        if decoding and (own := decode(data, store.raw_size(index)).size) != size:
+            return f"it has {own} pixels, not {size} as recorded"
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -30,8 +29,6 @@ CHUNK = 2**22
 if its cache is smaller than the data, it fetches 1.6 times their bytes in an epoch. With chunks of
 8 MiB it would be 2.1 times, with 32 MiB 5.6 times. Smaller ones cost more requests."""
 _FORMAT = "chunks-1"
-_FORMER = "fastsiam-1"
-"""Folder of the cache of version 0.2."""
 _PART, _USAGE = ".part", "usage"
 _PATIENCE = 5.0
 """Seconds to wait for another process that writes a chunk."""
@@ -79,8 +76,8 @@ class Cache:
     """
 
     def __init__(self, folder: Path, gigabytes: float) -> None:
-        whole = folder.expanduser().absolute()
-        self.folder, self._most = whole / _FORMAT, int(gigabytes * 1e9)
+        self.folder = folder.expanduser().absolute() / _FORMAT
+        self._most = int(gigabytes * 1e9)
         self.keeps = True
         """Whether chunks are added; those that are there are read in any case."""
         if reason := others_can_write(self.folder):
@@ -90,9 +87,6 @@ class Cache:
             )
         with explained(DataError, f"cannot make the cache {folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if (whole / _FORMER / "index").exists():
-            shutil.rmtree(whole / _FORMER, ignore_errors=True)
-            log.info(f"removed {whole / _FORMER}, a cache in the format of version 0.2")
 
     def has(self, chunk: Chunk) -> bool:
         """Tell whether a chunk is there; if so, it counts as used just now."""

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import NamedTuple
@@ -29,11 +29,6 @@ _BLOCK = 2**23
 """Most bytes of ranges that are fetched by one request."""
 _BLOCKS_AHEAD = 4
 """Blocks that ``Onward`` fetches ahead."""
-
-
-def _allocated(size: int) -> memoryview:
-    """Allocate memory."""
-    return np.empty(size, np.uint8).data
 
 
 class RemoteFile:
@@ -62,15 +57,12 @@ class RemoteFile:
         """Fetch ranges from the server, all at once."""
         return storage.fetch(self.path, self.facts, ranges)
 
-    def read(
-        self, start: int, stop: int, allocate: Callable[[int], memoryview] = _allocated
-    ) -> memoryview:
+    def read(self, start: int, stop: int) -> memoryview:
         """Return the bytes of a range; wait for them if they are being fetched.
 
         Args:
             start: the first byte.
             stop: the byte after the last one.
-            allocate: returns memory for so many bytes of the cache.
 
         Raises:
             DataError: they cannot be fetched.
@@ -81,7 +73,8 @@ class RemoteFile:
             return memoryview(b"")
         if self._cache is None:
             return self._of_server(start, stop)
-        parts, into = chunks(self._version, len(self), start, stop), allocate(stop - start)
+        parts = chunks(self._version, len(self), start, stop)
+        into = np.empty(stop - start, np.uint8).data
         if len(parts) > 1:
             self._begin(self._cache, parts)
         for chunk in parts:

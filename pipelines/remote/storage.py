@@ -260,12 +260,8 @@ def _open_store(url: Url) -> Any:
         },
     }
     if url.scheme == "s3":
-        return store.S3Store(url.host, **aws_profile(), **options)
-    if url.scheme == "gs":
-        return store.GCSStore(url.host, **options)
-    if url.scheme == "az":
-        return store.AzureStore(url.host, **options)
-    return store.HTTPStore(f"{url.scheme}://{url.host}", **options)
+        options |= aws_profile()
+    return store.from_url(f"{url.scheme}://{url.host}", **options)
 
 
 def aws_profile() -> dict[str, Any]:

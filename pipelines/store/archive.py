@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastsiam.errors import DataError, NoSplitError
 
 from ..remote.path import Place
-from .archive_build import build
+from .archive_index import build
 from .base import Split
 from .files import open_file
 from .index import file_facts, open_index, unpack_texts
@@ -38,7 +38,7 @@ class ArchiveStore(PlacedStore):
     Args:
         paths: the tar files.
         split: which images, if the tars hold folders train/ and val/.
-        of_split: if the tars hold no such folders, take all images; else there are none.
+        of_split: if the tars hold no such folders, take all images, else none.
 
     Raises:
         NoSplitError: the tars hold no images of that split.

@@ -1,8 +1,8 @@
 """Images in the folders of ``datasets``' ``save_to_disk``, in place.
 
-Such a folder holds Arrow's streaming format: batches of a thousand rows, in which an image's bytes
-lie as they are. So the file is mapped, and pyarrow tells once where in it each image begins; after
-that nothing but the mapping is needed, in loader processes too.
+Such a folder holds Arrow's streaming format: batches of a thousand rows, which hold the bytes of
+images unchanged. The files are mapped, and pyarrow tells once where each image begins. After that
+only the mapping is needed, in loader processes too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from fastsiam.config import AUTOMATIC, ColumnNames
 from fastsiam.errors import DataError
 from fastsiam.files import parsed_json
 
-from ..remote.path import Place
 from .columns import Columns, reading, require_pyarrow
 from .files import Mapped
 from .table import TableStore
@@ -42,7 +41,7 @@ class ArrowStore(TableStore):
     def __init__(self, root: Path, names: ColumnNames = AUTOMATIC) -> None:
         require_pyarrow(root)
         paths = _data_files(root)
-        files = [Mapped(path) for path in paths]
+        self._mapped = files = [Mapped(path) for path in paths]
         tables = [_read(file) for file in files]
         schemas, rows = [table.schema for table in tables], list(map(len, tables))
         super().__init__(root, paths, schemas, rows, names)
@@ -52,9 +51,8 @@ class ArrowStore(TableStore):
         self._set_places(files, np.repeat(np.arange(len(files)), rows), start, size)
         self._refuse_paths_alone()
 
-    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
-        assert isinstance(path, Path)
-        return _read(Mapped(path)).column(column)
+    def _read_column(self, file: int, column: str, part: str = "") -> Any:
+        return _read(self._mapped[file]).column(column)
 
 
 def is_saved_dataset(folder: Path) -> bool:

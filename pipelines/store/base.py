@@ -29,7 +29,7 @@ SPLIT_NAMES: dict[Split, tuple[str, ...]] = {
     "train": ("train",),
     "val": ("val", "validation", "valid", "test"),
 }
-"""What data sets call a split; the first of the names that is there counts."""
+"""Names of folders and files for each split; the first that exists is taken."""
 
 JPEG_ENDINGS = (".jpg", ".jpeg")
 IMAGE_ENDINGS = (*JPEG_ENDINGS, ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -52,13 +52,13 @@ class Store(ABC):
     columns: ClassVar[tuple[str, ...]] = ("labels", "groups")
     """Attributes that are arrays with one element for each image, or None."""
     kind: str
-    """What sort of source it is, for people."""
+    """Kind of source, for messages."""
     repair: ClassVar[str] = "repair the image"
-    """What can be done about a bad image of it, in place."""
+    """What the user can do about a bad image."""
     root: Place
-    """Where the images lie, for messages."""
+    """Path or address of the images, for messages."""
     origin: Place | None = None
-    """What the user calls the data, in which this was found; None: ``root`` itself."""
+    """Path or address that the user gave; None if it is ``root``."""
     classes: tuple[str, ...]
     """Class names, in the order of their labels; empty if the images have none."""
     labels: NDArray[np.int64]
@@ -72,7 +72,7 @@ class Store(ABC):
     positions: NDArray[np.int64] | None = None
     """(images,) position of each image in the whole data set; None if this is all of it."""
     rules: ImageRules = ImageRules()
-    """How its files become RGB where they leave a choice."""
+    """How files become RGB where their format leaves a choice."""
     _whole: Store | None = None
     """The whole data set, if this is not all of it."""
 
@@ -194,11 +194,10 @@ class Store(ABC):
         return ()
 
     def check(self) -> None:
-        """Refuse what was read so far if a mapped file lost bytes: it may be zeros.
+        """Raise if a mapped file lost bytes: what was read of it may be zeros.
 
-        The system is asked for the sizes of a few files each time (0.3 us each), and for those of
-        many only when a mapping of this process lost bytes: what is gone of a file's last page
-        shows in its size alone, as does what a reader without mappings missed.
+        A few files are checked each time (0.3 us each), many only after a mapping of this process
+        lost bytes. A file's size shows what its mapping does not: bytes that its last page lost.
 
         Raises:
             FileLostError: names the file.

@@ -14,7 +14,7 @@ import struct
 import zlib
 from dataclasses import asdict
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,8 @@ class BetonStore(PlacedStore):
     """A .beton file, or the parts of one; tables are read, records are mapped.
 
     Everything that a record's place depends on is checked when a file is opened, so that a
-    truncated or damaged file is refused and no read leaves the file. For files of our own that is a
-    checksum over header, metadata and table.
+    truncated or damaged file is refused and no read leaves the file. Files that ``fastsiam
+    convert`` wrote have a checksum over header, metadata and table.
 
     Args:
         paths: the file, or all parts, which lie in one folder.
@@ -117,19 +117,16 @@ class BetonStore(PlacedStore):
         """Name of the field that holds the images."""
         self.ours = all(part.annex is not None for part in parts)
         """Whether ``fastsiam convert`` wrote the file, so that it holds names and checksums."""
-        counts = [len(own.start) for own in tables]
+        counts = [len(own["start"]) for own in tables]
         self._first = np.cumsum([0, *counts])
-        table = (
-            tables[0]
-            if len(parts) == 1
-            else _Tables(*map(np.concatenate, zip(*tables, strict=True)))
-        )
-        self.labels, self.modes, self.width, self.height = table[:4]
-        """``modes`` is JPEG or RAW for each image."""
-        self.crc = table.crc if self.ours else None
+        table = {name: np.concatenate([own[name] for own in tables]) for name in tables[0]}
+        self.labels, self.width, self.height = table["labels"], table["width"], table["height"]
+        self.modes = table["modes"]
+        """JPEG or RAW for each image."""
+        self.crc = table["crc"] if self.ours else None
         """(images,) CRC-32 of each record, where the files name them."""
         file = np.repeat(np.arange(len(parts)), counts)
-        self._set_places([part.file for part in parts], file, table.start, table.size)
+        self._set_places([part.file for part in parts], file, table["start"], table["size"])
 
     def set_rules(self, rules: ImageRules) -> None:
         """Warn where the rules are not those of the conversion, which decided for good."""
@@ -193,19 +190,6 @@ class BetonStore(PlacedStore):
         return self._parts[number], self.position(index) - int(self._first[number])
 
 
-class _Tables(NamedTuple):
-    """What the tables of a file say of each image; see ``BetonStore``."""
-
-    labels: NDArray[np.int64]
-    modes: NDArray[np.uint8]
-    width: NDArray[np.int32]
-    height: NDArray[np.int32]
-    start: NDArray[np.int64]
-    size: NDArray[np.int64]
-    crc: NDArray[np.uint32]
-    """Empty where the file has none."""
-
-
 @cache
 def _warn_once(message: str) -> None:
     log.warning(message)
@@ -246,8 +230,8 @@ class _Part:
             except (ValueError, KeyError, TypeError) as error:
                 raise self._damaged("its annex cannot be read") from error
 
-    def read_tables(self) -> _Tables:
-        """Read what the file says of its images, and check it."""
+    def read_tables(self) -> dict[str, NDArray[Any]]:
+        """Read what the file says of each image, and check it; see ``BetonStore``."""
         rows, image_column, label_column = self._read_metadata()
         image, labels = rows[image_column], np.full(len(rows), -1)
         if label_column:
@@ -267,9 +251,15 @@ class _Part:
             raise self._damaged("sizes and lengths of its images do not agree")
         if self.classes and labels.max(initial=-1) >= len(self.classes):
             raise self._damaged("it has labels without a class name")
-        width, height = width.astype(np.int32), height.astype(np.int32)
-        start = image["data_ptr"].astype(np.int64)
-        return _Tables(labels, modes, width, height, start, size, crc)
+        return {
+            "labels": labels,
+            "modes": modes,
+            "width": width.astype(np.int32),
+            "height": height.astype(np.int32),
+            "start": image["data_ptr"].astype(np.int64),
+            "size": size,
+            "crc": crc,
+        }
 
     @cached_property
     def names(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""Which columns of a table hold images and labels: Arrow and parquet, as ``datasets`` write them.
+"""The image and label columns of Arrow and parquet tables, as ``datasets`` writes them.
 
-All that is imported of pyarrow is imported when a table is read: it is an extra.
+pyarrow is an extra, so it is imported only when a table is read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ PATH = "path"
 LABELS = ("label", "labels", "fine_label", "cls")
 """Names of label columns; the first that a table has is taken."""
 _IMAGES = ("image", "img", "jpg")
-"""Of several columns that can hold images, one of these names is the one that is meant."""
+"""Of several columns that can hold images, one with such a name is taken."""
+
+_BYTES, _TEXTS = ("binary", "large_binary"), ("string", "large_string")
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+"""Names of Arrow's types."""
 
 
 @dataclass(frozen=True)
@@ -223,33 +227,24 @@ def _say_choice(what: str, chosen: str | None, able: tuple[str, ...]) -> None:
 
 
 def _can_hold_images(kind: Any) -> bool:
-    from pyarrow import types
-
-    if types.is_struct(kind):
+    if str(kind).startswith("struct<"):
         at = kind.get_field_index("bytes")
-        return at >= 0 and _is_bytes(kind.field(at).type)
-    return _is_bytes(kind)
+        return at >= 0 and str(kind.field(at).type) in _BYTES
+    return str(kind) in _BYTES
 
 
 def _can_hold_labels(kind: Any) -> bool:
-    from pyarrow import types
-
-    whole = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_integer(whole)) or is_text(kind)
+    return is_text(kind) or _plain(kind) in _INTEGERS
 
 
 def is_text(kind: Any) -> bool:
     """Tell whether an Arrow type is that of text, perhaps by a dictionary of it."""
-    from pyarrow import types
-
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return _plain(kind) in _TEXTS
 
 
-def _is_bytes(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+def _plain(kind: Any) -> str:
+    """Return the name of an Arrow type; of a dictionary, that of its values."""
+    return str(kind.value_type if str(kind).startswith("dictionary<") else kind)
 
 
 def _features(schema: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Decode an encoded image to 8-bit RGB: the same pixels in every pipeline.
 
-docs/data.md has the table of what becomes of bit depths, transparency, orientation and pages.
+docs/data.md lists how bit depths, transparency, orientation and pages are handled.
 """
 
 from __future__ import annotations

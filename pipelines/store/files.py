@@ -9,6 +9,7 @@ import os
 import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -147,19 +148,16 @@ class FileReader(io.RawIOBase):
         """Return True."""
         return True
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Read so many bytes, up to the end."""
-        stop = self._size if size is None or size < 0 else min(self._at + size, self._size)
-        data = bytes(self._read(self._start + self._at, self._start + max(self._at, stop)))
+    def readinto(self, into: Any) -> int:
+        """Read as many bytes as there is room for, up to the end."""
+        stop = min(self._at + len(into), self._size)
+        data = self._read(self._start + self._at, self._start + max(self._at, stop))
+        into[: len(data)] = data
         self._at += len(data)
-        return data
+        return len(data)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Set the position."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
         return self._at

@@ -1,4 +1,4 @@
-"""Labels of ImageNet's validation images, which lie in a list of their own."""
+"""Labels of ImageNet's validation images, which are published in a separate list."""
 
 from __future__ import annotations
 

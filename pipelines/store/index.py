@@ -16,16 +16,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.console import tally
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
 
-from ..processes import forked
 from .files import File
 
 log = logging.getLogger(__name__)
@@ -50,7 +48,6 @@ _MOST_FILES = 0xFFFF
 
 Facts = list[list[str | int]]
 """Of each file name, size and modification time (ns), which change when it does."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,9 +84,8 @@ def open_index(
     facts, places = file_facts(files), homes(files, column)
     if column:
         facts.append([column])
-    for place in places:
-        if (index := load(place, facts)) is not None:
-            return index
+    if (index := load(places, facts)) is not None:
+        return index
     began, size = time.monotonic(), sum(map(len, files))
     if size >= ALONE_BYTES:
         log.info(f"indexing {source} ({size / 1e9:,.1f} GB), which is done once")
@@ -142,17 +138,18 @@ def images_beside(home: Path) -> Path:
     return home.with_suffix(".fastsiam-images")
 
 
-def load(home: Path, facts: Facts) -> Index | None:
-    """Read a kept index if it is whole and of files with these facts; else return None."""
-    try:
-        with np.load(home) as file:
-            arrays = {name: file[name] for name in file.files}
-        of_format, of_files, of_images = json.loads(arrays.pop("about").tobytes())
-        images = None if of_images is None else images_beside(home)
-        valid = [of_format, of_files, of_images] == _about(facts, images)
-        return Index(arrays, images) if valid and arrays["rows"].dtype == ROW else None
-    except Exception:  # a damaged archive makes numpy raise anything
-        return None
+def load(homes: Sequence[Path], facts: Facts) -> Index | None:
+    """Read the first whole index in one of these places that is of files with these facts."""
+    for home in homes:
+        with contextlib.suppress(Exception):  # a damaged archive makes numpy raise anything
+            with np.load(home) as file:
+                arrays = {name: file[name] for name in file.files}
+            of_format, of_files, of_images = json.loads(arrays.pop("about").tobytes())
+            images = None if of_images is None else images_beside(home)
+            valid = [of_format, of_files, of_images] == _about(facts, images)
+            if valid and arrays["rows"].dtype == ROW:
+                return Index(arrays, images)
+    return None
 
 
 def keep(index: Index, homes: Sequence[Path], facts: Facts) -> Path | None:
@@ -190,26 +187,3 @@ def pack_texts(texts: Sequence[str]) -> NDArray[np.uint8]:
 def unpack_texts(array: NDArray[np.uint8]) -> list[str]:
     """Return the texts of an array that ``pack_texts`` made."""
     return str(zlib.decompress(array.tobytes()), "utf-8", "surrogateescape").split("\0")[:-1]
-
-
-def run_in_processes(work: Callable[[int], T], tasks: int, what: str) -> list[T]:
-    """Return the results of a function for the tasks 0, 1, ..., which forked processes share."""
-    results: dict[int, T] = {}
-    with tally(what, tasks) as done, forked(-1, _begin, work) as run:
-        for task, result in run(_work, range(tasks)):
-            results[task] = result
-            done.add()
-    return [results[task] for task in range(tasks)]
-
-
-_function: Callable[[int], Any]
-"""In a worker: what it was forked with."""
-
-
-def _begin(work: Callable[[int], Any]) -> None:
-    global _function
-    _function = work
-
-
-def _work(task: int) -> tuple[int, Any]:
-    return task, _function(task)

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +23,11 @@ from .labels import number_classes
 
 CSV = ".csv"
 _SPLIT = "split"
+_Rows = tuple[Sequence[str | None], NDArray[np.int64], tuple[str, ...], Sequence[str] | None]
+"""Paths, labels (-1 for none) and classes of a list's rows; the split of each, if it tells it."""
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _LOOKED_FOR = 4096
 """Files of a list that are looked for when it is opened; of a longer list, evenly spread ones."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """What a list says, row by row."""
-
-    paths: Sequence[str | None]
-    labels: NDArray[np.int64]
-    """(rows,) -1 where there is none."""
-    classes: tuple[str, ...]
-    splits: Sequence[str] | None
-    """Name of each row's split; None if the list has no such column."""
 
 
 class ListedStore(FileStore):
@@ -63,17 +52,17 @@ class ListedStore(FileStore):
 
     def __init__(self, path: Path, split: Split, names: ColumnNames = AUTOMATIC) -> None:
         read = _read_csv if path.suffix.lower() == CSV else _read_parquet
-        rows = read(path, names)
-        if not rows.paths:
+        paths, labels, classes, splits = read(path, names)
+        if not paths:
             raise DataError(f"{path} names no images: it has no rows")
-        taken = _of_split(path, rows, split)
+        taken = _of_split(path, len(paths), splits, split)
         files = []
         for row in taken.tolist():
-            name = rows.paths[row]
+            name = paths[row]
             if not name or "\0" in name:
                 raise DataError(f"{path} has no path in row {row + 1:,}: remove the row")
             files.append(os.fsencode(name))
-        super().__init__(path, path.parent, files, rows.labels[taken], rows.classes)
+        super().__init__(path, path.parent, files, labels[taken], classes)
         self._check_files()
 
     def _check_files(self) -> None:
@@ -91,13 +80,15 @@ class ListedStore(FileStore):
         )
 
 
-def _of_split(path: Path, rows: _Rows, split: Split) -> NDArray[np.int64]:
+def _of_split(
+    path: Path, rows: int, splits: Sequence[str] | None, split: Split
+) -> NDArray[np.int64]:
     """Return which rows are of a split, ascending."""
-    if rows.splits is None:
+    if splits is None:
         if split == "train":
-            return np.arange(len(rows.paths))
+            return np.arange(rows)
         raise NoSplitError(f"{path} has no validation images: it has no column {_SPLIT!r}")
-    own = np.array([name.strip().lower() for name in rows.splits])
+    own = np.array([name.strip().lower() for name in splits])
     for name in SPLIT_NAMES[split]:
         if len(taken := np.flatnonzero(own == name)):
             return taken
@@ -112,13 +103,15 @@ def _read_csv(path: Path, names: ColumnNames) -> _Rows:
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = csv.reader(file, skipinitialspace=True, strict=True)
             header = [name.strip() for name in next(lines, [])]
-            wanted = _wanted(path, header, names)
-            columns: list[list[str]] = [[] for _ in wanted]
-            places = [header.index(name) for name in wanted]
+            paths = names.image or PATH
+            label = names.label or next((name for name in LABELS if name in header), "")
+            _check_header(path, header, paths, names.label)
+            places = {name: header.index(name) for name in (paths, label, _SPLIT) if name in header}
+            columns: dict[str, list[str]] = {name: [] for name in places}
             for line in lines:
                 if len(line) == len(header):
-                    for column, place in zip(columns, places, strict=True):
-                        column.append(line[place])
+                    for name, place in places.items():
+                        columns[name].append(line[place])
                 elif line:
                     raise DataError(
                         f"{path} has {len(line)} fields in line {lines.line_num:,} and "
@@ -130,38 +123,25 @@ def _read_csv(path: Path, names: ColumnNames) -> _Rows:
         raise DataError(f"{path} is damaged in line {lines.line_num:,}: {error}") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
-    found = dict(zip(wanted, columns, strict=True))
-    texts = found.get(_label_of(header, names), [""] * len(columns[0]))
+    texts = columns.get(label, [""] * len(columns[paths]))
     if all(map(_WHOLE_NUMBER.fullmatch, set(texts) - {""})):
         labels = number_classes(np.array([int(text or -1) for text in texts], np.int64), path)
     else:
         labels = number_classes([text or None for text in texts], path)
-    return _Rows(columns[0], *labels, found.get(_SPLIT))
+    return columns[paths], *labels, columns.get(_SPLIT)
 
 
-def _wanted(path: Path, header: list[str], names: ColumnNames) -> list[str]:
-    """Return the columns of a CSV file that are read, that of the paths first.
-
-    Raises:
-        DataError: there is no column of paths, or not the named one of labels.
-    """
-    paths = names.image or PATH
+def _check_header(path: Path, header: list[str], paths: str, label: str) -> None:
+    """Raise a ``DataError`` if the first line of a CSV file lacks a column that is needed."""
     if len(header) == 1 and (others := [mark for mark in ";\t|" if mark in header[0]]):
         raise DataError(f"{path} has fields between {others[0]!r}: save it with commas instead")
-    for name, option in ((paths, "--image-column"), (names.label, "--label-column")):
+    for name, option in ((paths, "--image-column"), (label, "--label-column")):
         if name and name not in header:
             there = f", only {', '.join(header)}" if any(header) else ""
             raise DataError(
                 f"{path} has no column {name!r}{there}: name the columns in its first line, or "
                 f"pass {option} NAME"
             )
-    optional = [name for name in (_label_of(header, names), _SPLIT) if name in header]
-    return list(dict.fromkeys([paths, *optional]))
-
-
-def _label_of(header: list[str], names: ColumnNames) -> str:
-    """Return the column of a CSV file that has the labels, "" if there is none."""
-    return names.label or next((name for name in LABELS if name in header), "")
 
 
 def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
@@ -182,4 +162,4 @@ def _read_parquet(path: Path, names: ColumnNames) -> _Rows:
     splits = None
     if _SPLIT in table.column_names:
         splits = [str(name or "") for name in table.column(_SPLIT).to_pylist()]
-    return _Rows(table.column(paths).to_pylist(), *number_classes(labels, path, classes), splits)
+    return table.column(paths).to_pylist(), *number_classes(labels, path, classes), splits

@@ -1,7 +1,7 @@
 """Images in parquet files, as ``datasets`` and the Hub have them: an image struct and a label.
 
-Training reads images at random, by an index of the places of their bytes (``row_groups``). A row
-group is decoded as a whole, so a conversion reads images in order by pyarrow, one group at a time.
+Training reads images in random order, through an index of their offsets (``row_groups``). A
+conversion reads them in order by pyarrow, one row group after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from .columns import path_column, require_pyarrow
 from .files import Mapped, on_disk
 from .index import open_index
 from .listed import ListedStore
-from .placed import Allocate
 from .probe import Bytes
 from .row_groups import PARQUET, RowGroup, build, open_table
 from .table import TableStore
@@ -61,17 +60,19 @@ class ParquetStore(TableStore):
     ) -> None:
         require_pyarrow(root)
         tables = [open_table(path) for path in files]
+        self._metadata: list[Any] = [table.metadata for table in tables]
         schemas = [table.schema_arrow for table in tables]
-        rows = [table.metadata.num_rows for table in tables]
-        super().__init__(root, files, schemas, rows, names)
+        super().__init__(root, files, schemas, [own.num_rows for own in self._metadata], names)
         groups = [
-            RowGroup(file, path, own, number)
-            for file, (path, own) in enumerate(zip(files, self._columns, strict=True))
-            for number in range(tables[file].metadata.num_row_groups)
+            RowGroup(file, path, own, columns, number)
+            for file, (path, own, columns) in enumerate(
+                zip(files, self._metadata, self._columns, strict=True)
+            )
+            for number in range(own.num_row_groups)
         ]
         self._reader: _GroupReader | None = None
         if in_order:  # of an image's size only its group's mean is known
-            facts = [tables[own.file].metadata.row_group(own.number) for own in groups]
+            facts = [own.metadata.row_group(own.number) for own in groups]
             counts = [own.num_rows for own in facts]
             means = [own.total_byte_size // max(1, own.num_rows) for own in facts]
             self.groups = np.repeat(np.arange(len(groups)), counts)
@@ -80,6 +81,7 @@ class ParquetStore(TableStore):
             self._set_places((), nowhere, nowhere, np.repeat(means, counts))
         else:
             self._index(groups)
+            self._metadata = [None] * len(files)  # megabytes, and only names are read from now on
 
     def _index(self, groups: Sequence[RowGroup]) -> None:
         """Look up where the images lie."""
@@ -112,14 +114,15 @@ class ParquetStore(TableStore):
         self._set_places(files, rows["file"], rows["offset"], rows["size"])
         self._refuse_paths_alone()
 
-    def _read_range(self, index: int, allocate: Allocate | None = None) -> Bytes:
+    def read(self, index: int) -> Bytes:
+        """Return an image's bytes: a view into a mapped file, or of a row group read in order."""
         if self._reader is None:
-            return super()._read_range(index, allocate)
-        return self._reader.read(self.position(index))
+            return super().read(index)
+        return self._unpack(index, self._reader.read(self.position(index)))
 
-    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+    def _read_column(self, file: int, column: str, part: str = "") -> Any:
         leaf = f"{column}.{part}" if part else column
-        with open_table(path) as table:
+        with open_table(self._paths[file], self._metadata[file]) as table:
             return table.read([leaf]).column(column)
 
 
@@ -135,30 +138,27 @@ class _GroupReader:
         self._groups, self._first = groups, first
         self._group, self._next = -1, 0
         self._images: Iterator[bytes] = iter(())
-        self._last = b""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make it again: at its beginning."""
         return _GroupReader, (self._groups, self._first)
 
     def read(self, position: int) -> bytes:
-        """Return an image's bytes, none if its row has none.
+        """Return an image's bytes, none if its row has none; begin its group again to go back.
 
         Raises:
             DataError: the group is damaged.
         """
         group = int(np.searchsorted(self._first, position, side="right")) - 1
-        if group != self._group or position < self._next - 1:
+        if group != self._group or position < self._next:
             self._group, self._next = group, int(self._first[group])
             self._images = self._groups[group].images()
-        while position >= self._next:
-            try:
-                self._last = next(self._images)
-            except BaseException:
-                self._group = -1
-                raise
+        for data in self._images:
             self._next += 1
-        return self._last
+            if self._next > position:
+                return data
+        own = self._groups[group]
+        raise DataError(f"{own.path} is damaged in row group {own.number}: it ends early")
 
 
 def open_parquet(
@@ -167,7 +167,7 @@ def open_parquet(
     """Open a split of the parquet files in a folder and below it, or a file, or a list in a file.
 
     Raises:
-        NoSplitError: there is none of that split.
+        NoSplitError: there is no such split.
         DataError: there are no parquet files, or they lie in several folders, or as
             ``ParquetStore`` and ``ListedStore``.
     """

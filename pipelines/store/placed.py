@@ -1,8 +1,8 @@
-"""Images whose places in files are known."""
+"""The base of stores whose images are ranges of files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
-from .base import NewChunk, Store, blocks
+from .base import Store, blocks
 from .files import File, Mapped
 from .probe import Bytes
-
-Allocate = Callable[[int], memoryview]
-"""Returns memory for so many bytes."""
 
 
 class PlacedStore(Store):
@@ -55,12 +52,9 @@ class PlacedStore(Store):
 
     def read(self, index: int) -> Bytes:
         """Return an image's bytes: a view into a mapped file, or unpacked ones."""
-        return self._unpack(index, self._read_range(index))
-
-    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
-        """Return the bytes of several images; those of remote files lie in ``new_chunk``."""
-        allocate = _allocator(new_chunk)
-        return [self._unpack(i, self._read_range(i, allocate)) for i in indices.tolist()]
+        start = int(self.start[index])
+        data = self._files[self.file[index]].read(start, start + int(self.size[index]))
+        return self._unpack(index, data)
 
     def locate(
         self, indices: NDArray[np.int64]
@@ -93,13 +87,6 @@ class PlacedStore(Store):
     def _blocks(self) -> NDArray[np.int64]:
         return blocks(self.file, self.start)
 
-    def _read_range(self, index: int, allocate: Allocate | None = None) -> Bytes:
-        file, start = self._files[int(self.file[index])], int(self.start[index])
-        stop = start + int(self.size[index])
-        if allocate is None or isinstance(file, Mapped):
-            return file.read(start, stop)
-        return file.read(start, stop, allocate)
-
     def _unpack(self, index: int, data: Bytes) -> Bytes:
         """Return what is encoded in an image's range."""
         return data
@@ -107,19 +94,3 @@ class PlacedStore(Store):
     def _are_plain(self, indices: NDArray[np.int64]) -> bool:
         """Tell whether the ranges of images are what ``read`` returns of them."""
         return bool(self.size[indices].all())
-
-
-def _allocator(new_chunk: NewChunk) -> Allocate:
-    """Return a function that allocates memory for one image after the other, out of chunks."""
-    rest = memoryview(b"")
-
-    def allocate(size: int) -> memoryview:
-        nonlocal rest
-        if size > len(rest):
-            rest = new_chunk()
-        if size > len(rest):
-            return np.empty(size, np.uint8).data
-        memory, rest = rest[:size], rest[size:]
-        return memory
-
-    return allocate

@@ -1,7 +1,7 @@
-"""What can be learnt of an encoded image from its first bytes: size, and what is odd about it.
+"""Headers of encoded images: their size, and what is unusual about them.
 
-Reads JPEG headers itself (a few microseconds each); every other format is left to Pillow. The
-markers are those of ITU-T T.81, annex B.
+JPEG headers are read here, in a few microseconds each; Pillow reads other formats. The markers are
+those of ITU-T T.81, annex B.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def ends(data: Bytes, scan: int) -> bool:
 
 
 def is_all_code(data: Bytes, head: Probe) -> bool:
-    """Tell whether a JPEG goes on from its first scan to its end marker, and holds nothing else.
+    """Tell whether a JPEG has nothing but code from its first scan to its end marker.
 
     Where it is cut off, or something else stands in the midst of it, PIL can refuse what another
     decoder makes up, or does not look at because it lies beside a crop.

@@ -1,4 +1,4 @@
-"""Finds out in which form a data set lies at a path, and opens it."""
+"""Recognises the format of the data at a path, and opens it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _train_classes(root: Place, columns: ColumnNames) -> tuple[str, ...]:
 
 
 def beton_files(folder: Place, split: Split) -> Sequence[Place]:
-    """Return the file of a split, or all of its parts; none if there are none.
+    """Return the file of a split, or all of its parts; empty without them.
 
     Raises:
         DataError: parts are missing, or the folder cannot be listed.

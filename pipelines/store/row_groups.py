@@ -1,12 +1,11 @@
-"""Row groups of parquet files: their images, and where in a file the bytes of each lie.
+"""Row groups of parquet files: their images in order, and an index of where each image lies.
 
-``datasets`` write images uncompressed, one after the other: their bytes are in the file as they
-are. So pyarrow reads every image once, and its bytes are looked for in the piece of the file that
-its row group has; where they are is kept in an index. No place is taken on trust, for it is one
-where these very bytes are.
+``datasets`` writes images uncompressed, one after the other. To build the index, pyarrow reads
+every image once, and its bytes are searched in the part of the file that holds its row group. So
+every offset in the index is one where the image's bytes were found.
 
-Compressed images are nowhere in the file. Up to some gigabytes they are unpacked once, into a file
-beside that index; more are refused, for a conversion makes something better of as much room.
+The bytes of compressed images are not in the file. Up to 8 GiB of them are unpacked once, into a
+file beside the index. More are refused: a conversion takes as much space.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .columns import Columns, reading
 from .files import FileReader, Mapped
-from .index import ALONE_BYTES, ROW, Index, images_beside, run_in_processes
+from .index import ALONE_BYTES, ROW, Index, images_beside
+from .tasks import numbered
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,12 @@ _BATCH = 64
 """Images are read so many at a time."""
 
 
-def open_table(path: Place) -> Any:
+def open_table(path: Place, metadata: Any = None) -> Any:
     """Open a parquet file by pyarrow.
+
+    Args:
+        path: the file.
+        metadata: what an earlier call read at the file's end, if one did.
 
     Raises:
         DataError: it is damaged.
@@ -52,9 +56,10 @@ def open_table(path: Place) -> Any:
     with reading(f"{path} is no whole parquet file"):
         if isinstance(path, RemotePath):
             file = RemoteFile(path)
-            return parquet.ParquetFile(FileReader(file.read, 0, len(file)), pre_buffer=True)
+            reader = FileReader(file.read, 0, len(file))
+            return parquet.ParquetFile(reader, metadata=metadata, pre_buffer=True)
         # mapped: else pyarrow reads all images of a row group into memory
-        return parquet.ParquetFile(path, memory_map=True)
+        return parquet.ParquetFile(path, metadata=metadata, memory_map=True)
 
 
 class Piece(NamedTuple):
@@ -62,7 +67,7 @@ class Piece(NamedTuple):
 
     start: int
     end: int
-    compressed: bool
+    is_compressed: bool
     size: int
     """Bytes of the images, unpacked."""
 
@@ -74,6 +79,8 @@ class RowGroup:
     file: int
     """Number of the file among those of the data set."""
     path: Place
+    metadata: Any
+    """Of the file, as pyarrow has it."""
     columns: Columns
     number: int
     """Of the group in the file."""
@@ -84,13 +91,8 @@ class RowGroup:
         Raises:
             DataError: the group is damaged.
         """
-        damaged = f"{self.path} is damaged in row group {self.number}"
-        with reading(damaged), open_table(self.path) as table:
-            batches = table.iter_batches(
-                _BATCH, [self.number], [self.columns.bytes], use_threads=False
-            )
-            for batch in batches:
-                images = batch.column(0)
+        with reading(f"{self.path} is damaged in row group {self.number}"), self._open() as table:
+            for images in self._batches(table, _BATCH):
                 for data in images if self.columns.bare else images.field("bytes"):
                     yield data.as_py() or b""
 
@@ -100,19 +102,27 @@ class RowGroup:
         Raises:
             DataError: the file is damaged.
         """
-        column = self.columns.bytes
-        with reading(f"{self.path} is damaged"), open_table(self.path) as table:
+        name = self.columns.bytes
+        with reading(f"{self.path} is damaged"), self._open() as table:
             schema = table.metadata.schema
-            leaves = [schema.column(i).path for i in range(len(schema))]
-            # pyarrow ends the process at a column's damaged facts, unless it reads them first
-            next(table.iter_batches(1, [self.number], [column], use_threads=False), None)
-            leaf = table.metadata.row_group(self.number).column(leaves.index(column))
-            if leaf.path_in_schema != column:
-                raise ValueError(f"row group {self.number} has no column {column!r}")
-            start = min(filter(None, (leaf.dictionary_page_offset, leaf.data_page_offset)))
-            end = start + leaf.total_compressed_size
-            compressed = leaf.compression != "UNCOMPRESSED"
-            return Piece(start, end, compressed, leaf.total_uncompressed_size)
+            names = [schema.column(i).path for i in range(len(schema))]
+            # pyarrow ends the process at damaged metadata of a column, unless it reads them first
+            next(self._batches(table, 1), None)
+            column = table.metadata.row_group(self.number).column(names.index(name))
+            if column.path_in_schema != name:
+                raise ValueError(f"row group {self.number} has no column {name!r}")
+            start = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+            end = start + column.total_compressed_size
+            is_compressed = column.compression != "UNCOMPRESSED"
+            return Piece(start, end, is_compressed, column.total_uncompressed_size)
+
+    def _open(self) -> Any:
+        return open_table(self.path, self.metadata)
+
+    def _batches(self, table: Any, rows: int) -> Iterator[Any]:
+        column = self.columns.bytes
+        batches = table.iter_batches(rows, [self.number], [column], use_threads=False)
+        return (batch.column(0) for batch in batches)
 
 
 def build(
@@ -139,11 +149,11 @@ def build(
     def find(number: int) -> NDArray[np.void] | None:
         return _find(files[groups[number].file], groups[number], pieces[number])
 
-    if not any(piece.compressed for piece in pieces):
+    if not any(piece.is_compressed for piece in pieces):
         if sum(map(len, files)) < ALONE_BYTES or len(groups) == 1:
             parts = [find(number) for number in range(len(groups))]
         else:
-            parts = run_in_processes(find, len(groups), f"indexing {source}, row groups")
+            parts = numbered(find, len(groups), f"indexing {source}, row groups")
         rows = [part for part in parts if part is not None]
         if len(rows) == len(parts):
             return Index({"rows": np.concatenate([np.zeros(0, ROW), *rows])})
@@ -151,14 +161,14 @@ def build(
 
 
 def _find(file: Mapped, group: RowGroup, piece: Piece) -> NDArray[np.void] | None:
-    """Find the images of a row group in the file; None if one is not there as it is."""
-    rows = []
-    behind = piece.start
+    """Find the images of a row group in the file; None if one is not there as it is.
+
+    They lie one after the other, but for several that are alike, of which one may be stored.
+    """
+    rows, behind = [], piece.start
     for data in group.images():
         at = file.find(data, behind, piece.end)
-        if at < 0:  # one of several that are alike is stored once
-            at = file.find(data, piece.start, piece.end)
-        if at < 0:
+        if at < 0 and (at := file.find(data, piece.start, piece.end)) < 0:
             return None
         rows.append(_row(group.file, at, len(data)))
         behind = max(behind, at + len(data))
@@ -182,28 +192,31 @@ def _unpack(
         target = images_beside(place)
         with contextlib.suppress(OSError):  # a read-only place, or a full one
             target.parent.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(target.parent).free < size:
-                continue
-            rows: list[tuple[int, ...]] = []
-            with (
-                written_whole(target, by_many=True) as temporary,
-                temporary.open("wb") as out,
-                tally(f"unpacking {source}, row groups", len(groups)) as done,
-            ):
-                log.info(
-                    f"the images of {source} are compressed: they are unpacked, which is done "
-                    f"once, into {target} ({size / 1e6:,.0f} MB)"
-                )
-                for group in groups:
-                    for data in group.images():
-                        rows.append(_row(0, out.tell(), len(data)))
-                        out.write(data)
-                    done.add()
-            if target.stat().st_size:
-                return Index({"rows": np.array(rows, ROW)}, target)
-            target.unlink()  # no image at all, for which there is a message
-            return Index({"rows": np.array(rows, ROW)})
+            if shutil.disk_usage(target.parent).free >= size:
+                return _unpack_into(target, groups, size, source)
     raise DataError(
         f"the images of {source} are compressed, and {size / 1e6:,.0f} MB to unpack them into "
         f"could not be had in {' or '.join(str(place.parent) for place in places)}: {advice}"
     )
+
+
+def _unpack_into(target: Path, groups: Sequence[RowGroup], size: int, source: str) -> Index:
+    rows: list[tuple[int, ...]] = []
+    with (
+        written_whole(target, by_many=True) as temporary,
+        temporary.open("wb") as out,
+        tally(f"unpacking {source}, row groups", len(groups)) as done,
+    ):
+        log.info(
+            f"the images of {source} are compressed: they are unpacked, which is done once, into "
+            f"{target} ({size / 1e6:,.0f} MB)"
+        )
+        for group in groups:
+            for data in group.images():
+                rows.append(_row(0, out.tell(), len(data)))
+                out.write(data)
+            done.add()
+    if target.stat().st_size:
+        return Index({"rows": np.array(rows, ROW)}, target)
+    target.unlink()  # no row has bytes, for which there is a message
+    return Index({"rows": np.array(rows, ROW)})

@@ -1,4 +1,4 @@
-"""What data sets of tables, Arrow or parquet, have in common: labels, names, the stamp."""
+"""The base of Arrow and parquet data sets: labels, names and the stamp."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class TableStore(PlacedStore):
         self.labels, self.classes = np.full(images, -1), ()
         if all(own.label is not None for own in self._columns):
             labels = []
-            for path, own in zip(paths, self._columns, strict=True):
+            for file, (path, own) in enumerate(zip(paths, self._columns, strict=True)):
                 with reading(f"{path} is damaged in column {own.label!r}"):
-                    labels.append(self._read_column(path, str(own.label)))
+                    labels.append(self._read_column(file, str(own.label)))
             known = self._columns[0].classes
             self.labels, self.classes = number_classes(read_labels(labels, root), root, known)
 
     @abstractmethod
-    def _read_column(self, path: Place, column: str, part: str = "") -> Any:
+    def _read_column(self, file: int, column: str, part: str = "") -> Any:
         """Read a column of a file, as Arrow has it; of a struct, a part suffices."""
 
     def name(self, index: int) -> str:
@@ -121,10 +121,10 @@ class TableStore(PlacedStore):
 
         paths: list[str | None] = []
         rows = np.diff(self._first_rows).tolist()
-        for path, columns, count in zip(self._paths, self._columns, rows, strict=True):
+        for file, (columns, count) in enumerate(zip(self._columns, rows, strict=True)):
             own: list[str | None] = []
             with contextlib.suppress(*errors()):  # an image column without paths
-                images = self._read_column(path, columns.image, "path")
+                images = self._read_column(file, columns.image, "path")
                 own = compute.struct_field(images, "path").to_pylist()
             paths += own if len(own) == count else [None] * count
         return paths

@@ -1,7 +1,7 @@
-"""What lies where in a tar file that is read by ranges.
+"""The members of a tar file and their offsets.
 
-Python's tarfile walks it; what that lets pass (a damaged header, which it takes for the end, links,
-sizes beyond the file) is refused here.
+Python's tarfile reads the headers. Damage that it accepts is refused here: a damaged header, which
+it takes for the end, links to images, and sizes beyond the file.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.detection.made import make_detection_set
 from tests.conftest import skip
+from tests.detection.made import make_detection_set
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fastsiam.detection import open_detection
 from fastsiam.detection.coco import unpacked_runs
 from fastsiam.detection.masks import from_pixels, pixels
 from fastsiam.errors import DataError, NoSplitError
-from tests.detection.archives import coco_zips
+from tests.detection.packed import coco_zips
 from tests.detection.test_voc import same
 
 POLYGON = [[10.0, 5.0, 30.0, 5.0, 30.0, 25.0, 10.0, 25.0]]
@@ -234,7 +234,7 @@ def test_damaged_zips_are_named(made: Path, tmp_path: Path) -> None:
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     damaged = open_detection("coco", tmp_path, "val")
     assert damaged.read(1) == opened.read(1)
-    with pytest.raises(DataError, match=r"val2017\.zip: val2017/0+14\.jpg is damaged .*checksum"):
+    with pytest.raises(DataError, match=r"val2017\.zip: val2017/0+14\.jpg is damaged .*CRC"):
         damaged.read(2)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"val2017\.zip is no whole zip"):

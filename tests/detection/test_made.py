@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from fastsiam.detection import Detections, Task, coco_scores, open_detection, voc_scores
-from fastsiam.detection.made import CLASSES, make_detection_set, make_picture
 from fastsiam.detection.masks import pixels
 from fastsiam.errors import DataError
+from tests.detection.made import CLASSES, make_detection_set, make_picture
 
 
 def contents(folder: Path) -> dict[str, str]:

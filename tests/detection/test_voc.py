@@ -17,7 +17,7 @@ from PIL import Image
 from fastsiam.detection import Picture, Task, open_detection
 from fastsiam.detection.voc import CLASSES, TARS
 from fastsiam.errors import DataError, NoSplitError
-from tests.detection.archives import voc_tars
+from tests.detection.packed import voc_tars
 from tests.tiers import rest_slow
 
 OBJECT = (

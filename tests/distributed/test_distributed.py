@@ -114,7 +114,7 @@ def test_accumulated_parts_add_up_to_the_mean_gradient() -> None:
 def test_ranks_agree_not_to_compile(ranks: Ranks) -> None:
     first, second = ranks("one_without_compiler", 2)
     assert first["compile"] == second["compile"] == "off"
-    assert first["line"] == second["line"] and "on rank 1); training goes on" in first["line"]
+    assert first["line"] == second["line"] and "on rank 1); training continues" in first["line"]
     assert "no-such-compiler" in first["line"]
     alone = rank_jobs.steps(0, 1)["loss"][0]
     torch.testing.assert_close((first["loss"] + second["loss"]) / 2, alone, atol=1e-5, rtol=1e-5)

@@ -130,6 +130,7 @@ STAND_INS = {
     '"checkpoint_0099.pth.tar"': "WEIGHTS",
     'device="cuda"': 'device="cpu"',
     "batch=256": "batch=4",
+    "batch=512": "batch=4",
     "range(100)": "range(1)",
     "crop=224": "crop=32",
 }

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.evaluate.heads import Heads
+from fastsiam.evaluate.classifiers import Heads
 from fastsiam.evaluate.linear import LinearTraining
 from tests.rank_jobs import linear_problem, linear_training
 

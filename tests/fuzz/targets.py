@@ -21,7 +21,7 @@ import yaml
 from PIL import Image
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.bad_images import BadImage, read_bad_images, written
+from fastsiam.bad_image_list import BadImage, read_bad_images, written
 from fastsiam.bench.images import Silent
 from fastsiam.bench.records import read as read_bench_records
 from fastsiam.checkpoint import Checkpoint
@@ -303,7 +303,7 @@ TARGETS: dict[str, Target] = {
         _tars, "train.tar", lambda folder: all_of(open_store(folder / "train.tar", "train"))
     ),
     "tar index": Target(
-        _tar_index, "train.tar.index", lambda folder: load_index(folder / "train.tar.index", [])
+        _tar_index, "train.tar.index", lambda folder: load_index([folder / "train.tar.index"], [])
     ),
     "images": Target(_jpegs, "train/c0/0.jpg", _train),
     "jpeg kernels": Target(_jpegs, "train/c0/0.jpg", _crops),

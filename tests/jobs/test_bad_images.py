@@ -14,7 +14,7 @@ import torch
 from pyarrow import parquet as pq
 
 from fastsiam import checkpoint as checkpoints
-from fastsiam.bad_images import FILE, read_bad_images
+from fastsiam.bad_image_list import FILE, read_bad_images
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FeaturesConfig, KnnConfig, LinearConfig
 from fastsiam.distributed import Place

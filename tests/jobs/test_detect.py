@@ -17,7 +17,6 @@ from PIL import Image
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.detect import DetectConfig
-from fastsiam.detection.made import make_detection_set
 from fastsiam.detection.protocol import PAPER
 from fastsiam.detection.training import DetectorTraining
 from fastsiam.distributed import Place
@@ -28,6 +27,7 @@ from fastsiam.jobs.detect import evaluate_detection
 from fastsiam.jobs.train import train_here
 from fastsiam.report.evaluations import evaluations
 from tests.configs import with_settings
+from tests.detection.made import make_detection_set
 from tests.processes import Forked, fastsiam
 from tests.ranks import fastsiam_on_ranks
 
@@ -156,7 +156,7 @@ def test_what_is_refused(run: Path, made: Path, tmp_path: Path) -> None:
 def test_the_papers_table() -> None:
     """As the paper prints it: figures of each row are AP50 above AP75, scratch the lowest."""
     for rows in PAPER.values():
-        assert list(rows) == ["scratch", "ImageNet supervised", "SimSiam, base", "SimSiam, optimal"]
+        assert len(rows) == 8 and list(rows)[:2] == ["scratch", "ImageNet supervised"]
         assert all(row[0] > row[1] for row in rows.values())
         assert all(min(row[i] for row in rows.values()) == rows["scratch"][i] for i in range(3))
 

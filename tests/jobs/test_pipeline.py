@@ -14,7 +14,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
-from fastsiam.jobs import pipeline as job
+from fastsiam.jobs import resolve as job
 from fastsiam.jobs.subject import open_subject
 from fastsiam.jobs.train import train_here
 from fastsiam.pipelines.automatic import Choice
@@ -41,6 +41,9 @@ def test_settled_once_and_kept(small: TrainConfig, tmp_path: Path) -> None:
     first = fastsiam("train", *flags(config), "--max-steps", "3").stderr
     assert first.count("pipeline memory: 24 images take 41 kB of ") == 1
     assert settled(run) == ("memory", "memory")
+    written = json.loads((run / "config.json").read_text())
+    assert written["asked"]["data"]["pipeline"] == "auto"
+    assert written["resolved"]["steps_per_epoch"] == 3 and written["resolved"]["last_step"] == 3
     # What would be chosen now does not count any more; what is asked for does.
     told = fastsiam("train", *flags(config), "--pipeline", "torchvision", "--max-steps", "6")
     assert "take " not in told.stderr and settled(run) == ("torchvision", "torchvision")

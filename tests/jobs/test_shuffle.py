@@ -34,7 +34,7 @@ def digests(run: Path) -> list[Any]:
 
 
 def verified(run: Path, **settings: Any) -> str:
-    return "\n".join(verify(run, VerifyConfig(device="cpu", workers=0, **settings)))
+    return "\n".join(verify(run, VerifyConfig(workers=0, **settings)))
 
 
 def test_a_run_says_how_good_its_shuffle_is(

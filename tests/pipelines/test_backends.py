@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.config import DataConfig, Pipeline
 from fastsiam.config.data import ImagePipeline
 from fastsiam.errors import DataError
-from fastsiam.pipelines import loader_processes, open_store
+from fastsiam.pipelines import open_store
 from fastsiam.pipelines.backends import (
     BACKENDS,
     BASELINE,
@@ -21,7 +21,6 @@ from fastsiam.pipelines.backends import (
     how_to_convert,
     readiness,
 )
-from fastsiam.pipelines.workers import count
 from tests.conftest import ROOT
 from tests.pipelines.cases import PIPELINES, readable
 
@@ -64,19 +63,6 @@ def test_the_command_that_converts_repeats_what_decides_the_pixels() -> None:
     assert command == "fastsiam convert folder --source 'my photos' --out DIR"
     command = how_to_convert(DataConfig(data="x", image_column="a", exif="apply", alpha="white"))
     assert "--image-column a --exif apply --alpha white --out DIR" in command
-
-
-def test_batches_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_processes, "_free_bytes", lambda: None)
-    data, augment = DataConfig(workers=3, prefetch=5), AugmentConfig.alike(crop=32)
-    ahead = {name: backend.made_ahead(data, augment, 64) for name, backend in BACKENDS.items()}
-    assert (ahead["memory"], ahead["synthetic"]) == (0, 0)
-    assert {ahead[name] for name in ("torchvision", "native", "ffcv", "dali")} == {6}
-    by_workers = BACKENDS[BASELINE].made_ahead
-    assert by_workers(DataConfig(workers=0), augment, 64) == 0
-    assert by_workers(DataConfig(), augment, 64) == 2 * count(-1)
-    # At 224 pixels 16 processes make items of 111 images: 32 of them are 6.4 batches of 512.
-    assert by_workers(DataConfig(workers=16), AugmentConfig(), 512) == 7
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam.bad_images import FILE, BadImage, read_bad_images
+from fastsiam.bad_image_list import FILE, BadImage, read_bad_images
 from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.jobs.convert import convert_data

@@ -29,7 +29,7 @@ from fastsiam.pipelines.engine import EncodedBatch, Engine, Lookahead
 from fastsiam.pipelines.job import JPEG
 from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.files import Mapped
-from fastsiam.views.batch import Batch
+from fastsiam.views.batch import Batch, CropLoader
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, equal, levels, readable
 from tests.sources import (
@@ -298,6 +298,20 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
             made.submit(batch, [whole(batch.size, 8)], [8], crops=crops).result()
         store.images = before
     made.close()
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 4])
+def test_crops_stay_what_they_are_until_the_next_are_asked_for(prefetch: int, odd: Path) -> None:
+    """However many batches are made ahead meanwhile, in the buffers that are left."""
+    data = DataConfig(data=str(odd), pipeline="native", workers=2, prefetch=prefetch)
+    loader = build_loader(data, SMALL, batch=3, seed=5)
+    assert isinstance(loader, CropLoader)
+    expected = [crops[0].clone() for *_, crops in loader.crops(0)]
+    assert len(expected) >= 8
+    for number, (*_, crops) in enumerate(loader.crops(0)):
+        time.sleep(0.05)
+        assert torch.equal(crops[0], expected[number])
+    loader.close()
 
 
 def test_a_cancelled_batch_lets_its_memory_go() -> None:

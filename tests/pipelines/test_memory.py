@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.headers import Headers
 from fastsiam.pipelines.memory_backend import Pixels
 from fastsiam.pipelines.store.probe import without_warnings
+from fastsiam.views.batch import CropLoader
 from tests.pipelines.cases import WITH_IMAGES, build, readable
 from tests.processes import Forked
 from tests.sources import folder_members, tar
@@ -133,8 +135,23 @@ def test_memory_for_huge_images_is_bounded(name: str, tmp_path: Path) -> None:
     assert growth(one_epoch, name, str(root)) <= BOUND[name] + _SLACK
 
 
-def test_places_of_bad_images_are_closed(images: Path) -> None:
-    """Whatever their headers promised."""
+def one_epoch_of_crops(root: str) -> None:
+    loader = build("native", Path(root), batch=256, augment=AugmentConfig(), workers=WORKERS)
+    assert isinstance(loader, CropLoader)
+    assert sum(1 for _ in loader.crops(0)) == 6
+    loader.close()
+
+
+@pytest.mark.alone
+def test_crops_of_three_batches_are_kept(tmp_path: Path) -> None:
+    """The caller's, one that is complete or nearly so, and one that is begun."""
+    root = photographs(tmp_path / "photos", 6 * 256, width=200, height=200)
+    batch = 256 * 2 * 224 * 224 * 3
+    assert 3 * batch <= growth(one_epoch_of_crops, str(root)) <= 3.5 * batch
+
+
+def test_bad_images_have_no_pixels(images: Path) -> None:
+    """Whatever their headers promised; the others' are where they would be without them."""
     paths = sorted((images / "train").rglob("*.jpg"))
     whole = pixels(images / "train")
     bad = [3, 4, 23]
@@ -142,12 +159,11 @@ def test_places_of_bad_images_are_closed(images: Path) -> None:
         paths[index].write_bytes(paths[index].read_bytes()[:-200])
     left = pixels(images / "train", keeps_on=True)
     assert sorted(left.refused) == bad and not left.size[bad].any()
-    assert len(left.flat) == len(whole.flat) * 21 // 24
-    assert (
-        left.start.tolist() == (np.cumsum(3 * left.size.prod(1)) - 3 * left.size.prod(1)).tolist()
+    assert left.start.tolist() == whole.start.tolist()
+    kept, expected = (
+        np.delete(own.flat.numpy().reshape(24, -1), bad, axis=0) for own in (left, whole)
     )
-    kept = np.delete(whole.flat.numpy().reshape(24, -1), bad, axis=0)
-    assert np.array_equal(left.flat.numpy(), kept.reshape(-1))
+    assert np.array_equal(kept, expected)
     with pytest.raises(ImageError, match=r"cannot decode .*class0/003\.jpg"):
         pixels(images / "train")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastsiam.bad_images import BadImage
+from fastsiam.bad_image_list import BadImage
 from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import BadImages, Order, open_store

@@ -172,7 +172,7 @@ def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> Non
     said = fastsiam(*command, "8", *changes).stderr
     assert "lr: 0.5 -> 0.1" in said and "predictor-lr: constant -> cosine" in said
     said = fastsiam(*command, "9", *changes).stderr
-    assert "going on after step 8" in said and "branches off" not in said
+    assert "continuing after step 8" in said and "branches off" not in said
     fastsiam_on_ranks(2, *command, "10")
     state = checkpoints.load(branch)
     assert state.step == 10 and state.config.optim.lr == 0.1

@@ -1,4 +1,4 @@
-"""The forecast: how long a run will take, said when its speed has settled, and once."""
+"""The forecast: how long a run will take, said after the first steps, and once."""
 
 from __future__ import annotations
 
@@ -38,36 +38,25 @@ class Time:
         return found
 
 
-def test_the_first_step_is_left_out_and_the_speed_has_to_settle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_step_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Time(monkeypatch)
     assert own.steps(60.0) == [None]  # compiles
-    assert own.steps(*[0.5] * 6) == [None] * 6  # of what was made ahead: 3 s
-    assert own.steps(1.0, 1.0, 1.0) == [None] * 3  # as fast as the loader, for 3 s
-    assert own.steps(1.1, 1.1, 1.1) == [None, None, pytest.approx(1.1)]
-    assert own.steps(1.1, 1.1, 1.1, 1.1) == [None] * 4  # it is said once
-
-
-def test_long_steps_are_told_of_after_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Time(monkeypatch).steps(120, 100, 105) == [None, None, 105]
-
-
-def test_an_unsteady_speed_is_told_of_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Time(monkeypatch).steps(9, 10, 20, 10, 20, 10) == [None] * 5 + [10]
+    assert own.steps(*[2.0] * 4) == [None] * 4
+    assert own.steps(2.5) == [pytest.approx(2.1)]
+    assert own.steps(2.0, 2.0) == [None] * 2  # it is said once
 
 
 def test_it_is_told_before_the_first_epoch_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Time(monkeypatch, last=2).steps(9, 10) == [None, 10]
+    assert Time(monkeypatch, last=2).steps(9, 1) == [None, 1]
 
 
 def test_evaluations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Time(monkeypatch)
-    own.steps(1, 2)
+    own.steps(1, 6)
     own.clock.pause()
     own.now += 500
     own.clock.resume()
-    assert own.steps(2) == [None] and own.steps(2, 2) == [None, 2]
+    assert own.steps(6) == [6]
 
 
 def test_what_is_said() -> None:
@@ -89,7 +78,7 @@ def test_a_run_says_it_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Before the first epoch is over."""
-    monkeypatch.setattr(module, "_WINDOW_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_TIMED_SECONDS", 0.0)
     said: list[str] = []
 
     def look(step: int, batch: Batch) -> None:

@@ -22,15 +22,16 @@ from torch import Tensor, nn
 from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.evaluate.features import collected, feature_batches
-from fastsiam.jobs.train import train_here
+from fastsiam.jobs.resolve import with_compilation
+from fastsiam.jobs.train import prepared_step, train_here
 from fastsiam.methods import Output, build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.compile import cause_line, compiling, with_settled_compilation
+from fastsiam.training.compile import cause_line, compiling
 from fastsiam.training.numerics import autocast_type
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch, EvalBatch
 from tests import rank_jobs
-from tests.configs import flags, model_of, with_settings
+from tests.configs import Said, flags, model_of, resolved_as, with_settings
 from tests.conftest import ROOT
 from tests.networks import short_resnet10
 from tests.processes import Forked, fastsiam, fastsiam_anew
@@ -282,11 +283,12 @@ def test_without_cuda_graphs_the_step_stays_compiled(
 
     monkeypatch.setattr(TrainingStep, "_take_no_steps", take)
     monkeypatch.setattr("fastsiam.training.step.why_not", lambda _: "")
-    step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
-    line = step.prepare()
-    assert "graphs cannot be recorded here (RuntimeError: this cannot" in line, line
-    assert "compiled in" in line and tried == [True, False]
-    assert step.config.step.compile == "on" and not step.config.step.cuda_graphs
+    console = Said()
+    resolved, step = prepared_step(resolved_as(config, CPU), build_method(config.model), console)
+    (warning,), line = console.warnings, console.lines[-1]
+    assert "graphs cannot be recorded here (RuntimeError: this cannot" in warning, warning
+    assert line.startswith("compiled in") and tried == [True, False]
+    assert step.config == resolved.config == with_settings(config, cuda_graphs=False)
     error = torch.AcceleratorError("CUDA error: an illegal memory access")
     with pytest.raises(torch.AcceleratorError):
         TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
@@ -368,17 +370,22 @@ def test_a_failed_compilation_is_named_by_its_cause() -> None:
     assert cause_line(RuntimeError("one\ntwo")) == "RuntimeError: one"
 
 
-def test_auto_compiles_long_runs_and_goes_on_as_the_run_began(small: TrainConfig) -> None:
-    def settled(config: TrainConfig, began_with: Any, steps: int) -> str:
-        return with_settled_compilation(config, began_with=began_with, steps=steps).step.compile
+def test_auto_compiles_long_runs_and_continues_as_the_run_began(small: TrainConfig) -> None:
+    run = checkpoints.load(train_here(with_settings(small, max_steps=1, knn_every=0), "imagenet"))
+
+    def resolved(config: TrainConfig, began_with: str, steps: int) -> str:
+        start = None
+        if began_with:
+            start = replace(run, config=with_settings(run.config, compile=began_with), step=0)
+        return with_compilation(config, start, end=steps)[0].step.compile
 
     config = with_settings(small, compile="auto")
-    assert settled(config, None, 999) == "off"
-    assert settled(config, None, 1000) == "on"
-    assert settled(with_settings(config, compile="on"), None, 1) == "on"
-    assert settled(config, "on", 1) == "on"
-    assert settled(config, "off", 1000) == "off"
-    assert settled(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
+    assert resolved(config, "", 999) == "off"
+    assert resolved(config, "", 1000) == "on"
+    assert resolved(with_settings(config, compile="on"), "", 1) == "on"
+    assert resolved(config, "on", 1) == "on"
+    assert resolved(config, "off", 1000) == "off"
+    assert resolved(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
 
 
 def test_the_steps_of_this_run_decide(

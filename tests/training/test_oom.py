@@ -18,7 +18,7 @@ from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import TrainingError
 from fastsiam.training.log import read_metrics
-from fastsiam.training.oom import oom_error
+from fastsiam.training.memory import oom_error
 from fastsiam.training.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import flags, with_settings

@@ -111,7 +111,7 @@ def test_kill_9_of_the_whole_program(small: TrainConfig, tmp_path: Path) -> None
     process.send(signal.SIGKILL)
     assert process.wait().returncode == -signal.SIGKILL
     done = fastsiam("train", *flags(config), "--out", str(killed))
-    assert "going on after step" in done.stderr
+    assert "continuing after step" in done.stderr
     assert history(killed) == history(whole)
     assert same_state(checkpoints.load(killed).model, checkpoints.load(whole).model)
     knn = [[line for line in read_metrics(run) if line["kind"] == "knn"] for run in (whole, killed)]

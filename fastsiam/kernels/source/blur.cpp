@@ -1,6 +1,6 @@
-#include "blur.h"
+// PIL's Gaussian blur.
 
-#include "job.h"
+#include "photometric.h"
 #include "simd.h"
 
 namespace fastsiam {

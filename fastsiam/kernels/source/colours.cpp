@@ -1,5 +1,6 @@
-#include "colours.h"
+// The colour operations.
 
+#include "photometric.h"
 #include "simd.h"
 
 namespace fastsiam {
@@ -149,8 +150,8 @@ void measure(Turned &x) {
         for (int k = 0; k < 4; k++) {
             const int64_t at = i + k * LANES;
             const Float chroma = load_levels(x.chroma + at), value = load_levels(x.value + at);
-            const Float place = load_signed(x.beside + at) / chroma;
-            const Float sextant = load_signed(x.sextant + at) + place;
+            const Float place = load_levels(x.beside + at) / chroma;
+            const Float sextant = load_levels(x.sextant + at) + place;
             // Below 0 it is red on blue's side: a turn, 255, is added.
             const Float turns = divided(sextant, 6, 1 / 6.f) * 255.f;
             hue.part[k] = turns + where(turns < 0, all(255));

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "layout.h"
+#include "photometric.h"
 
 #if defined(__linux__)
 #include <sys/syscall.h>
@@ -113,7 +113,7 @@ int64_t make_views(const Job &job, int64_t row, const Image &image) {
 EXPORT int64_t fastsiam_make(const Job *job) {
     return guarded([job](volatile int64_t *at) {
         for (int64_t place; (place = take(job->taken)) < job->count;) {
-            const int64_t row = *at = job->turn ? job->turn[place] : place;
+            const int64_t row = *at = job->turn[place];
             if (job->form[row] > PIXELS) continue;
             int64_t time[4] = {now(), 0, 0, 0};
             Image image;
@@ -123,8 +123,8 @@ EXPORT int64_t fastsiam_make(const Job *job) {
                 time[2] = time[1] + make_views(*job, row, image);
                 time[3] = now();
             }
-            if (job->time) memcpy(job->time + 4 * row, time, sizeof time);
-            if (job->thread) job->thread[row] = this_thread();
+            memcpy(job->time + 4 * row, time, sizeof time);
+            job->thread[row] = this_thread();
         }
     });
 }

@@ -64,7 +64,7 @@ constexpr int64_t ROOM_BEHIND = 64;
 struct Job {
     int64_t count;           // N
     int64_t *taken;          // how many of them threads have taken
-    const int64_t *turn;     // (N,) which image is taken first, second, ...; null: as they come
+    const int64_t *turn;     // (N,) which image is taken first, second, ...
     const int64_t *address;  // (N,) of each image's first byte
     const int64_t *bytes;    // (N,) its length
     const int32_t *height, *width;  // (N,)
@@ -73,8 +73,8 @@ struct Job {
     int32_t sides;
     const Side *side;
     uint8_t *refused;        // (N,) 1: not decoded, nothing made of it
-    int64_t *time;           // (N, 4) when each stage began, and the last ended, in ns; or null
-    int64_t *thread;         // (N,) which thread it was; or null
+    int64_t *time;           // (N, 4) when each stage began, and the last ended, in ns
+    int64_t *thread;         // (N,) which thread it was
 };
 
 // Ends this thread's call of the library, which then reports that there was no memory: `guarded` in

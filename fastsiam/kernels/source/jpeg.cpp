@@ -14,9 +14,6 @@
 namespace fastsiam {
 namespace {
 
-// 4:4:0 was upsampled with other rounding before this one.
-constexpr bool PILS_440 = LIBJPEG_TURBO_VERSION_NUMBER >= 2000003;
-
 struct Handler {
     jpeg_error_mgr error;  // first: libjpeg knows this part alone
     jmp_buf refuse;
@@ -109,10 +106,6 @@ bool Decompressor::begin(const uint8_t *data, int64_t bytes, int32_t height, int
     if ((int32_t)info_.image_height != height || (int32_t)info_.image_width != width) return false;
     if (info_.data_precision != 8) return false;
     if (!info_.progressive_mode && info_.Se != DCTSIZE2 - 1) return false;  // lossless
-    for (int i = 0; i < info_.num_components && !PILS_440; i++)
-        if (2 * info_.comp_info[i].v_samp_factor == info_.comp_info[0].v_samp_factor &&
-            info_.comp_info[i].h_samp_factor == info_.comp_info[0].h_samp_factor)
-            return false;
     info_.out_color_space = JCS_RGB;
     jpeg_start_decompress(&info_);
     quick_ = quick_ && huffman_.replace(&info_, &handler_.refuse);
@@ -130,7 +123,7 @@ bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
     const JDIMENSION column = DCTSIZE * info_.max_h_samp_factor;  // of iMCUs, at most
     JDIMENSION top = 0, left = 0, bottom = box[2];
     // Upsampling takes the first and the last column for the image's edge: leave one outside.
-    if (PARTS && width > 2 * column) {
+    if (width > 2 * column) {
         JDIMENSION first = box[1] ? (box[1] - 1) / column * column : 0;
         if (width - first < column) first -= column;  // a few columns are upsampled in another way
         JDIMENSION last = ((JDIMENSION)box[3] / column + 1) * column;
@@ -141,7 +134,7 @@ bool Decompressor::rows(const int32_t *box, uint8_t *room, Image *made) {
         const int mcu = info_.comps_in_scan == 1 ? DCTSIZE : column;
         huffman_.only(left / mcu, (left + wide - 1) / mcu);
     }
-    if (PARTS && box[0] && !info_.arith_code) {
+    if (box[0] && !info_.arith_code) {
         top = box[0];
         jpeg_skip_scanlines(&info_, top);
     }

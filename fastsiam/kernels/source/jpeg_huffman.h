@@ -10,10 +10,9 @@
 
 namespace fastsiam {
 
-// jpeg_skip_scanlines and jpeg_crop_scanline had faults before this version.
-constexpr bool PARTS = LIBJPEG_TURBO_VERSION_NUMBER >= 2001000;
-// The versions whose private structures `Huffman` relies on: 2.1.0 up to all of 3.
-constexpr bool KNOWN = PARTS && LIBJPEG_TURBO_VERSION_NUMBER < 4000000;
+static_assert(LIBJPEG_TURBO_VERSION_NUMBER >= 2001000, "libjpeg-turbo 2.1 or newer is needed");
+// Whether `Huffman` knows the private structures of this version that it relies on.
+constexpr bool KNOWN = LIBJPEG_TURBO_VERSION_NUMBER < 4000000;
 
 // What the next bits of the entropy code mean, by as many bits as codes mostly have.
 class Codes {

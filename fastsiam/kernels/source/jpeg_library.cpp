@@ -12,8 +12,6 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 #ifdef STATIC_LIBJPEG
-static_assert(fastsiam::KNOWN, "libjpeg-turbo 2.1 or 3 is needed");
-
 // Debian compiles its static library for executables. A shared library can hold it if all data that
 // it names lie inside, and this is the only symbol of libc among them. Only output_message uses it,
 // which is replaced wherever libjpeg-turbo is called.
@@ -34,14 +32,13 @@ EXPORT int fastsiam_jpeg_version() {
 }
 
 // Tells whether libjpeg-turbo is new enough: the system's can be older than the header was. It does
-// not tell its version. The year of its copyright is 2020 in 2.0.6 and 2.0.90, the last versions
-// before PARTS, and 2021 in 2.1.0.
+// not tell its version. The year of its copyright is 2020 in 2.0.6 and 2.0.90, and 2021 in 2.1.0.
 EXPORT int fastsiam_jpeg_fits() {
     jpeg_error_mgr error;
     jpeg_std_error(&error);
     const char *text = error.jpeg_message_table[JMSG_COPYRIGHT];
     const char *years = strstr(text, "1991-");
-    return strstr(text, "libjpeg-turbo") && years && (!PARTS || atoi(years + 5) >= 2021);
+    return strstr(text, "libjpeg-turbo") && years && atoi(years + 5) >= 2021;
 }
 
 }  // namespace fastsiam

@@ -47,11 +47,7 @@ struct Lanes {
     static Vector level(Vector sum) { return _mm512_srli_epi32(sum, PRECISION); }
     // Appends the level of a sum to the taps of each lane, of which the first is lost.
     static Vector append(Vector taps, Vector sum) {
-#if defined(__AVX512VBMI2__)
-        return _mm512_shrdi_epi32(taps, level(sum), 8);
-#else
         return _mm512_or_si512(_mm512_srli_epi32(taps, 8), _mm512_slli_epi32(level(sum), 24));
-#endif
     }
     // Spreads the bytes of TAPS rows over four vectors, in the order in which `pack` joins them.
     static void spread(const uint8_t *const *rows, int64_t at, Vector *out) {

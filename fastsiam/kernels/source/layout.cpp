@@ -1,5 +1,6 @@
-#include "layout.h"
+// Between interleaved pixels and planes, and from planes to normalised views.
 
+#include "photometric.h"
 #include "simd.h"
 
 namespace fastsiam {
@@ -69,25 +70,6 @@ inline void merge_block(const uint8_t *r, const uint8_t *g, const uint8_t *b, ui
 #endif
 }
 
-typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
-
-#if !defined(__AVX2__)
-// Rounds to float16, ties to even; in integers, because GCC has _Float16 in C++ from 13 on (on x86:
-// from 12 on).
-inline uint16_t to_half(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7FFFFFFF;
-    if (size >= 0x47800000) return sign | 0x7C00;  // 65536 and more: infinite
-    if (size >= 0x38800000) return sign | (size - 0x38000000 + 0xFFF + (size >> 13 & 1)) >> 13;
-    float subnormal;
-    memcpy(&subnormal, &size, 4);
-    subnormal += 0.5f;  // whose last bit is worth as much as float16's: this rounds
-    memcpy(&bits, &subnormal, 4);
-    return sign | (bits - 0x3F000000);
-}
-#endif
-
 template <Type TYPE>
 constexpr int64_t WIDE = TYPE == FLOAT32 ? 4 : 2;
 
@@ -107,6 +89,7 @@ inline void store_as(uint8_t *to, Float x) {
         return;
     }
 #if defined(__AVX2__)
+    typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
     const Bits bits = (Bits)x, rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 #if defined(__AVX512F__)
     const __m256i half = TYPE == BFLOAT16 ? _mm512_cvtepi32_epi16((__m512i)rounded)
@@ -121,13 +104,6 @@ inline void store_as(uint8_t *to, Float x) {
     if (STREAM) return _mm_stream_si128((__m128i *)to, half);
     _mm_storeu_si128((__m128i *)to, half);
 #endif
-#else
-    for (int i = 0; i < LANES; i++) {
-        const uint32_t bits = ((Bits)x)[i];
-        const uint16_t half =
-            TYPE == BFLOAT16 ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : to_half(x[i]);
-        memcpy(to + 2 * i, &half, 2);
-    }
 #endif
 }
 
@@ -193,8 +169,10 @@ void split(const uint8_t *pixels, const Planes &to) {
 
 void normalize(const Planes &from, const Finish &how, void *out, int64_t first) {
     if (how.type == FLOAT32) normalize_to<FLOAT32>(from, how, out, first);
+#if defined(__AVX2__)  // without it, library.py asks for float32 alone
     if (how.type == BFLOAT16) normalize_to<BFLOAT16>(from, how, out, first);
     if (how.type == FLOAT16) normalize_to<FLOAT16>(from, how, out, first);
+#endif
 }
 
 void look_up(const uint8_t *pixels, int64_t count, const void *table, int32_t size, void *out) {

@@ -1,11 +1,8 @@
 // The photometric stage of one view: jitter, gray, blur, solarise, normalisation.
 
-#include <math.h>
+#include "photometric.h"
 
-#include "blur.h"
-#include "colours.h"
-#include "job.h"
-#include "layout.h"
+#include <math.h>
 
 namespace fastsiam {
 namespace {

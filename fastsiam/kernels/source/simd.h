@@ -23,20 +23,10 @@ constexpr int LANES = 4;
 
 typedef float Float __attribute__((vector_size(4 * LANES)));
 typedef int32_t Int __attribute__((vector_size(4 * LANES)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));  // of one vector's lanes
 
 static inline Float all(float x) { return x - Float{}; }
 static inline Float where(Int yes, Float x) { return (Float)(yes & (Int)x); }  // else 0
-#if defined(__AVX512F__)
-static inline Float least(Float a, Float b) { return _mm512_min_ps(a, b); }
-static inline Float most(Float a, Float b) { return _mm512_max_ps(a, b); }
-#elif defined(__AVX2__)
-static inline Float least(Float a, Float b) { return _mm256_min_ps(a, b); }
-static inline Float most(Float a, Float b) { return _mm256_max_ps(a, b); }
-#else
-static inline Float least(Float a, Float b) { return a < b ? a : b; }
-static inline Float most(Float a, Float b) { return a > b ? a : b; }
-#endif
 static inline Float to_float(Int x) { return __builtin_convertvector(x, Float); }
 // Toward zero.
 static inline Int to_int(Float x) { return __builtin_convertvector(x, Int); }
@@ -71,46 +61,35 @@ struct Four {
 };
 constexpr int PIXELS_AT_ONCE = 4 * LANES;
 
-// A register of floats from as many bytes.
+// A register of floats from as many integers. GCC makes poor code of the conversion.
+#if defined(__AVX512F__)
 static inline Float load_levels(const uint8_t *from) {
-#if defined(__AVX512F__)
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#elif defined(__AVX2__)
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-#elif defined(__SSE4_1__)
-    return _mm_cvtepi32_ps(_mm_cvtepu8_epi32(_mm_loadu_si32(from)));
-#else
-    Bytes bytes;
-    memcpy(&bytes, from, LANES);
-    return to_float(__builtin_convertvector(bytes, Int));
-#endif
 }
-
-static inline Float load_signed(const int8_t *from) {
-#if defined(__AVX512F__)
+static inline Float load_levels(const int8_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#elif defined(__AVX2__)
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-#else
-    typedef int8_t Signed __attribute__((vector_size(LANES)));
-    Signed bytes;
-    memcpy(&bytes, from, sizeof bytes);
-    return to_float(__builtin_convertvector(bytes, Int));
-#endif
 }
-
-static inline Float load_signed(const int16_t *from) {
-#if defined(__AVX512F__)
+static inline Float load_levels(const int16_t *from) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from)));
-#elif defined(__AVX2__)
-    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
-#else
-    typedef int16_t Words __attribute__((vector_size(2 * LANES)));
-    Words words;
-    memcpy(&words, from, sizeof words);
-    return to_float(__builtin_convertvector(words, Int));
-#endif
 }
+#elif defined(__AVX2__)
+static inline Float load_levels(const uint8_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+}
+static inline Float load_levels(const int8_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+}
+static inline Float load_levels(const int16_t *from) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
+}
+#else
+template <typename Level> static inline Float load_levels(const Level *from) {
+    typedef Level Levels __attribute__((vector_size(LANES * sizeof(Level))));
+    Levels levels;
+    memcpy(&levels, from, sizeof levels);
+    return to_float(__builtin_convertvector(levels, Int));
+}
+#endif
 
 static inline Four load(const uint8_t *from) {
     Four x;
@@ -132,13 +111,10 @@ static inline void store(uint8_t *to, const Four &x) {
     const __m256i mixed = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     _mm256_storeu_si256((__m256i *)to, _mm256_permutevar8x32_epi32(mixed, order));
-#elif defined(__SSE4_1__)
-    const __m128i a = (__m128i)to_int(x.part[0]), b = (__m128i)to_int(x.part[1]);
-    const __m128i c = (__m128i)to_int(x.part[2]), d = (__m128i)to_int(x.part[3]);
-    _mm_storeu_si128((__m128i *)to, _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d)));
 #else
     for (int i = 0; i < 4; i++) {
-        const Float clipped = most(least(x.part[i], all(255)), all(0));
+        const Float low = x.part[i] < all(255) ? x.part[i] : all(255);
+        const Float clipped = low > all(0) ? low : all(0);
         const Bytes bytes = __builtin_convertvector(to_int(clipped), Bytes);
         memcpy(to + LANES * i, &bytes, LANES);
     }

@@ -80,9 +80,11 @@ class Stage:
         dtype: torch.dtype,
     ) -> None:
         count = len(what.order)
-        self._shape, self._dtype = (count, height, width, 3), dtype
+        self._shape = (count, height, width, 3)
         mean, std = np.array(config.mean), np.array(config.std)
-        number, kind = _TYPES.get(dtype, _TYPES[torch.float32])
+        written = dtype if dtype in _TYPES and library.writes_halves() else torch.float32
+        number, kind = _TYPES[written]
+        self._written, self._dtype = written, dtype
         self._out = _recycled((count, 3 * height * width), kind)
         arrays: list[NDArray[Any]] = [
             np.ascontiguousarray(what.order, np.int8),
@@ -99,10 +101,8 @@ class Stage:
 
     def views(self) -> Tensor:
         """Return the views (M, 3, height, width), channels-last."""
-        views = torch.from_numpy(self._out)
-        if self._dtype in _TYPES:
-            views = views.view(self._dtype)
-        return views.to(self._dtype).view(self._shape).permute(0, 3, 1, 2)
+        views = torch.from_numpy(self._out).view(self._written).to(self._dtype)
+        return views.view(self._shape).permute(0, 3, 1, 2)
 
 
 _LINE = 64  # bytes of a line of the cache, to which compiled code stores past it

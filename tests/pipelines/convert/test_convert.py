@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastsiam.config import ConvertConfig, TrainConfig
+from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
-from fastsiam.training.log import read_metrics
-from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images
 from tests.processes import fastsiam
@@ -58,13 +56,10 @@ def test_a_conversion_goes_beside_its_source(
 ) -> None:
     """However the source is named: so the originals stay what ``--data`` of their folder means."""
     monkeypatch.chdir(images)
-    (images / "train.beton.partial").touch()
     for source in (str(images), ".", "train/..", f"{images}/"):
-        quiet = Quiet()
-        written = convert("folder", ConvertConfig(source=source, limit=3), quiet)
+        written = convert("folder", ConvertConfig(source=source, limit=3), Quiet())
         assert {file.path.parent.resolve() for file in written} == {tmp_path / "data-beton"}
         assert [file.there for file in written] == [source != str(images)] * 2
-        assert "train.beton.partial is left of a conversion into" in quiet.said[0]
     assert len(open_store(images, "train")) == 24
     archive = tar(tmp_path / "my.shards.tar", [("a/0.jpg", jpeg(0))])
     (made,) = convert("folder", ConvertConfig(source=str(archive)), Quiet())
@@ -200,21 +195,6 @@ def test_a_converted_set_shows_the_same_views(images: Path, tmp_path: Path) -> N
         for batch in batches[1:]:
             np.testing.assert_array_equal(batch.view1.numpy(), batches[0].view1.numpy())
             np.testing.assert_array_equal(batch.view2.numpy(), batches[0].view2.numpy())
-
-
-def test_a_tar_of_tars_trains_as_its_converted_file_does(
-    small: TrainConfig, images: Path, tmp_path: Path
-) -> None:
-    """From the command line: nothing has to be converted, and it changes nothing."""
-    path = imagenet_train_tar(tmp_path / "train.tar", folder_members(images / "train"))
-    fastsiam("convert", "folder", "--source", str(path), "--out", str(tmp_path / "out"))
-    losses = []
-    for number, data in enumerate((path, tmp_path / "out")):
-        run_folder = tmp_path / str(number)
-        config = with_settings(small, data=str(data), out=str(run_folder), max_steps=3)
-        fastsiam("train", *flags(config))
-        losses.append([line["loss"] for line in read_metrics(run_folder)])
-    assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
 @pytest.mark.dali

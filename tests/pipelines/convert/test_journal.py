@@ -9,14 +9,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout, manifest
+from fastsiam.pipelines.convert import BadImagesError, convert, layout, manifest, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
@@ -34,14 +33,14 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 def convert_slowly(arguments: tuple[str, ...]) -> None:
     """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
-    write = blocks._write_images
+    write = writer.Job._write_images
 
-    def slow(*of: Any) -> Block:
-        block = write(*of)
+    def slow(job: writer.Job, block: Block, images: list[int]) -> Block:
+        block = write(job, block, images)
         time.sleep(0.15)
         return block
 
-    blocks._write_images = slow  # type: ignore[assignment]
+    writer.Job._write_images = slow  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
 

@@ -8,7 +8,7 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError
-from fastsiam.pipelines.store import BetonStore, FolderStore
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_parquet
 from tests.conversions import checked, run
 from tests.sources import jpeg, parquet
 
@@ -28,6 +28,14 @@ def test_hugging_faces_parquet(tmp_path: Path) -> None:
         assert [bytes(store.read(i)) for i in range(11)] == [data for data, _, _ in rows]
         assert store.name(4) == "goldfish/4.JPEG"
         assert checked(tmp_path / kind) == []
+
+
+def test_images_that_are_read_in_order_can_be_read_again(tmp_path: Path) -> None:
+    data = [jpeg(i) for i in range(10)]
+    parquet(tmp_path / "x.parquet", [(own, "x", 0) for own in data], ["a"])
+    store = open_parquet(tmp_path, "train", in_order=True)
+    order = [5, 5, 4, 9, 0, 1, 8]
+    assert [bytes(store.read(i)) for i in order] == [data[i] for i in order]
 
 
 def test_parquet_of_real_images(real_images: Path, tmp_path: Path) -> None:

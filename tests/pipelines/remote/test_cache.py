@@ -166,18 +166,6 @@ def test_a_chunk_of_another_length_is_fetched_again(
     assert read(kept, server, 0, 1) == [0] and read(kept, server, 0, 1) == []
 
 
-def test_the_cache_of_version_0_2_is_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "fastsiam-1").mkdir()
-    for name in ("index", "pages-1a"):
-        (tmp_path / "fastsiam-1" / name).touch()
-    with caplog.at_level(logging.INFO):
-        cache_of(tmp_path, 10)
-    assert [path.name for path in tmp_path.iterdir()] == ["chunks-1"]
-    assert caplog.text.count("a cache in the format of version 0.2") == 1
-
-
 def test_a_full_disk_ends_keeping_and_not_the_run(
     tmp_path: Path, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,8 +15,8 @@ from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import WorkerError
 from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
-from fastsiam.pipelines.remote import file
-from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_build
+from fastsiam.pipelines.remote import file, storage
+from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_index
 from fastsiam.urls import place
 from tests.clouds import BUCKET, broken_proxy, read_all, reconnect, upload, web_server
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
@@ -171,6 +171,25 @@ def test_parquet_is_converted(workers: int, cloud: str, images: Path, tmp_path: 
     assert_same(opened(str(tmp_path / "there")), opened(str(tmp_path / "here")))
 
 
+def test_a_footer_of_parquet_is_fetched_once(
+    cloud: str, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not again for the labels and for each row group."""
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'fastsiam[convert]'")
+    rows = [(d, name, int(name[5])) for name, d in folder_members(images / "train")]
+    parquet(tmp_path / "table" / "train-0.parquet", rows, ["a", "b", "c"], group=4)
+    data, fetch = upload(cloud, tmp_path / "table", "footer"), storage.fetch
+    asked: list[bool] = []
+
+    def counts(url: Any, facts: Any, ranges: Any) -> Any:
+        asked.extend(stop == facts.size for _, stop in ranges)
+        return fetch(url, facts, ranges)
+
+    monkeypatch.setattr(storage, "fetch", counts)
+    store = open_store(place(data), "train", sources=True)
+    assert read_all(store) == [d for d, _, _ in rows] and asked.count(True) == 1
+
+
 def requests(log: Path) -> int:
     """Count the answers of a proxy."""
     return len(log.read_text().split())
@@ -216,7 +235,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
     with broken_proxy(cloud, tmp_path / "log") as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         reconnect()
-        scan, asked = archive_build._scan, []
+        scan, asked = archive_index._scan, []
 
         def scans_some(files: Any, part: Any, *how: Any) -> Any:
             asked.append(part.file)
@@ -227,7 +246,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
             return scan(files, part, *how)
 
         with monkeypatch.context() as patch:
-            patch.setattr(archive_build, "_scan", scans_some)
+            patch.setattr(archive_index, "_scan", scans_some)
             with pytest.raises(KeyboardInterrupt):
                 opened(data)
         kept = {int(path.name) for path in (tmp_path / "cache").rglob("*.parts/*")}
@@ -238,7 +257,7 @@ def test_an_index_goes_on_where_it_was_broken_off(
             asked.append(part.file)
             return scan(files, part, *how)
 
-        monkeypatch.setattr(archive_build, "_scan", scans)
+        monkeypatch.setattr(archive_index, "_scan", scans)
         there = opened(data)
         assert set(asked) == set(range(20)) - kept
         assert not list((tmp_path / "cache").rglob("*.parts"))

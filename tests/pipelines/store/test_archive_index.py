@@ -1,4 +1,4 @@
-"""The index of a tar: built once, kept where there is room, made anew when it does not fit."""
+"""The index of tars: kept where there is room, built again if it does not fit; classes, splits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastsiam.errors import DataError
-from fastsiam.pipelines.store import ArchiveStore, archive_build
+from fastsiam.pipelines.store import ArchiveStore, FolderStore, archive_index, open_store
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, pack_texts
 from tests.sources import imagenet_train_tar, jpeg, tar
@@ -99,10 +99,71 @@ def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monke
     more = [tar(tmp_path / "more" / f"{i}.tar", shard) for i, shard in enumerate(shards)]
     for tars in (paths, more):
         files = [Mapped(path) for path in tars]
-        alone = archive_build.build(files, "tars")
+        alone = archive_index.build(files, "tars")
         with monkeypatch.context() as patch:
-            patch.setattr(archive_build, "ALONE_BYTES", 0)
-            together = archive_build.build(files, "tars")
+            patch.setattr(archive_index, "ALONE_BYTES", 0)
+            together = archive_index.build(files, "tars")
         for name, array in alone.arrays.items():
             np.testing.assert_array_equal(together.arrays[name], array)
         assert len(alone.arrays["rows"]) == (40 if tars is paths else 4)
+
+
+def test_deep_folders_are_listed_as_a_folder_is(tmp_path: Path) -> None:
+    names = ["a/z.jpg", "a/sub/b.jpg", "a/sub/a.jpg", "a-b/c.jpg", "a/aa.jpg", "b/x/y/z.jpg"]
+    for i, name in enumerate(names):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(i))
+    members = [(name, jpeg(i)) for i, name in enumerate(names)]
+    store = ArchiveStore([tar(tmp_path / "t.tar", members)])
+    folder = FolderStore(tmp_path / "images")
+    assert store.classes == folder.classes
+    assert [bytes(store.read(i)) for i in range(6)] == [folder.read(i) for i in range(6)]
+
+
+def test_val_and_test_are_kept_apart(tmp_path: Path) -> None:
+    names = ["train/a/0.jpg", "val/a/1.jpg", "val/a/2.jpg", "test/a/3.jpg", "extra/a/4.jpg"]
+    path = tar(tmp_path / "all.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
+    train, val = open_store(path, "train"), open_store(path, "val")
+    assert [bytes(train.read(0))] == [jpeg(0)] and train.classes == ("a",)
+    assert [bytes(val.read(i)) for i in range(len(val))] == [jpeg(1), jpeg(2)]
+
+
+def test_odd_class_files(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t.tar", [("0.jpg", jpeg(0)), ("0.cls", "²".encode())])
+    assert ArchiveStore([path]).classes == ("²",)
+    tar(path, [("0.jpg", jpeg(0)), ("0.cls", b"99999999999")])
+    with pytest.raises(DataError, match="which is no number of a class"):
+        ArchiveStore([path])
+
+
+def test_webdataset_shards(tmp_path: Path) -> None:
+    for shard in range(2):
+        members: list[tuple[str, bytes]] = []
+        for i in range(3):
+            key = f"{shard}{i}.v1"
+            members += [(f"{key}.jpg", jpeg(i)), (f"{key.split('.')[0]}.cls", str(10 * i).encode())]
+        tar(tmp_path / f"train-{shard:06d}.tar", members)
+    tar(tmp_path / "val-000000.tar", [("0.jpg", jpeg(0)), ("0.cls", b"5"), ("0.json", b"{}")])
+    store = open_store(tmp_path, "train")
+    assert store.labels.tolist() == [0, 0, 10, 10, 20, 20]
+    assert store.classes == tuple(map(str, range(21)))
+    assert open_store(tmp_path, "val").labels.tolist() == [5]
+    tar(tmp_path / "val-000000.tar", [("0.jpg", jpeg(0)), ("0.cls", b"5"), ("1.jpg", jpeg(1))])
+    with pytest.raises(DataError, match=r"1\.jpg has no \.cls file"):
+        open_store(tmp_path, "val")
+
+
+def test_splits_within_a_tar(tmp_path: Path) -> None:
+    names = ["data/train/a/0.jpg", "data/train/b/1.jpg", "data/val/a/2.jpg"]
+    path = tar(tmp_path / "all.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
+    train, val = open_store(path, "train"), open_store(tmp_path, "val")
+    assert train.classes == val.classes == ("a", "b")
+    assert train.labels.tolist() == [0, 1] and val.labels.tolist() == [0]
+    assert bytes(val.read(0)) == jpeg(2)
+
+
+def test_images_beside_folders(tmp_path: Path) -> None:
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0)), ("1.jpg", jpeg(1))])
+    with pytest.raises(DataError, match=r"both by themselves \(1.jpg\) and in folders \(a/\)"):
+        ArchiveStore([path])

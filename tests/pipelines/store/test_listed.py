@@ -16,7 +16,6 @@ from fastsiam.pipelines import open_split
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import FolderStore, ListedStore, listed, open_store
 from tests.conversions import Quiet, same_images
-from tests.pipelines.cases import build, equal, first
 
 Rows = Sequence[Sequence[object]]
 
@@ -127,15 +126,6 @@ def test_csv_as_spreadsheets_write_it(images: Path) -> None:
     )
     store = open_store(images / "a.csv", "train")
     assert store.classes == ("oak",) and names_of(store) == ["train/class0/000.jpg"]
-
-
-@pytest.mark.parametrize(
-    "name", ["torchvision", "memory", pytest.param("dali", marks=pytest.mark.dali)]
-)
-def test_every_pipeline_reads_a_list(name: str, images: Path) -> None:
-    root = write(images / "list.csv", "path,label", rows_of(images))
-    one, other = (first(build(name, where, workers=1)) for where in (root, images / "train"))
-    assert equal(one, other)
 
 
 def test_a_list_is_held_out_and_converted(images: Path, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.detection.files import Files, Tar, Tree, Zip
-from fastsiam.errors import DataError, FileLostError
+from fastsiam.detection.archives import Files, Tar, Tree, Zip
+from fastsiam.errors import DataError
 from tests.sources import tar_bytes
 
 NAMES = {"VOC2007/a.xml": b"first", "VOC2007/deep/b.jpg": b"second" * 100, "names.txt": b"x"}
@@ -58,7 +58,7 @@ def test_an_archive_that_loses_bytes_is_noticed(kind: str, tmp_path: Path) -> No
     path = next(tmp_path.iterdir())
     with path.open("r+b") as file:
         file.truncate(10)
-    with pytest.raises(FileLostError, match=path.name):
+    with pytest.raises(DataError, match=path.name):
         files.read("VOC2007/a.xml")
 
 
@@ -81,15 +81,16 @@ def test_links_in_tars_are_refused(tmp_path: Path) -> None:
 
 
 def test_encrypted_and_strange_zips_are_refused(tmp_path: Path) -> None:
-    for kind, message in ((zipfile.ZIP_BZIP2, "another way"), (zipfile.ZIP_LZMA, "another way")):
+    for kind in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         with zipfile.ZipFile(tmp_path / "x.zip", "w", kind) as file:
             file.writestr("a.jpg", b"1" * 100)
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match="another way"):
             Zip(tmp_path / "x.zip").read("a.jpg")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
         file.writestr("a.jpg", b"1")
     whole = bytearray((tmp_path / "x.zip").read_bytes())
     whole[whole.index(b"PK\1\2") + 8] |= 1  # its flags in the directory
+    whole[6] |= 1  # and in its own header
     (tmp_path / "x.zip").write_bytes(whole)
-    with pytest.raises(DataError, match="it is encrypted"):
+    with pytest.raises(DataError, match="encrypted"):
         Zip(tmp_path / "x.zip").read("a.jpg")

@@ -6,23 +6,19 @@ import hashlib
 import json
 import os
 import stat
-import struct
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from fastsiam.errors import DataError
 from fastsiam.files import explained
-from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.tar import members, safe_name
 
 LARGEST_FILE = 2**28
 """Bytes of the largest file that is read, COCO's annotations apart."""
-_HEADER = struct.Struct("<4s22xHH")
-"""Of a zip's member: its mark, 22 bytes that the directory repeats, lengths of name and extra."""
-_ENCRYPTED = 1
 
 
 class Files(ABC):
@@ -37,22 +33,25 @@ class Files(ABC):
 
     @abstractmethod
     def read(self, name: str, limit: int = LARGEST_FILE) -> bytes:
-        """Return a file's bytes.
+        """Return a file's bytes; threads may read at once.
 
         Raises:
             DataError: it is not there, cannot be read, or has more than ``limit`` bytes.
         """
 
-    @abstractmethod
     def stamp(self, names: Iterable[str]) -> str:
-        """Return a text that changes when these files do (names, sizes, modification times)."""
+        """Return a text that changes when the archive does (name, size, modification time)."""
+        with explained(DataError, f"cannot read {self.root}"):
+            found = self.root.stat()
+        return json.dumps([self.root.name, found.st_size, found.st_mtime_ns])
 
     def where(self, name: str) -> str:
         """Return where a file lies, for messages."""
         return f"{self.root}: {name}"
 
-    def _too_large(self, name: str, size: int) -> DataError:
-        return DataError(f"{self.where(name)} has {size:,} bytes, too large for what it is")
+    def _check_size(self, name: str, size: int, limit: int) -> None:
+        if size > limit:
+            raise DataError(f"{self.where(name)} has {size:,} bytes, too large for what it is")
 
 
 class Tree(Files):
@@ -81,12 +80,11 @@ class Tree(Files):
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise DataError(f"{path} is no file, but a device or a pipe")
-            if found.st_size > limit:
-                raise self._too_large(name, found.st_size)
+            self._check_size(name, found.st_size, limit)
             return file.read(found.st_size)
 
     def stamp(self, names: Iterable[str]) -> str:
-        """Return a text that changes when these files do."""
+        """Return a text that changes when these files do (names, sizes, modification times)."""
         digest = hashlib.sha256()
         for name in names:
             path = self.root / name
@@ -100,45 +98,25 @@ class Tree(Files):
         return str(self.root / name)
 
 
-class Archive(Files):
-    """Files of a tar or a zip, which is mapped.
-
-    Raises:
-        DataError: it is damaged, cut, or holds what cannot be read in place.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.root = path
-        self._file = Mapped(path)
-
-    def stamp(self, names: Iterable[str]) -> str:
-        """Return a text that changes when the archive does."""
-        with explained(DataError, f"cannot read {self.root}"):
-            found = self.root.stat()
-        return json.dumps([self.root.name, found.st_size, found.st_mtime_ns])
-
-    def _taken(self, start: int, size: int) -> bytes:
-        data = bytes(self._file.view[start : start + size])
-        self._file.check()
-        return data
-
-    def _missing(self, name: str) -> DataError:
-        return DataError(f"{self.root} holds no {name}")
-
-
-class Tar(Archive):
+class Tar(Files):
     """Files of a tar.
 
     Args:
         path: the tar.
         tops: folders that the names begin with; what leads to the first of them is left out.
+
+    Raises:
+        DataError: it is damaged, cut, or holds what cannot be read in place.
     """
 
     def __init__(self, path: Path, tops: tuple[str, ...]) -> None:
-        super().__init__(path)
+        self.root, self._tops = path, tops
+        with explained(DataError, f"cannot read {path}"):
+            self._file = path.open("rb")
+            size = os.fstat(self._file.fileno()).st_size
         self._places: dict[str, tuple[int, int]] = {}
         above: str | None = None
-        for member, start in members(self._file.read, 0, len(self._file), path):
+        for member, start in members(self._between, 0, size, path):
             name = safe_name(member.name)
             parts = name.split("/")
             if above is None and (top := next((part for part in parts if part in tops), None)):
@@ -148,6 +126,9 @@ class Tar(Archive):
             name.removeprefix(above or ""): place for name, place in self._places.items()
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tar, (self.root, self._tops)
+
     def __contains__(self, name: str) -> bool:
         """Tell whether there is a file of that name."""
         return name in self._places
@@ -155,58 +136,60 @@ class Tar(Archive):
     def read(self, name: str, limit: int = LARGEST_FILE) -> bytes:
         """Return a file's bytes."""
         if name not in self._places:
-            raise self._missing(name)
+            raise DataError(f"{self.root} holds no {name}")
         start, size = self._places[name]
-        if size > limit:
-            raise self._too_large(name, size)
-        return self._taken(start, size)
+        self._check_size(name, size, limit)
+        found = self._between(start, start + size)
+        if len(found) < size:
+            raise DataError(f"{self.where(name)} was cut off after the tar was opened")
+        return found
+
+    def _between(self, start: int, end: int) -> bytes:
+        with explained(DataError, f"cannot read {self.root}"):
+            return os.pread(self._file.fileno(), end - start, start)
 
 
-class Zip(Archive):
-    """Files of a zip, stored or deflated."""
+class Zip(Files):
+    """Files of a zip, stored or deflated, with the checksums that the zip holds of them.
+
+    Raises:
+        DataError: it is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self.root, self._process = path, os.getpid()
         try:
-            with explained(DataError, f"cannot read {path}"), zipfile.ZipFile(path) as file:
-                self._members = {safe_name(member.filename): member for member in file.infolist()}
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+            with explained(DataError, f"cannot read {path}"):
+                self._zip = zipfile.ZipFile(path)
+            found = self._zip.infolist()
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
             raise DataError(
                 f"{path} is no whole zip file ({error}); fetch it again, or check it with unzip -t"
             ) from error
+        self._members = {safe_name(member.filename): member for member in found}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Zip, (self.root,)
 
     def __contains__(self, name: str) -> bool:
         """Tell whether there is a file of that name."""
         return name in self._members and not self._members[name].is_dir()
 
     def read(self, name: str, limit: int = LARGEST_FILE) -> bytes:
-        """Return a file's bytes, which have the checksum that the zip holds of them."""
+        """Return a file's bytes."""
         if name not in self:
-            raise self._missing(name)
+            raise DataError(f"{self.root} holds no {name}")
         member = self._members[name]
-        if member.file_size > limit:
-            raise self._too_large(name, member.file_size)
+        self._check_size(name, max(member.file_size, member.compress_size), limit)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            # The others may take gigabytes of memory to read what is damaged.
+            raise DataError(f"{self.where(name)} is compressed in another way than by deflate")
         try:
-            data = self._unpacked(member)
-        except (ValueError, struct.error, zlib.error) as error:
+            with explained(DataError, f"cannot read {self.root}"):
+                if self._process != os.getpid():  # forked, which shares the file's position
+                    self._zip, self._process = zipfile.ZipFile(self.root), os.getpid()
+                return self._zip.read(member)
+        except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, zlib.error) as error:
             raise DataError(
-                f"{self.where(name)} is damaged ({error}); fetch the zip again"
+                f"{self.where(name)} is damaged or encrypted ({error}); fetch the zip again"
             ) from error
-        return data
-
-    def _unpacked(self, member: zipfile.ZipInfo) -> bytes:
-        """Return a member's bytes; ValueError, struct.error or zlib.error if it is damaged."""
-        if member.flag_bits & _ENCRYPTED:
-            raise ValueError("it is encrypted")
-        start = member.header_offset
-        mark, name, extra = _HEADER.unpack(self._taken(start, _HEADER.size))
-        if mark != b"PK\3\4":
-            raise ValueError("it has no header")
-        data = self._taken(start + _HEADER.size + name + extra, member.compress_size)
-        if member.compress_type == zipfile.ZIP_DEFLATED:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.file_size + 1)
-        elif member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("it is compressed in another way than by deflate")
-        if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
-            raise ValueError("its checksum is another")
-        return data

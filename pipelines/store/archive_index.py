@@ -1,9 +1,9 @@
-"""Builds the index of a set of tars: finds their images, in several processes at once.
+"""The index of a set of tars: where their images lie, their classes, and their order.
 
-Tars on another machine are walked in threads, which wait for answers most of the time. Of many, the
-headers of members and images are fetched alone; few are read from their beginning to their end,
-because a walk from header to header waits for an answer at every step. What was found in a tar is
-kept until all are done: a walk that was broken off goes on.
+Several processes build it. Tars on another machine are walked in threads, which wait for answers
+most of the time. Of many, the headers of members and images are fetched alone; few are read from
+their beginning to their end, because a walk from header to header waits for an answer at every
+step. What was found in a remote tar is kept until all are done, so that a walk resumes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ..processes import AbandonedError
 from ..remote import RemoteFile
 from ..remote.file import Onward
 from ..remote.storage import PARALLEL
-from .archive_classes import arrange
 from .base import is_image_name
 from .files import File
 from .index import (
@@ -41,11 +40,12 @@ from .index import (
     keep,
     load,
     pack_texts,
-    run_in_processes,
     unpack_texts,
 )
+from .labels import number_classes
 from .probe import Bytes, Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
+from .tasks import numbered
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +76,6 @@ class _Part(NamedTuple):
     """Class that the tar's name gives its images, "" if it gives none."""
 
 
-class _Found(NamedTuple):
-    """The images of one part."""
-
-    rows: NDArray[np.void]
-    """(images,) of type ROW, without labels."""
-    names: list[str]
-    texts: list[str]
-    """(images,) content of the WebDataset .cls file beside each image; "" without one."""
-
-
 def build(files: Sequence[File], source: str) -> Index:
     """Find all images of a set of tars.
 
@@ -105,12 +95,14 @@ def build(files: Sequence[File], source: str) -> Index:
         with tally(f"indexing {source}, images") as images:
             found = [_scan(files, part, images.add) for part in parts]
     else:
-        found = run_in_processes(
+        found = numbered(
             lambda number: _scan(files, parts[number]), len(parts), f"indexing {source}, tars"
         )
-    names = [name for part in found for name in part.names]
-    texts = [text for part in found for text in part.texts]
-    rows = np.concatenate([part.rows for part in found])
+    rows = np.concatenate([part.arrays["rows"] for part in found])
+    names, texts = (
+        [text for part in found for text in unpack_texts(part.arrays[name])]
+        for name in ("names", "texts")
+    )
     counts = {flag.name or "": int((rows["flags"] & flag > 0).sum()) for flag in Flags}
     if odd := ", ".join(f"{n:,} {name.lower()}" for name, n in counts.items() if n):
         log.info(f"odd images in {source}: {odd.replace('_', ' ')}")
@@ -137,8 +129,8 @@ def _parts(number: int, file: File) -> list[_Part]:
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
 
-def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: str) -> list[_Found]:
-    """List the images of all parts, and keep those of each until all are done."""
+def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: str) -> list[Index]:
+    """Scan all parts, and keep the index of each until all are done."""
     home = homes(files)[-1].with_suffix(".parts") if homes(files) else None
     facts, stopped = file_facts(files), threading.Event()
     hop = _HOP if len(parts) >= _MANY else 0
@@ -147,19 +139,13 @@ def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: st
         if stopped.is_set():
             raise AbandonedError
 
-    def scan(number: int) -> _Found:
+    def scan(number: int) -> Index:
         part = parts[number]
         own: Facts = [*facts, [part.group, part.start, part.end]]
-        place = home / str(number) if home else None
-        if place and (kept := load(place, own)) is not None:
-            arrays = kept.arrays
-            return _Found(
-                arrays["rows"], unpack_texts(arrays["names"]), unpack_texts(arrays["texts"])
-            )
-        rows, names, texts = found = _scan(files, part, note, hop)
-        if place:
-            arrays = {"rows": rows, "names": pack_texts(names), "texts": pack_texts(texts)}
-            keep(Index(arrays), [place], own)
+        places = [home / str(number)] if home else []
+        if (found := load(places, own)) is None:
+            found = _scan(files, part, note, hop)
+            keep(found, places, own)
         return found
 
     with (
@@ -189,8 +175,11 @@ def _scan(
     part: _Part,
     note: Callable[[], None] = lambda: None,
     hop: int = 0,
-) -> _Found:
-    """List the images of one part, and its WebDataset class files; ``note`` hears of each image."""
+) -> Index:
+    """Return the index of one part's images, without labels; ``note`` hears of each image.
+
+    Of each image it has the ``texts`` of the WebDataset .cls file beside it, "" without one.
+    """
     file = files[part.file]
     read, heads = _reader(file, hop), _HEADS if isinstance(file, RemoteFile) else ()
     names: list[str] = []
@@ -214,7 +203,8 @@ def _scan(
             names.append(f"{part.group}/{name}" if part.group else path)
             keys.append(key)
             note()
-    return _Found(np.frombuffer(rows, ROW), names, [texts.get(key, "") for key in keys])
+    of_images = pack_texts([texts.get(key, "") for key in keys])
+    return Index({"rows": np.frombuffer(rows, ROW), "names": pack_texts(names), "texts": of_images})
 
 
 def _probed(
@@ -233,3 +223,96 @@ def _probed(
             continue
         return min(head.width, 0xFFFF), min(head.height, 0xFFFF), flags | head.flags
     return 0, 0, flags | int(Flags.BAD)
+
+
+def arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: str) -> Index:
+    """Give every image its class, and put the images in the order that a folder of them has.
+
+    Args:
+        rows: (images,) of type ROW, without labels.
+        names: (images,) path of each image within its tar.
+        texts: (images,) content of the .cls file beside each image; "" without one.
+        source: the tars, for messages.
+
+    Returns:
+        An index of the rows, ``names``, ``classes``, and ``split``: whether folders train/ and val/
+        tell the splits, in which case ``Flags.HELD_OUT`` marks the second.
+
+    Raises:
+        DataError: there are no images, or some have a class and others have none.
+    """
+    if not names:
+        raise DataError(f"{source} holds no images")
+    paths = [name.split("/") for name in names]
+    shared = _shared_parents(paths)
+    tops = {parts[shared] for parts in paths if len(parts) > shared + 1}
+    split = "train" in tops and len(tops) > 1
+    if split:  # as in a folder: train/ and val/ (or test/), and nothing else
+        held_out = "val" if "val" in tops else "test"
+        kept = [
+            i
+            for i, parts in enumerate(paths)
+            if len(parts) > shared + 1 and parts[shared] in ("train", held_out)
+        ]
+        paths, texts, rows = [paths[i] for i in kept], [texts[i] for i in kept], rows[kept]
+        marks = [int(Flags.HELD_OUT) if parts[shared] == held_out else 0 for parts in paths]
+        rows["flags"] |= np.array(marks, np.uint16)
+        shared += 1
+    of_webdataset = any(texts)
+    if of_webdataset:
+        _check_class_files(paths, texts, source)
+    else:
+        texts = _classes_of_folders(paths, shared, source)
+    if of_webdataset and all(text.isascii() and text.isdigit() for text in texts):
+        # as shards of ImageNet have them
+        numbers = np.array([int(text[:18]) for text in texts])
+        rows["label"], classes = number_classes(numbers, source)
+    else:
+        rows["label"], classes = number_classes([text or None for text in texts], source)
+    names = ["/".join(parts[shared:]) for parts in paths]
+    order = sorted(range(len(names)), key=[_files_first(name) for name in names].__getitem__)
+    order = [order[i] for i in np.argsort(rows["label"][order], kind="stable")]
+    return Index(
+        {
+            "rows": rows[order],
+            "names": pack_texts([names[i] for i in order]),
+            "classes": pack_texts(classes),
+            "split": np.array(split),
+        }
+    )
+
+
+def _shared_parents(paths: list[list[str]]) -> int:
+    """Count the leading folders that all images share, the last level of folders left out."""
+    first = paths[0][:-1]
+    deepest = 0
+    for parts in paths:
+        folders = parts[:-1]
+        deepest = max(deepest, len(folders))
+        while folders[: len(first)] != first:
+            first.pop()
+    return max(0, min(len(first), deepest - 1))
+
+
+def _check_class_files(paths: list[list[str]], texts: list[str], source: str) -> None:
+    """Raise a ``DataError`` if an image has no class file though others have one."""
+    if not all(texts):
+        bare = "/".join(paths[texts.index("")])
+        raise DataError(f"{source}: {bare} has no .cls file beside it, though others have one")
+
+
+def _classes_of_folders(paths: list[list[str]], shared: int, source: str) -> list[str]:
+    """Return each image's class: the first folder below the shared ones; "" if none has one."""
+    own = [parts[shared] if len(parts) > shared + 1 else "" for parts in paths]
+    if any(own) and not all(own):
+        raise DataError(
+            f"{source} holds images both by themselves ({paths[own.index('')][-1]}) and in "
+            f"folders ({min(filter(None, own))}/)"
+        )
+    return own
+
+
+def _files_first(name: str) -> str:
+    """Return a key that sorts as a folder is listed: its files, and then what lies deeper."""
+    folder, _, own = name.rpartition("/")
+    return "\1" + folder.replace("/", "\1") + "\0" + own
