@@ -173,7 +173,9 @@ def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ())
 
 
 def _of_a_run(content: dict[str, Any], source: str, *, goes_on: bool) -> Settings:
-    flags, recipe = to_flags(TrainConfig.from_dict(content["config"])), content.get("recipe")
+    config, recipe = content["config"], content.get("recipe")
+    require(isinstance(config, dict), f"config must be a table of sections, not {config!r}")
+    flags = to_flags(TrainConfig.from_dict(config))
     if not goes_on:
         flags = {name: value for name, value in flags.items() if name not in _OF_ONE_RUN}
     known = recipe if isinstance(recipe, str) and recipe in RECIPES else ""
@@ -249,7 +251,7 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, yaml.BaseLoader) or {}  # nosec B506: makes texts, lists and tables
+        return yaml.load(text, yaml.BaseLoader) or {}  # text, lists and tables alone  # nosec B506
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 
