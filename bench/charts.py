@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from fastsiam.bench import drawing
 from fastsiam.bench.cases import title_of
 from fastsiam.bench.records import Record, grouped
+from fastsiam.bench.tables import caption
 from fastsiam.bench.timing import UNSTEADY
-from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.report.drawing import INK, QUIET, apart, note, shown
+from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.report import drawing
+from fastsiam.report.drawing import INK, QUIET, note, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +25,35 @@ if TYPE_CHECKING:
 
 STAGES = ("decode", "crop", "photometric")
 """What an image goes through on its way into a batch."""
-
+COLOURS: dict[str, str] = {
+    "torchvision": drawing.GRAY,
+    "native": drawing.VERMILION,
+    "ffcv": drawing.BLUE,
+    "dali": drawing.GREEN,
+    "memory": drawing.ORANGE,
+    "synthetic": drawing.SKY,
+}
+"""Of pipelines."""
 _PART_COLOURS = ("#2b3a67", "#8fa3c8", "#f0c75e")
+
+
+class Theme(NamedTuple):
+    """Colours of a picture on a light or a dark page."""
+
+    ink: str
+    """Texts."""
+    accent: str
+    """The pipeline ``native``."""
+    own: str
+    """fastsiam's other pipelines."""
+    others: str
+    """The baseline and other libraries."""
+
+
+THEMES = {
+    "light": Theme(INK, drawing.VERMILION, drawing.BLUE, "#a8b0b8"),
+    "dark": Theme("#f0f6fc", drawing.VERMILION, drawing.SKY, "#6e7681"),
+}
 
 
 def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, Figure]:
@@ -43,10 +72,10 @@ def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, F
         return {plain_name(f"sweep-{over}"): _sweep(over, of) for over, of in overs.items()}
     if case == "startup":
         return {case: _stacks(title_of(case), _startup(records), "seconds", records[0])}
-    shown = [one for one in records if one.images]
+    drawn = [one for one in records if one.images]
     if case == "peers":
-        shown.sort(key=lambda one: -one.images_per_second)
-    found = {plain_name(case): _bars(shown)} if shown else {}
+        drawn.sort(key=lambda one: -one.images_per_second)
+    found = {plain_name(case): _bars(drawn)} if drawn else {}
     if case == "loader" and (parts := stages(run)):
         unit = "milliseconds of processor time for an image, both views"
         found["stages"] = _stacks("Where the processor time goes", parts, unit, records[0])
@@ -60,37 +89,44 @@ def front_charts(records: Sequence[Record]) -> dict[str, Figure]:
         records: of the case "peers".
 
     Returns:
-        A chart for each of ``drawing.THEMES``: "peers-light", "peers-dark".
+        A chart for each of ``THEMES``: "peers-light", "peers-dark".
     """
-    records = sorted(records, key=lambda one: -one.images_per_second)
-    return {f"peers-{name}": _front(records, theme) for name, theme in drawing.THEMES.items()}
-
-
-def _front(records: Sequence[Record], theme: drawing.Theme) -> Figure:
-    """Draw bars, the fastest at the top, with the speed of each."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
-    axes = figure.add_subplot()
-    for y, one in enumerate(records):
-        axes.barh(y, one.images_per_second, 0.68, color=theme.bar(one))
-        unsteady = f" (±{one.spread:.0%})" if one.unsteady else ""
-        axes.annotate(
-            drawing.short(one.images_per_second) + unsteady,
-            (one.images_per_second, y),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=theme.ink,
+    records = sorted(records, key=lambda one: -one.images_per_second)
+    found = {}
+    for name, theme in THEMES.items():
+        figure = Figure(figsize=(7.2, 0.26 * len(records) + 0.1), layout="constrained")
+        axes = figure.add_subplot()
+        pipelines = {"": theme.others, BASELINE: theme.others, "native": theme.accent}
+        bars = axes.barh(
+            [_tick(one.name) for one in records],
+            [one.images_per_second for one in records],
+            0.68,
+            color=[pipelines.get(one.pipeline, theme.own) for one in records],
         )
-    axes.set_yticks(range(len(records)), [drawing.tick(one.name) for one in records])
-    axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
-    axes.set_xticks([])
-    axes.spines[:].set_visible(False)
-    axes.set_xlim(0, 1.12 * records[0].images_per_second)
-    axes.set_ylim(len(records) - 0.5, -0.5)
-    return figure
+        unsteady = (f" (±{one.spread:.0%})" if one.unsteady else "" for one in records)
+        texts = [_short(x.images_per_second) + u for x, u in zip(records, unsteady, strict=True)]
+        axes.bar_label(bars, texts, padding=5, fontsize=8.5, color=theme.ink)
+        axes.tick_params(length=0, labelsize=8.5, colors=theme.ink)
+        axes.set_xticks([])
+        axes.spines[:].set_visible(False)
+        axes.set_xlim(0, 1.12 * records[0].images_per_second)
+        axes.set_ylim(len(records) - 0.5, -0.5)
+        found[f"peers-{name}"] = figure
+    return found
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a vector picture without a background that is the same whenever it is made."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": "fastsiam", "svg.fonttype": "path"}):
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Creator": None, "Date": None}
+        )
+    return buffer.getvalue()
 
 
 def stages(records: Iterable[Record]) -> dict[str, dict[str, float]]:
@@ -137,49 +173,29 @@ def plain_name(text: str) -> str:
 
 
 def _bars(records: Sequence[Record]) -> Figure:
-    """Draw a bar for each record, under the form in which images are stored, with the ceilings."""
-    rows: list[tuple[str, Record | None]] = []
-    ceilings: list[tuple[str, float, list[int]]] = []
+    """Draw a bar for each record, under the form in which images are stored, with its ceiling."""
     groups = grouped(records, lambda one: str(one.facts.get("stored", "")))
+    rows: list[tuple[str, Record | None]] = []
     for stored, of in groups.items():
-        limits = grouped((one for one in of if one.share_of_ceiling), _ceiling)
-        heads = len(rows)
-        rows += [(stored, None)] * bool(limits or len(groups) > 1)
-        rows += [("", None)] * (len(limits) - 1)
-        place = {one.name: len(rows) + i for i, one in enumerate(of)}
+        rows += [(stored, None)] * (len(groups) > 1)
         rows += [(one.name.removesuffix(f", {stored}"), one) for one in of]
-        for head, ((name, speed), limited) in enumerate(limits.items(), heads):
-            ceilings.append((name, speed, [head, *(place[one.name] for one in limited)]))
-
-    figure, axes = drawing.canvas(title_of(records[0].case), records[0], len(rows))
-    edge = max([0.0, *(1.1 * speed for _, speed, _ in ceilings)])
+    figure, axes = _canvas(title_of(records[0].case), records[0], len(rows))
+    edge = 0.0
     for y, (_, one) in enumerate(rows):
-        if one:
-            hatch = "////" if one.unsteady else None
-            speed, high = one.images_per_second, drawing.speeds(one)[1]
-            axes.barh(
-                y, speed, 0.72, color=drawing.colour_of(one), hatch=hatch, edgecolor="white", lw=0
-            )
-            axes.errorbar(speed, y, xerr=drawing.whisker(one), color=INK, linewidth=0.8, capsize=2)
-            label = _label(one)
-            note(axes, high, y, label)
-            edge = max(edge, high / (1 - (len(label) + 2) / 70))
-    for name, speed, places in ceilings:
-        for y in places:
-            axes.vlines(speed, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
-        right = speed > 0.7 * edge
-        axes.annotate(
-            shown(f"{name} {drawing.short(speed)}"),
-            (speed, places[0]),
-            xytext=(-4 if right else 4, 0),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            va="center",
-            fontsize=7,
-            color=INK,
-        )
+        if one is None:
+            continue
+        hatch, speed = "////" if one.unsteady else None, one.images_per_second
+        axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
+        axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
+        label, high = _label(one), one.images / min(one.all_seconds)
+        note(axes, high, y, label)
+        edge = max(edge, high / (1 - (len(label) + 2) / 70))
+        if one.share_of_ceiling:
+            ceiling = speed / one.share_of_ceiling
+            axes.vlines(ceiling, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
+            edge = max(edge, 1.1 * ceiling)
     axes.set_xlim(0, edge)
-    axes.set_yticks(range(len(rows)), [drawing.tick(name) for name, _ in rows])
+    axes.set_yticks(range(len(rows)), [_tick(name) for name, _ in rows])
     for text, (_, one) in zip(axes.get_yticklabels(), rows, strict=True):
         text.set_fontweight("normal" if one else "bold")
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -191,7 +207,7 @@ def _stacks(
     title: str, parts: Mapping[str, Mapping[str, float]], unit: str, first: Record
 ) -> Figure:
     """Draw bars that are made of parts."""
-    figure, axes = drawing.canvas(title, first, len(parts) + 1)
+    figure, axes = _canvas(title, first, len(parts) + 1)
     for y, of in enumerate(parts.values()):
         left = 0.0
         for (part, size), colour in zip(of.items(), _PART_COLOURS, strict=True):
@@ -200,7 +216,7 @@ def _stacks(
         sizes = " + ".join(f"{size:.2f}" for size in of.values())
         note(axes, left, y, f"{sizes} = {left:.2f}")
     axes.set_xlim(0, 1.5 * max(sum(of.values()) for of in parts.values()))
-    axes.set_yticks(range(len(parts)), [drawing.tick(name) for name in parts])
+    axes.set_yticks(range(len(parts)), [_tick(name) for name in parts])
     axes.set_ylim(len(parts) - 0.4, -1.2)
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=7, borderaxespad=0)
     axes.set_xlabel(unit)
@@ -223,27 +239,38 @@ def _startup(records: Iterable[Record]) -> dict[str, dict[str, float]]:
 
 def _sweep(over: str, records: Sequence[Record]) -> Figure:
     """Draw speeds over what is varied, and what speeds in proportion to it would be."""
-    figure, axes = drawing.canvas(f"Images/s over {over}", records[0], 9)
-    scales = over in {"workers", "ranks"}
-    names: dict[str, Record] = {}
-    measured, ideals = 0.0, 0.0
-    for name, of in grouped(records, _line).items():
-        of = sorted(of, key=_value)
+    figure, axes = _canvas(f"Images/s over {over}", records[0], 9)
+    scales, measured, ideals = over in {"workers", "ranks"}, 0.0, 0.0
+    lines = {name: sorted(of, key=_value) for name, of in grouped(records, _line).items()}
+    for name, of in sorted(lines.items(), key=lambda line: -line[1][-1].images_per_second):
         first, last = of[0], of[-1]
-        _points(axes, of)
-        measured = max(measured, *(drawing.speeds(one)[1] for one in of))
+        values, colour = [_value(one) for one in of], _colour(first)
+        gain = _times(last.images_per_second / first.images_per_second)
+        label = f"{name} {_short(last.images_per_second)}"
+        label += f" ({gain})" if scales and len(of) > 1 else ""
+        speeds = [one.images_per_second for one in of]
+        axes.plot(values, speeds, color=colour, linewidth=1.6, label=_tick(label))
+        for one in of:
+            axes.errorbar(
+                _value(one), one.images_per_second, yerr=_whisker(one), color=colour, marker="o",
+                markersize=4, markerfacecolor="white" if one.unsteady else colour, elinewidth=0.8,
+                capsize=2,
+            )  # fmt: skip
+        measured = max(measured, *(one.images / min(one.all_seconds) for one in of))
         if scales:
-            ideal = [first.images_per_second * _value(one) / _value(first) for one in of]
-            colour, values = drawing.colour_of(first), [_value(one) for one in of]
+            ideal = [speeds[0] * value / values[0] for value in values]
             axes.plot(values, ideal, color=colour, linewidth=1, linestyle="--", alpha=0.7)
             ideals = max(ideals, *ideal)
-        gain = drawing.times(last.images_per_second / first.images_per_second)
-        label = f"{name} {drawing.short(last.images_per_second)}"
-        names[label + (f" ({gain})" if scales and len(of) > 1 else "")] = last
-    top = 1.08 * min(max(measured, ideals), 1.6 * measured)
-    axes.set_ylim(0, top)
-    _name_lines(axes, names, gap=0.06 * top)
-    _mark_values(axes, sorted({_value(one) for one in records}), doubling=over == "batch")
+    axes.set_ylim(0, 1.08 * min(max(measured, ideals), 1.6 * measured))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=7)
+    ticks = sorted({_value(one) for one in records})
+    if over == "batch":
+        axes.set_xscale("log", base=2)
+    else:  # values that double crowd at the left
+        space = 0.04 * (ticks[-1] - ticks[0])
+        ticks = [x for x, after in pairwise([*ticks, math.inf]) if after - x >= space]
+    axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
     notes = "; dashed: in proportion to the first point" if scales else ""
     hollow = "; hollow: unsteady" if any(one.unsteady for one in records) else ""
     axes.set_xlabel(shown(f"{over}{notes}{hollow}"))
@@ -257,73 +284,6 @@ def _value(one: Record) -> float:
     return float(one.facts["value"])
 
 
-def _points(axes: Axes, line: Sequence[Record]) -> None:
-    """Draw the speeds of one line of a sweep."""
-    colour = drawing.colour_of(line[0])
-    speeds = [one.images_per_second for one in line]
-    axes.plot([_value(one) for one in line], speeds, color=colour, linewidth=1.6)
-    for one in line:
-        axes.errorbar(
-            _value(one),
-            one.images_per_second,
-            yerr=drawing.whisker(one),
-            color=colour,
-            marker="o",
-            markersize=4,
-            markerfacecolor="white" if one.unsteady else colour,
-            elinewidth=0.8,
-            capsize=2,
-        )
-
-
-def _name_lines(axes: Axes, names: Mapping[str, Record], *, gap: float) -> None:
-    """Write beside the last point of each line what it is, the texts a gap apart."""
-    levels = apart([one.images_per_second for one in names.values()], gap)
-    right = max(map(_value, names.values()))
-    for (label, one), y in zip(names.items(), levels, strict=True):
-        axes.annotate(
-            shown(label),
-            (right, y),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=7,
-            color=drawing.colour_of(one, paler=False),
-            annotation_clip=False,
-        )
-
-
-def _mark_values(axes: Axes, values: Sequence[float], *, doubling: bool) -> None:
-    """Write the values below the axis, as far as there is room for them."""
-    if doubling:
-        axes.set_xscale("log", base=2)
-    else:  # values that double crowd at the left
-        room = 0.04 * (values[-1] - values[0])
-        values = [x for x, after in pairwise([*values, math.inf]) if after - x >= room]
-    axes.set_xticks(values, [f"{x:g}" for x in values])
-    axes.minorticks_off()
-
-
-def _legend(records: Sequence[Record]) -> str:
-    """Say what the bars show and what their labels mean."""
-    baselines = dict.fromkeys(one.baseline for one in records if one.baseline)
-    ceilings = dict.fromkeys(one.ceiling for one in records if one.ceiling)
-    brackets = [f"times {name}" for name in baselines] + [f"share of {name}" for name in ceilings]
-    if any("data_wait" in one.facts for one in records):
-        brackets.append("share of time waiting for data")
-    text = f"images/s ({', '.join(brackets)})" if brackets else "images/s"
-    text += "; whiskers: fastest and slowest repeat"
-    if any(one.unsteady for one in records):
-        text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
-    return "\n".join(map(shown, textwrap.wrap(text, 84)))
-
-
-def _ceiling(one: Record) -> tuple[str, float]:
-    """Return the name and the speed of what a record's speed is a share of."""
-    assert one.share_of_ceiling
-    return one.ceiling, float(f"{one.images_per_second / one.share_of_ceiling:.6g}")
-
-
 def _line(one: Record) -> str:
     """Name the line of a sweep that a record is a point of."""
     if not one.pipeline:
@@ -335,9 +295,63 @@ def _line(one: Record) -> str:
 
 def _label(one: Record) -> str:
     """Return a record's speed, and in brackets what it is of others'."""
-    shares = [] if one.ratio is None else [drawing.times(one.ratio)]
+    shares = [] if one.ratio is None else [_times(one.ratio)]
     shares += [] if one.share_of_ceiling is None else [f"{one.share_of_ceiling:.0%}"]
     if "data_wait" in one.facts:
         shares.append(f"waits {one.facts['data_wait']:.0%}")
-    speed = drawing.short(one.images_per_second)
+    speed = _short(one.images_per_second)
     return f"{speed} ({', '.join(shares)})" if shares else speed
+
+
+def _legend(records: Sequence[Record]) -> str:
+    """Say what the bars show and what their labels mean."""
+    baselines = dict.fromkeys(one.baseline for one in records if one.baseline)
+    ceilings = dict.fromkeys(one.ceiling for one in records if one.ceiling)
+    brackets = [f"times {name}" for name in baselines] + [f"share of {name}" for name in ceilings]
+    if any("data_wait" in one.facts for one in records):
+        brackets.append("share of time waiting for data")
+    text = f"images/s ({', '.join(brackets)})" if brackets else "images/s"
+    text += "; whiskers: fastest and slowest repeat"
+    text += f"; dashed: {', '.join(ceilings)}" if ceilings else ""
+    if any(one.unsteady for one in records):
+        text += f"; hatched: unsteady, more than ±{UNSTEADY:.0%}"
+    return "\n".join(map(shown, textwrap.wrap(text, 84)))
+
+
+def _canvas(title: str, first: Record, rows: float) -> tuple[Figure, Axes]:
+    """Return a figure with a title, what was measured where in small type, and space for rows."""
+    drawn = drawing.canvas(title, caption([first]), 0.27 * rows + 0.45)
+    return drawn, drawing.plain(drawn.add_subplot())
+
+
+def _whisker(one: Record) -> list[list[float]]:
+    """Return how far the slowest and the fastest repeat are from the median, for an error bar."""
+    slowest, fastest = one.images / max(one.all_seconds), one.images / min(one.all_seconds)
+    return [[one.images_per_second - slowest], [fastest - one.images_per_second]]
+
+
+def _colour(one: Record) -> str:
+    """Return a pipeline's colour; crops, which are half of the work, have a lighter one."""
+    from matplotlib.colors import to_hex, to_rgb
+
+    name = one.pipeline or one.name.partition(",")[0]
+    colour = COLOURS.get(name, COLOURS[BASELINE] if name == one.baseline else drawing.PINK)
+    if one.facts.get("what") == "crops":
+        red, green, blue = (0.45 * part + 0.55 for part in to_rgb(colour))
+        colour = to_hex((red, green, blue))
+    return colour
+
+
+def _tick(name: str) -> str:
+    """Return a name as it stands beside an axis: in two lines at most."""
+    return shown(textwrap.fill(name, 32, max_lines=2, placeholder=" ..."))
+
+
+def _times(ratio: float) -> str:
+    """Write how many times as fast something is."""
+    return f"{ratio:,.0f}x" if ratio >= 9.95 else f"{ratio:.2g}x"
+
+
+def _short(value: float) -> str:
+    """Write a speed."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

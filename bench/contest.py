@@ -131,7 +131,6 @@ class Contender:
     ) -> None:
         self._patience = patience
         before, port = gpu_memory(), _free_port()
-        self._facts: dict[str, dict[str, Any]] = {}
         self._processes = [*spare, *(Process() for _ in range(ranks - len(spare)))]
         for rank, process in enumerate(self._processes):
             place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
@@ -166,16 +165,9 @@ class Contender:
 
     def facts(self, work: str) -> dict[str, Any]:
         """Ask what else is to be told of a piece of its work; the first rank answers."""
-        if work in self._facts:
-            return self._facts[work]
         self._tell(("facts", work))
         facts: dict[str, Any] = self._hear()[0]
         return facts
-
-    def retire(self) -> None:
-        """Ask for the facts of all of its work, and end its processes."""
-        self._facts = {work: self.facts(work) for work in self.images}
-        self.close()
 
     def close(self) -> None:
         """End its processes."""
@@ -249,28 +241,20 @@ class Contest:
         """Let the contenders take turns, each with all of its work.
 
         Returns:
-            Timings by the names of contender and work.
+            Timings by the names of contender and work, with what else is known of it.
         """
         timings: dict[tuple[str, str], Timing] = {}
         with self._watch:
             for name, start in self._waiting.items():
                 if start():
                     timings |= self._measure([name], repeats)
-                    self._retire(name)
+                    self.contenders[name].close()
             self._end_spare()
             if not self._apart:
                 timings = self._measure(list(self.contenders), repeats)
+        for turn, timing in timings.items():
+            timing.facts |= self._watch.shares(self._windows.get(turn, ()))
         return {turn: timing for turn, timing in timings.items() if turn[0] not in self.failed}
-
-    def facts(self, name: str, work: str) -> dict[str, Any]:
-        """Ask a contender what else is to be told of a piece of its work."""
-        try:
-            facts = self.contenders[name].facts(work)
-        except ContenderFailed as failure:
-            self._fail(name, failure)
-            return {}
-        apart = {"apart": True} if self._apart else {}
-        return facts | apart | self._watch.shares(self._windows.get((name, work), ()))
 
     def _start(self, name: str, build: Build, ranks: int, settings: Mapping[str, Any]) -> bool:
         self._say(f"{name}: warming up")
@@ -289,17 +273,18 @@ class Contest:
         self._say(f"measuring: {repeats} rounds of {len(turns)}")
         timings = in_turns({turn: partial(self._turn, *turn) for turn in turns}, repeats=repeats)
         for (name, piece), timing in timings.items():
-            timing.images = self.contenders[name].images[piece]
+            contender = self.contenders[name]
+            timing.images, timing.gpu = contender.images[piece], contender.gpu
+            if name in self.failed:
+                continue
+            try:
+                timing.facts = contender.facts(piece)
+            except ContenderFailed as failure:
+                self._fail(name, failure)
+                continue
+            timing.settings = timing.facts.pop("settings", {})
+            timing.facts |= {"apart": True} if self._apart else {}
         return timings
-
-    def _retire(self, name: str) -> None:
-        """End a contender, which can be asked for its facts nevertheless."""
-        if name in self.failed:
-            return
-        try:
-            self.contenders[name].retire()
-        except ContenderFailed as failure:
-            self._fail(name, failure)
 
     def _turn(self, name: str, work: str) -> Sample | None:
         if name in self.failed:
@@ -357,7 +342,7 @@ def _serve(end: Connection) -> None:
     # What it starts in its turn shall start as in any program, not as this process was.
     multiprocessing.set_start_method(None, force=True)
     try:
-        import_module("fastsiam.bench.contestants.train")
+        import_module("fastsiam.bench.cases.train")
         told = _told(end)
         first = next(told, None)
         if first is None:

@@ -88,6 +88,7 @@ def record(
     torchvision: Timing | None = None,
     baseline: tuple[str, Timing] | None = None,
     ceiling: tuple[str, Timing] | None = None,
+    facts: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Record:
     """Make a record of a timing.
@@ -96,10 +97,11 @@ def record(
         case: of the record.
         name: of the record.
         timing: the repeats.
-        config: settings that the figure depends on.
+        config: settings that the figure depends on, beside the timing's own.
         torchvision: of the pipeline that users have today.
         baseline: what to compare with else, and its name.
         ceiling: what limits it, and its name.
+        facts: what else is known of it, beside what the timing has.
         more: other fields of ``Record``.
     """
     compared = baseline or (torchvision and (BASELINE, torchvision))
@@ -119,7 +121,9 @@ def record(
         cpu_seconds_per_image=timing.cpu / max(1, timing.images),
         cores_busy=timing.cpu / timing.median,
         host_bytes=timing.host,
-        config=dict(config),
+        gpu_bytes=timing.gpu,
+        facts={**timing.facts, **(facts or {})},
+        config={**config, **timing.settings},
         environment=_environment(),
         command=_command(),
         date=datetime.date.today().isoformat(),

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastsiam.bench import soak as soaks
 from fastsiam.bench.cases import title_of
-from fastsiam.bench.charts import charts, front_charts, plain_name
-from fastsiam.bench.drawing import svg
+from fastsiam.bench.charts import charts, front_charts, plain_name, svg
 from fastsiam.bench.finding import finding
 from fastsiam.bench.records import Record, grouped, read
-from fastsiam.bench.soak import record as soaks
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole

@@ -51,10 +51,6 @@ class Machine:
     """Bytes of a number: 2 for bfloat16."""
 
 
-H200 = Machine(flops=989e12, bytes=4.8e12)
-"""NVIDIA's data sheet: bfloat16 without sparsity, HBM3e."""
-
-
 def layers(config: TrainConfig) -> list[Layer]:
     """Count the work of a method's layers for one image.
 
@@ -100,27 +96,6 @@ def measured(rates: Mapping[str, float]) -> Machine:
     operations a second; of the types for matrix products the faster one counts."""
     half, full = (rates[f"matrix product, {name}"] for name in ("bfloat16", "float32"))
     return Machine(max(half, full), rates["copy within memory"], 2 if half > full else 4)
-
-
-def table(configs: Mapping[str, TrainConfig], machine: Machine) -> str:
-    """Return the work and the floors of several trainings as a Markdown table."""
-    lines = [
-        "| one image (two views) | GFLOP | MB, a kernel for each layer | images/s at most "
-        "| MB, at the fewest | images/s at most |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, config in configs.items():
-        own = layers(config)
-        megabytes, fewest = (
-            machine.width * sum(one) / 1e6
-            for one in ([layer.elements for layer in own], [layer.fewest for layer in own])
-        )
-        lines.append(
-            f"| {name} | {sum(layer.flops for layer in own) / 1e9:.1f} | {megabytes:,.0f} "
-            f"| {1 / floor(config, machine):,.0f} | {fewest:,.0f} "
-            f"| {1 / floor(config, machine, fused=True):,.0f} |"
-        )
-    return "\n".join(lines)
 
 
 def _counting(found: list[Layer], *, views: int, first: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from typing import Any
 
 UNSTEADY = 0.15
 """A spread wider than this is marked: such a figure says little."""
@@ -28,6 +29,12 @@ class Timing:
     samples: list[Sample] = field(default_factory=list)
     images: int = 0
     """Images that go through in each repeat."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else is known of it."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How it was computed, where that is known only once it is built."""
+    gpu: int = 0
+    """GPU memory that its processes hold, CUDA contexts included."""
 
     @property
     def rate(self) -> float:

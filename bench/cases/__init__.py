@@ -1,7 +1,8 @@
 """The cases: what ``fastsiam bench`` measures, one file each, and the table of them; no torch.
 
 A new case is a file here with a function ``measure(session)`` that returns its records, and a row
-of the table. What works in the processes that it measures is in ``fastsiam.bench.contestants``.
+of the table. Functions ``build_...`` run in the processes that are measured: called with a
+contender's settings, they return its work by name (``contest.Build``).
 """
 
 from __future__ import annotations
@@ -72,12 +73,6 @@ _ROWS = (
         help="Crop, resize and flip of images that are decoded, beside torchvision on tensors.",
         title="The geometric stage",
         options=("recipe", "crop", "batch", *_COMMON),
-    ),
-    Case(
-        name="cycles",
-        help="What each stage of the CPU's kernels costs: ns and cycles a pixel, in one thread.",
-        title="The CPU's kernels, stage by stage",
-        options=(*_DATA, "images", "recipe", "crop", *_COMMON),
     ),
     Case(
         name="step",

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as TF
+
 from fastsiam.bench.cases.photometric import measure_stage
-from fastsiam.bench.contestants.geometric import ONCE, REFERENCE, build_geometric
+from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record
 from fastsiam.bench.session import Session
+from fastsiam.config import AugmentConfig
+from fastsiam.pipelines.job import crop_views
+from fastsiam.views.draws import ViewParams, draw_views
 
 _ON_GPU = 25600
 """Images of a repeat on a GPU."""
+REFERENCE = "torchvision, image by image"
+ONCE = "one pass over the crops"
+_HEIGHT, _WIDTH = 375, 500
 
 
 def measure(session: Session) -> list[Record]:
@@ -22,3 +34,52 @@ def measure(session: Session) -> list[Record]:
         on_gpu=_ON_GPU,
         in_the_clock="decoded images of 375 x 500 on the device to uint8 crops: crop, resize, flip",
     )
+
+
+def build_geometric(
+    *, augment: AugmentConfig, batch: int, batches: int, device: str
+) -> dict[str, Work]:
+    """Crop, resize and flip noise of 375 x 500 pixels, by us, by torchvision, and merely copy."""
+    values = batch * _HEIGHT * _WIDTH * 3
+    pixels = torch.randint(0, 256, (values,), dtype=torch.uint8, device=device)
+    size = np.full((batch, 2), (_HEIGHT, _WIDTH))
+    start = np.arange(batch) * (_HEIGHT * _WIDTH * 3)
+    params = [
+        draw_views(augment, seed=0, epoch=i, index=np.arange(batch), size=size)
+        for i in range(batches)
+    ]
+    some = min(batch, 64 if device == "cuda" else 8)  # it is slow
+    images = pixels.view(batch, _HEIGHT, _WIDTH, 3).permute(0, 3, 1, 2)
+    sources = crop_views(pixels, start, size, params[0], augment)
+    copies = [torch.empty_like(source) for source in sources]
+
+    def crop(own: ViewParams) -> None:
+        crop_views(pixels, start, size, own, augment)
+
+    def ours() -> None:
+        for own in params:
+            crop(own)
+
+    def theirs() -> None:
+        for row in range(some):
+            for view in range(len(augment.views)):
+                _by_torchvision(images[row], params[0], view, row, augment.views[view].crop)
+
+    def touch() -> None:
+        for _ in params:
+            for source, copy in zip(sources, copies, strict=True):
+                copy.copy_(source)
+
+    return {
+        "fastsiam": Work(ours, batch * batches, before=lambda: crop(params[0])),
+        REFERENCE: Work(theirs, some),
+        ONCE: Work(touch, batch * batches),
+    }
+
+
+def _by_torchvision(image: Tensor, params: ViewParams, view: int, row: int, side: int) -> Tensor:
+    top, left, height, width = params.box[view, row].tolist()
+    crop: Tensor = TF.resized_crop(
+        image, top, left, height, width, [side, side], InterpolationMode.BILINEAR, antialias=True
+    )
+    return TF.hflip(crop) if params.flip[view, row] else crop

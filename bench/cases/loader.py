@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import count
 from typing import Any
 
 from fastsiam.bench.cases.decode import decode_records, enter_decoders, fastest
 from fastsiam.bench.config import CONTAINERS, Stored
-from fastsiam.bench.contest import Contest
-from fastsiam.bench.contestants.loader import build_loading, build_plain_crops
+from fastsiam.bench.contest import Contest, Work
 from fastsiam.bench.images import Images
+from fastsiam.bench.measure import children
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
-from fastsiam.config import Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
+from fastsiam.views.batch import CropLoader
 
 Entered = dict[str, tuple[Pipeline, Stored]]
 """Contenders by name: a pipeline, on images in some form."""
@@ -27,30 +32,27 @@ def measure(session: Session) -> list[Record]:
         enter_decoders(contest, session, images)
         entered = _enter(contest, session, images)
         timings = contest.run(session.config.repeats)
-        contenders = dict(contest.contenders)
-        facts = {turn: contest.facts(*turn) for turn in timings}
     baseline = timings.get((BASELINE, "views"))
     records = decode_records(session, images, timings)
     for name, (pipeline, form) in entered.items():
-        for work in contenders[name].images:
-            if (name, work) not in timings:
-                continue
-            one = record(
+        records += [
+            record(
                 "loader",
                 f"{pipeline} {work}" + ("" if form == "original" else f", {form}"),
-                timings[name, work],
+                timing,
                 torchvision=baseline,
                 ceiling=_ceiling(session, pipeline, form, timings),
                 pipeline=pipeline,
-                gpu_bytes=contenders[name].gpu,
-                facts={"what": work, "stored": form, **facts[name, work]},
+                facts={"what": work, "stored": form},
                 in_the_clock="one epoch, from its first request to its last batch on the device; "
                 "not: opening the data, compiling, the first epoch",
                 config=session.settings(
                     batch=session.loaded_batch, workers=session.workers, data=images.about
                 ),
             )
-            records.append(one)
+            for (who, work), timing in timings.items()
+            if who == name
+        ]
     return records
 
 
@@ -86,3 +88,33 @@ def _ceiling(
     bytes_of: Stored = "original" if form in CONTAINERS else form
     found = fastest(timings, bytes_of, on_gpu=session.gpu and backend.decodes_on_gpu)
     return ("bare decoding", found) if found else None
+
+
+def build_loading(
+    *, data: DataConfig, augment: AugmentConfig, batch: int, images: int, device: str
+) -> dict[str, Work]:
+    """Build a pipeline; its work is an epoch, to "crops" and to "views"."""
+    loader, epochs = build_loader(data, augment, batch=batch, device=device), count()
+    if loader.steps != images // batch:
+        raise RuntimeError(f"{loader.source} holds {loader.images:,} images, not {images:,}")
+
+    def through(epoch: Callable[[int], Iterable[object]]) -> None:
+        for _ in epoch(next(epochs)):
+            pass
+        started = len(children(os.getpid()))
+        if data.pipeline == BASELINE and started < data.workers:
+            raise RuntimeError(f"{started} of {data.workers} workers started")
+
+    def facts() -> dict[str, Any]:
+        return {"workers": data.workers, "processes": 1 + len(children(os.getpid()))}
+
+    work = {"views": Work(partial(through, loader.epoch), images, facts)}
+    if isinstance(loader, CropLoader):
+        work = {"crops": Work(partial(through, loader.crops), images, facts)} | work
+    return work
+
+
+def build_plain_crops(*, augment: AugmentConfig, **settings: Any) -> dict[str, Work]:
+    """Build a pipeline that makes no uint8 crops; its crops are views without colours and blur."""
+    plain = augment.changed(jitter_p=0.0, gray_p=0.0, blur_p=0.0, solarise_p=0.0)
+    return {"crops": build_loading(augment=plain, **settings)["views"]}

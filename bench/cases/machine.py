@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fastsiam.bench.contest import Contest
-from fastsiam.bench.contestants.machine import build_machine
+from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
+
+if TYPE_CHECKING:  # not imported in the processes that are measured
+    from fastsiam.bench.session import Session
 
 MACHINE = "machine"
 """Name of the contender."""
 _UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def measure(session: Session) -> list[Record]:
@@ -23,13 +25,12 @@ def measure(session: Session) -> list[Record]:
     with session.contest() as contest:
         contest.enter(MACHINE, build_machine, device=session.device)
         timings = contest.run(session.config.repeats)
-        facts = {work: contest.facts(MACHINE, work) for _, work in timings}
     return [
         record(
             "machine",
             work,
             timing,
-            facts=_rate(facts[work]["amount"] / timing.median, facts[work]["unit"]),
+            facts=_rate(timing),
             in_the_clock="copies count each byte twice: read and written",
             config={"device": session.device, "threads": torch.get_num_threads()},
         )
@@ -37,15 +38,44 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def _rate(value: float, unit: str) -> dict[str, Any]:
-    return {"rate": f"{value:,.3g} {unit}", "value": value, "unit": unit}
+def _rate(timing: Timing) -> dict[str, Any]:
+    value, unit = timing.facts["amount"] / timing.median, timing.facts["unit"]
+    return {"rate": f"{value:,.3g} {unit}", "value": value}
 
 
-def rates(contest: Contest, timings: Mapping[tuple[str, str], Timing]) -> dict[str, float]:
-    """Return what a contender of this name and making did, in bytes or operations a second."""
-    found = {}
-    for (name, work), timing in timings.items():
-        if name == MACHINE:
-            facts = contest.facts(name, work)
-            found[work] = facts["amount"] * _UNITS[facts["unit"]] / timing.median
-    return found
+def rates(timings: Mapping[tuple[str, str], Timing]) -> dict[str, float]:
+    """Return what the contender ``MACHINE`` did, in bytes or operations a second."""
+    return {
+        work: timing.facts["amount"] * _UNITS[timing.facts["unit"]] / timing.median
+        for (name, work), timing in timings.items()
+        if name == MACHINE
+    }
+
+
+def build_machine(*, device: str) -> dict[str, Work]:
+    """Copy large tensors, and multiply large matrices."""
+    gpu = device == "cuda"
+    size, side, times = (2**30, 8192, 20) if gpu else (2**28, 2048, 4)
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+
+    def several(one: Any, amount: float, unit: str) -> Work:
+        def run() -> None:
+            for _ in range(times):
+                one()
+
+        return Work(run, 0, lambda: {"amount": times * amount, "unit": unit})
+
+    work = {"copy within memory": several(lambda: target.copy_(source), 2 * size / 1e9, "GB/s")}
+    if gpu:
+        pinned = torch.ones(2**28, dtype=torch.uint8, pin_memory=True)
+        part = target[: len(pinned)]
+        work["copy from host to device"] = several(
+            lambda: part.copy_(pinned, non_blocking=True), len(pinned) / 1e9, "GB/s"
+        )
+    for name, dtype in _DTYPES.items():
+        matrix = torch.randn(side, side, device=device).to(dtype)
+        work[f"matrix product, {name}"] = several(
+            lambda m=matrix: m @ m, 2 * side**3 / 1e12, "TFLOP/s"
+        )
+    return work

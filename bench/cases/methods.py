@@ -7,15 +7,18 @@ Network, heads, tensors and settings are the same. Ours is taken in some of the 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 
-from fastsiam.bench.contest import Contest
-from fastsiam.bench.contestants.methods import build_lightly
-from fastsiam.bench.contestants.step import build_step
-from fastsiam.bench.lightly import NAMES
+import torch
+
+from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
+from fastsiam.bench.contest import Contest, Work
+from fastsiam.bench.lightly import NAMES, require_lightly
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.variants import AUTHORS, VARIANTS
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
+from fastsiam.views.batch import Batch
 
 _WAYS = ("default", "eager", "plain")
 """Ways in which ours is taken, if nobody says."""
@@ -33,22 +36,17 @@ def _measured(session: Session, name: str) -> list[Record]:
     with session.contest(apart=session.gpu) as contest:
         configs = _entered(contest, session, name)
         timings = contest.run(session.config.repeats)
-        contenders = contest.contenders
-        facts = {who: contest.facts(who, work) for who, work in timings}
     lightly = timings.get((theirs, "step"))
-    used = {who: one.pop("settings", {}) for who, one in facts.items()}
     return [
         record(
             "methods",
             who,
             timing,
             baseline=(theirs, lightly) if lightly else None,
-            gpu_bytes=contenders[who].gpu,
-            facts=facts[who],
             in_the_clock="forward, backward, optimizer, momentum encoder and queue, on tensors "
             "that are ready",
             config=session.settings(
-                batch=session.trained_batch, model=configs[who].to_dict()["model"], **used[who]
+                batch=session.trained_batch, model=configs[who].to_dict()["model"]
             ),
         )
         for (who, _), timing in timings.items()
@@ -77,3 +75,43 @@ def _config(session: Session, name: str, way: str) -> TrainConfig:
     if config.model.method.name == name:
         return config
     return replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
+
+
+def build_lightly(*, config: TrainConfig) -> dict[str, Work]:
+    """Build a method of lightly's parts; its work is some steps.
+
+    Raises:
+        BackendError: lightly is not installed, or lacks what the settings ask for.
+    """
+    require_lightly()
+    return stepping(config, lightly_step)
+
+
+def lightly_step(own: Fed) -> Stepper:
+    """Return the step of lightly's examples: float32, eager, one forward for each view.
+
+    ``channels_last`` is as the settings say, whatever the layout of the batches.
+    """
+    from fastsiam.bench.lightly.methods import composed
+    from fastsiam.bench.lightly.training import Step, laid_out_by_channels
+
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    model = composed(own.config, steps_per_epoch=own.loader.steps).to(own.place.device).train()
+    layout = torch.contiguous_format
+    if laid_out_by_channels(own.config):
+        layout = torch.channels_last
+        model = model.to(memory_format=layout)
+    step = Step(own.config, model)
+
+    def take(batch: Batch) -> None:
+        views = [view.float().contiguous(memory_format=layout) for view in batch.views]
+        step(views, at=0)
+
+    settings = {
+        "precision": "fp32",
+        "channels_last": layout == torch.channels_last,
+        "compile": "off",
+        "lightly": metadata.version("lightly"),
+    }
+    return Stepper(take, model, settings)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from fastsiam.bench.contest import Contest
-from fastsiam.bench.contestants.loader import build_loading
-from fastsiam.bench.contestants.peers import build_peer
-from fastsiam.bench.images import Images
-from fastsiam.bench.peers import PEERS
+import torch
+
+from fastsiam.bench.cases.loader import build_loading
+from fastsiam.bench.contest import Work
+from fastsiam.bench.peers import PEERS, starter
+from fastsiam.bench.peers.job import Job
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
+from fastsiam.errors import FastSiamError
 from fastsiam.pipelines.backends import BASELINE
 
 
@@ -28,11 +30,24 @@ def measure(session: Session) -> list[Record]:
                 images=images.count,
                 device=session.device,
             )
+        job = Job(
+            folder=str(images.folder),
+            beton=str(images.stored("original") / "train.beton"),
+            augment=session.config.augment,
+            batch=batch,
+            workers=session.workers,
+            images=images.count,
+            device=torch.device(session.device),
+        )
         for peer in session.config.peer_names:
-            _enter(contest, session, images, peer)
+            reason = PEERS[peer].missing
+            if session.device not in PEERS[peer].devices:
+                reason = reason or f"it does not work on {session.device}"
+            if reason:
+                session.console.say(f"{peer}: not measured: {reason}")
+            else:
+                contest.enter(PEERS[peer].title, build_peer, peer=peer, job=job)
         timings = contest.run(session.config.repeats)
-        contenders = contest.contenders
-        facts = {turn: contest.facts(*turn) for turn in timings}
     baseline = timings.get((f"fastsiam --pipeline {BASELINE}", "views"))
     return [
         record(
@@ -41,8 +56,6 @@ def measure(session: Session) -> list[Record]:
             timing,
             torchvision=baseline,
             pipeline=pipelines.get(name, ""),
-            gpu_bytes=contenders[name].gpu,
-            facts=facts[name, work],
             in_the_clock="one epoch to finished views, normalised, on the device",
             config=session.settings(batch=batch, workers=session.workers, data=images.about),
         )
@@ -51,24 +64,24 @@ def measure(session: Session) -> list[Record]:
     ]
 
 
-def _enter(contest: Contest, session: Session, images: Images, name: str) -> None:
-    """Have another library take part, if it is installed and works here."""
-    peer = PEERS[name]
-    reason = peer.missing
-    if session.device not in peer.devices:
-        reason = reason or f"it does not work on {session.device}"
-    if reason:
-        session.console.say(f"{name}: not measured: {reason}")
-        return
-    contest.enter(
-        peer.title,
-        build_peer,
-        peer=name,
-        folder=str(images.folder),
-        beton=str(images.stored("original") / "train.beton"),
-        augment=session.config.augment,
-        batch=session.loaded_batch,
-        workers=session.workers,
-        images=images.count,
-        device=session.device,
-    )
+def build_peer(*, peer: str, job: Job) -> dict[str, Work]:
+    """Start another library; its work is an epoch.
+
+    Args:
+        peer: its name in ``PEERS``.
+        job: what it is to do.
+
+    Raises:
+        FastSiamError: its packages are missing.
+    """
+    about = PEERS[peer]
+    if reason := about.missing:
+        raise FastSiamError(f"{about.title} is not installed: {reason}")
+    opened = starter(peer)(job)
+
+    def run() -> None:
+        for _ in opened.epoch():
+            pass
+
+    facts = {"differs": about.differs, "version": opened.version}
+    return {"views": Work(run, job.images, lambda: facts)}

@@ -9,18 +9,21 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastsiam import trace
-from fastsiam.bench.contest import Contender
-from fastsiam.bench.contestants.profile import MARK, WARM_UP, build_profile
+from fastsiam.bench.cases.step import fed, step_of
+from fastsiam.bench.contest import Contender, Work
 from fastsiam.bench.images import make_images, users_own
+from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, check_writable, record
 from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Sample, Timing
@@ -31,6 +34,11 @@ from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
+
+MARK = "fastsiam: the clocks meet"
+"""A range of no length, by which the times of our own notes and of torch's trace are compared."""
+WARM_UP = 6
+"""Steps before those that are traced: about as many as batches are made ahead."""
 
 
 @dataclass(frozen=True)
@@ -221,3 +229,38 @@ def _ranges(events: list[dict[str, Any]], steps: int, seconds: float) -> str:
         for name, all_ms in sorted(durations.items(), key=lambda item: -sum(item[1]))
     ]
     return markdown(["range", "ms a step", "of the time", "threads", "times", "median ms"], rows)
+
+
+def build_profile(*, config: TrainConfig, steps: int, path: Path) -> dict[str, Work]:
+    """Build a model and a loader; the work is to train some steps and write torch's trace."""
+    own = fed(config)
+    take, epochs = step_of(own).take, count()
+    facts: dict[str, Any] = {}
+    on_gpu = own.place.device.type == "cuda"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+
+    def run() -> None:
+        feed = own.loader.epoch(next(epochs))
+        for batch in islice(feed, WARM_UP):
+            take(batch)
+        with torch.profiler.profile(activities=activities) as profiler:
+            facts["mark"] = time.time_ns()
+            with torch.profiler.record_function(MARK):
+                pass
+            facts["began"], began = time.time_ns(), time.perf_counter()
+            for _ in range(steps):
+                with trace.span("wait for data"):
+                    batch = next(feed)
+                take(batch)
+            wait_for_gpu()
+            facts["seconds"] = time.perf_counter() - began
+        profiler.export_chrome_trace(str(path))
+        facts["operations"] = profiler.key_averages().table(
+            sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",
+            row_limit=12,
+            max_name_column_width=40,
+        )
+
+    return {"profile": Work(run, steps * config.optim.batch, lambda: facts)}

@@ -6,15 +6,17 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastsiam.bench.contest import Contender, ContenderFailed
-from fastsiam.bench.contestants.startup import build_startup
-from fastsiam.bench.measure import forget
+from fastsiam.bench.contest import Contender, ContenderFailed, Work
+from fastsiam.bench.measure import cpu_seconds, forget, wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Sample, Timing
-from fastsiam.config import DataConfig, Pipeline
+from fastsiam.config import AugmentConfig, DataConfig, Pipeline
+from fastsiam.pipelines import build_loader
+
+if TYPE_CHECKING:  # not imported in the processes that are measured
+    from fastsiam.bench.session import Session
 
 _STILL_COLD = 0.05
 """Share of the files that the system may still have in its cache."""
@@ -81,3 +83,27 @@ def _start(session: Session, data: DataConfig, *, cold: bool) -> tuple[Sample, d
         contender.close()
     wall, cpu = facts["first_epoch_over"], facts.pop("cpu_until_then")
     return replace(contender.first["startup"], wall=wall, cpu=cpu), facts
+
+
+def build_startup(
+    *, data: DataConfig, augment: AugmentConfig, batch: int, device: str, began: float
+) -> dict[str, Work]:
+    """Load the first batch and two epochs; ``began`` is when the process was started."""
+    facts: dict[str, Any] = {}
+
+    def begin() -> None:
+        facts["imports"] = time.monotonic() - began
+        loader = build_loader(data, augment, batch=batch, device=device)
+        for number in range(2):
+            start = time.monotonic()
+            for step, _ in enumerate(loader.epoch(number)):
+                if number == step == 0:
+                    wait_for_gpu()
+                    facts["first_batch"] = time.monotonic() - began
+            wait_for_gpu()
+            facts["first_epoch" if number == 0 else "later_epoch"] = time.monotonic() - start
+            facts.setdefault("first_epoch_over", time.monotonic() - began)
+            facts.setdefault("cpu_until_then", cpu_seconds())
+        loader.close()
+
+    return {"startup": Work(begin, batch, lambda: facts)}

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fastsiam import distributed
 from fastsiam.bench import roofline
-from fastsiam.bench.cases.machine import MACHINE, rates
-from fastsiam.bench.contest import Contest
-from fastsiam.bench.contestants.machine import build_machine
-from fastsiam.bench.contestants.step import build_step
+from fastsiam.bench.cases.machine import MACHINE, build_machine, rates
+from fastsiam.bench.contest import Contest, Work
+from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.bench.variants import AUTHORS, VARIANTS
+from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import BackendError
+from fastsiam.methods import SimSiam, build_method
+from fastsiam.pipelines import build_loader
+from fastsiam.pipelines.backends import CEILING
+from fastsiam.training.numerics import autocast_type, with_settled_precision
+from fastsiam.training.optim import peak_lr
+from fastsiam.training.step import TrainingStep
+from fastsiam.views.batch import Batch, Loader
+
+if TYPE_CHECKING:  # not imported in the processes that are measured
+    from fastsiam.bench.session import Session
+
+_SECONDS = 1.0
+"""What a repeat takes at least, if steps are short."""
+_MOST_STEPS = 50
 
 
 def measure(session: Session) -> list[Record]:
@@ -29,29 +52,23 @@ def measure(session: Session) -> list[Record]:
         for name in session.config.variant_names:
             _enter(contest, session, name)
         timings = contest.run(session.config.repeats)
-        session.not_measured += [f"{name} ({why})" for name, why in contest.failed.items()]
-        contenders = contest.contenders
-        facts = {name: contest.facts(name, work) for name, work in timings if name != MACHINE}
-        least, limits = None, rates(contest, timings)
-        if limits:
-            floor = roofline.floor(session.train_config(batch), roofline.measured(limits))
-            least = Timing([Sample(floor, 0.0)], 1)
-            limits["roofline, images/s"] = 1 / floor
+    session.not_measured += [f"{name} ({why})" for name, why in contest.failed.items()]
+    least, limits = None, rates(timings)
+    if limits:
+        floor = roofline.floor(session.train_config(batch), roofline.measured(limits))
+        least = Timing([Sample(floor, 0.0)], 1)
+        limits["roofline, images/s"] = 1 / floor
     authors = timings.get((AUTHORS, "step"))
-    used = {name: one.pop("settings", {}) for name, one in facts.items()}
     return [
         record(
             "step",
             name,
             timing,
             baseline=(AUTHORS, authors) if authors else None,
-            ceiling=("the roofline", _by(least, facts[name])) if least else None,
-            gpu_bytes=contenders[name].gpu,
-            facts=facts[name] | limits,
+            ceiling=("the roofline", _by(least, timing.facts)) if least else None,
+            facts=limits,
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
-            config=session.settings(
-                batch=batch, backbone=session.config.train.model.backbone, **used[name]
-            ),
+            config=session.settings(batch=batch, backbone=session.config.train.model.backbone),
         )
         for (name, _), timing in timings.items()
         if name != MACHINE
@@ -79,3 +96,177 @@ def _enter(contest: Contest, session: Session, name: str) -> None:
 def _by(least: Timing, facts: Mapping[str, Any]) -> Timing:
     """Return the least time of one device for as many as there are."""
     return replace(least, images=least.images * facts.get("devices", 1))
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """A training step, ready to be taken."""
+
+    take: Callable[[Batch], object]
+    """Takes it."""
+    method: nn.Module
+    """What is trained."""
+    settings: dict[str, Any]
+    """How it is computed, for a record: the settings as they are used."""
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A process that trains: its settings, place and loader."""
+
+    config: TrainConfig
+    """Settled: precision is what the hardware computes in."""
+    place: Place
+    loader: Loader
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is to be told of it."""
+        dtype = autocast_type(self.config.numerics.precision, self.place.device)
+        return {
+            "precision": str(dtype).removeprefix("torch."),
+            "batch": self.config.optim.batch,
+            "ranks": self.place.world,
+        }
+
+
+def fed(config: TrainConfig) -> Fed:
+    """Find this process's place, and open the loader of what it trains on."""
+    place = distributed.start(config.run)
+    config = with_settled_precision(config, place.device)
+    loader = build_loader(
+        config.data,
+        config.augment,
+        batch=config.optim.batch,
+        rank=place.rank,
+        world=place.world,
+        device=place.device,
+        dtype=autocast_type(config.numerics.precision, place.device),
+    )
+    return Fed(config, place, loader)
+
+
+def build_step(*, config: TrainConfig, authors: bool = False) -> dict[str, Work]:
+    """Build a model, an optimizer and a few batches; its work is some steps."""
+    return stepping(config, authors_step if authors else step_of)
+
+
+def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, Work]:
+    """Return some steps on ready tensors as work.
+
+    Args:
+        config: what is trained.
+        begin: builds the model and the optimizer.
+    """
+    own = fed(replace(config, data=DataConfig(pipeline=CEILING)))
+    began = time.perf_counter()
+    stepper = begin(own)
+    started = time.perf_counter() - began
+    batches = list(islice(own.loader.epoch(0), 2))
+    stepper.take(batches[0])
+    steps = steps_in_time(partial(stepper.take, batches[1]), own.place)
+    on_gpu = own.place.device.type == "cuda"
+    if on_gpu:  # what cuDNN tried its kernels with is no step's
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+    def run() -> None:
+        for i in range(steps):
+            stepper.take(batches[i % len(batches)])
+
+    # What a replayed graph uses is reserved once and counts as allocated no more.
+    graphs = stepper.settings.get("step", {}).get("cuda_graphs", False)
+    most = torch.cuda.max_memory_reserved if graphs else torch.cuda.max_memory_allocated
+
+    def facts() -> dict[str, Any]:
+        peak = {"peak_gpu_bytes": most()} if on_gpu else {}
+        return (
+            own.facts
+            | peak
+            | {
+                "devices": own.place.world if on_gpu else 1,
+                "seconds_to_build": started,
+                "settings": stepper.settings,
+            }
+        )
+
+    before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
+    return {"step": Work(run, steps * config.optim.batch, facts, before)}
+
+
+def step_of(own: Fed) -> Stepper:
+    """Return the step of ``fastsiam train``, at the schedule's first rate.
+
+    Raises:
+        BackendError: it was to be compiled, or recorded, and cannot be.
+    """
+    torch.manual_seed(0)
+    method = build_method(own.config.model, images=own.loader.images)
+    step = TrainingStep(own.config, method, own.place, steps_per_epoch=own.loader.steps)
+    line = step.prepare()
+    if step.config.step != own.config.step:
+        raise BackendError(line)
+    sections = step.config.to_dict()
+    return Stepper(
+        partial(step, at=0), method, {name: sections[name] for name in ("numerics", "step")}
+    )
+
+
+def authors_step(own: Fed) -> Stepper:
+    """Return the step as the paper's authors take it.
+
+    Float32 (TF32 in convolutions, as torch has it on its own), NCHW, eager, one forward for each
+    view, a plain SGD with one kernel for each operation on each parameter.
+
+    Raises:
+        BackendError: the method or its loss is another one than theirs.
+    """
+    torch.backends.cudnn.benchmark = True
+    torch.manual_seed(0)
+    method, optim = build_method(own.config.model), own.config.optim
+    if type(method) is not SimSiam:
+        raise BackendError(f"the authors' step is SimSiam's, not that of {type(method).__name__}")
+    if changed := _unlike_the_authors(method.config):
+        raise BackendError(f"the authors' step is plain SimSiam's, with {changed} as by default")
+    method = method.to(own.place.device).train()
+    optimizer = torch.optim.SGD(
+        method.parameters(),
+        lr=peak_lr(optim),
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        foreach=False,
+        fused=False,
+    )
+
+    def take(batch: Batch) -> None:
+        z1, z2 = (
+            method.projector(method.backbone(view.float().contiguous())) for view in batch.views
+        )
+        p1, p2 = method.predictor(z1), method.predictor(z2)
+        similarity = F.cosine_similarity(p1, z2.detach()) + F.cosine_similarity(p2, z1.detach())
+        optimizer.zero_grad()
+        (-similarity.mean() / 2).backward()
+        optimizer.step()
+
+    return Stepper(take, method, VARIANTS[AUTHORS].settings)
+
+
+def _unlike_the_authors(config: SimSiamConfig) -> str:
+    """Name a setting of the loss or of what is trained that the authors' code lacks; "" if none."""
+    names = [
+        *("predictor", "stop_gradient", "similarity"),
+        *("symmetric", "alternate_every", "target_average", "encoder_momentum"),
+    ]
+    usual = SimSiamConfig()
+    changed = (name for name in names if getattr(config, name) != getattr(usual, name))
+    return next(changed, "").replace("_", "-")
+
+
+def steps_in_time(one: Callable[[], object], place: Place) -> int:
+    """Take one step, and return how many take a second or so, the same on all ranks."""
+    wait_for_gpu()
+    began = time.perf_counter()
+    one()
+    wait_for_gpu()
+    steps = torch.tensor(_SECONDS / (time.perf_counter() - began), device=place.device)
+    return max(1, min(_MOST_STEPS, round(distributed.minimum_across_ranks(steps).item())))

@@ -2,51 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, replace
+from importlib import metadata
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fastsiam.bench import object_storage
-from fastsiam.bench.contest import Contest
-from fastsiam.bench.contestants.storage import build_reading, build_streaming
-from fastsiam.bench.contestants.streaming import Job
-from fastsiam.bench.images import Images
+from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
-from fastsiam.bench.streaming import STREAMING
-from fastsiam.config import DataConfig, Pipeline
+from fastsiam.bench.streaming import STREAMING, Job, convert_for_litdata
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.errors import FastSiamError
+from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import BASELINE
+from fastsiam.views.batch import Loader
 
 _SHARDS = 16
 _WINDOW = 1024
 """Images that are shuffled among each other, by all."""
 _GIGABYTES = 50.0
-_LOCAL = "local disk"
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a contender's data are, and in what state what it keeps is."""
+    """Where a contender's data are, and in what state its cache is."""
 
-    title: str = _LOCAL
+    title: str = "local disk"
     port: int = 0
     """Of the server, or of the proxy before it; 0 is the local disk."""
     cold: bool = False
-    """Whether its cache is empty when an epoch begins."""
+    """Whether the cache is empty when an epoch begins."""
 
+    def address(self, folder: Path, form: str, *, http: bool = False) -> str:
+        """Return where shards of some form are found."""
+        if not self.port:
+            return str(folder / "shards" / form)
+        base = f"http://127.0.0.1:{self.port}" if http else "s3:/"
+        return f"{base}/{object_storage.BUCKET}/shards/{form}"
 
-@dataclass(frozen=True)
-class _Entry:
-    """A contender that is ready."""
-
-    library: str
-    place: _Place
-    pipeline: Pipeline | str = ""
+    def environment(self, folder: Path) -> dict[str, str]:
+        """Return variables of a contender: indexes that loaders keep are each one's own."""
+        own = object_storage.environment(self.port) if self.port else {}
+        return own | {"XDG_CACHE_HOME": str(folder / "home")}
 
 
 def measure(session: Session) -> list[Record]:
@@ -55,35 +60,49 @@ def measure(session: Session) -> list[Record]:
     folder = session.folder / "storage"
     files = sorted(path for path in images.folder.rglob("*") if path.is_file())
     _pack(files, folder / "shards" / "tars")
-    peers = [name for name in STREAMING if _is_ready(session, name)]
+    peers = []
+    for name, peer in STREAMING.items():
+        if peer.missing:
+            session.console.say(f"{name}: not measured: {peer.missing}")
+        else:
+            peers.append(name)
     if "litdata" in peers:
-        form = import_module("fastsiam.bench.contestants.streaming.litdata")
-        form.convert(files, folder / "shards" / "litdata")
+        convert_for_litdata(files, folder / "shards" / "litdata")
+    pipelines = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
+    title: dict[str, str] = {name: f"fastsiam --pipeline {name}" for name in pipelines}
+    title |= {name: STREAMING[name].title for name in peers}
     with ExitStack() as held:
         port = held.enter_context(object_storage.served(folder / "server"))
         object_storage.upload(port, folder / "shards", "shards")
         places = [_Place(), *_remote(held, session, port)]
         contest = held.enter_context(session.contest(apart=True))
-        entered = dict(_enter(contest, session, images, folder, places))
-        for peer in peers:
-            entered |= dict(_enter_other(contest, session, images, folder, places, peer))
+        entered: dict[str, tuple[str, _Place]] = {}
+        for name in title:
+            build, settings = (
+                (build_reading, _reading) if name in pipelines else (build_streaming, _streaming)
+            )
+            for number, place in enumerate(places):
+                cache = str(folder / "caches" / f"{name}-{number}") if place.port else ""
+                entered[f"{title[name]}, {place.title}"] = name, place
+                contest.enter(
+                    f"{title[name]}, {place.title}",
+                    build,
+                    images=images.count,
+                    environment=place.environment(folder),
+                    cold=place.cold,
+                    **settings(session, name, place, folder, cache),
+                )
         timings = contest.run(session.config.repeats)
-        facts = {turn: contest.facts(*turn) for turn in timings}
     local = {
-        entered[name].library: timing
-        for (name, _), timing in timings.items()
-        if not entered[name].place.port
+        entered[who][0]: timing for (who, _), timing in timings.items() if not entered[who][1].port
     }
     return [
         record(
             "storage",
-            name,
+            who,
             timing,
-            ceiling=("its own from the local disk", local[entered[name].library])
-            if entered[name].library in local
-            else None,
-            pipeline=entered[name].pipeline,
-            facts=facts[name, work],
+            ceiling=("its own from the local disk", local[name]) if name in local else None,
+            pipeline="" if name in peers else name,
             in_the_clock="one epoch to finished views, of a loader that was opened just before; "
             "cold: its cache is empty then",
             config=session.settings(
@@ -93,7 +112,8 @@ def measure(session: Session) -> list[Record]:
                 data=images.about,
             ),
         )
-        for (name, work), timing in timings.items()
+        for (who, _), timing in timings.items()
+        for name in [entered[who][0]]
     ]
 
 
@@ -105,88 +125,35 @@ def _remote(held: ExitStack, session: Session, port: int) -> Iterator[_Place]:
             yield _Place(title, own, cold=state == "cold")
 
 
-def _enter(
-    contest: Contest, session: Session, images: Images, folder: Path, places: list[_Place]
-) -> Iterator[tuple[str, _Entry]]:
-    names = session.config.pipeline_names if session.config.pipelines else (BASELINE,)
-    for pipeline in names:
-        library = f"fastsiam --pipeline {pipeline}"
-        for number, place in enumerate(places):
-            name = f"{library}, {place.title}"
-            data = DataConfig(
-                data=_address(folder, place, "tars"),
-                pipeline=pipeline,
-                workers=session.workers,
-                shuffle=f"window:{_WINDOW}",
-                cache=_cache(folder, place, f"{pipeline}-{number}"),
-                cache_gb=_GIGABYTES,
-            )
-            settings: dict[str, Any] = {
-                "data": data,
-                "augment": session.config.augment,
-                "batch": session.loaded_batch,
-                "images": images.count,
-                "environment": _environment(folder, place),
-                "cold": place.cold,
-            }
-            if contest.enter(name, build_reading, **settings):
-                yield name, _Entry(library, place, pipeline)
+def _reading(
+    session: Session, pipeline: Any, place: _Place, folder: Path, cache: str
+) -> dict[str, Any]:
+    """Return what ``build_reading`` is told of a pipeline, by its name."""
+    data = DataConfig(
+        data=place.address(folder, "tars"),
+        pipeline=pipeline,
+        workers=session.workers,
+        shuffle=f"window:{_WINDOW}",
+        cache=cache,
+        cache_gb=_GIGABYTES,
+    )
+    return {"data": data, "augment": session.config.augment, "batch": session.loaded_batch}
 
 
-def _enter_other(
-    contest: Contest,
-    session: Session,
-    images: Images,
-    folder: Path,
-    places: list[_Place],
-    peer: str,
-) -> Iterator[tuple[str, _Entry]]:
-    library, module = STREAMING[peer].title, STREAMING[peer].module
-    form = import_module(f"fastsiam.bench.contestants.streaming.{module}").SHARDS
-    for number, place in enumerate(places):
-        name = f"{library}, {place.title}"
-        job = Job(
-            shards=_address(folder, place, form, http=peer == "webdataset"),
-            count=_SHARDS,
-            cache=_cache(folder, place, f"{peer}-{number}"),
-            augment=session.config.augment,
-            batch=session.loaded_batch,
-            workers=session.workers,
-            window=_WINDOW,
-        )
-        if contest.enter(
-            name,
-            build_streaming,
-            peer=peer,
-            job=job,
-            images=images.count,
-            environment=_environment(folder, place),
-            cold=place.cold,
-        ):
-            yield name, _Entry(library, place)
-
-
-def _is_ready(session: Session, peer: str) -> bool:
-    if reason := STREAMING[peer].missing:
-        session.console.say(f"{peer}: not measured: {reason}")
-    return not reason
-
-
-def _address(folder: Path, place: _Place, form: str, *, http: bool = False) -> str:
-    if not place.port:
-        return str(folder / "shards" / form)
-    base = f"http://127.0.0.1:{place.port}" if http else "s3:/"
-    return f"{base}/{object_storage.BUCKET}/shards/{form}"
-
-
-def _cache(folder: Path, place: _Place, name: str) -> str:
-    return str(folder / "caches" / name) if place.port else ""
-
-
-def _environment(folder: Path, place: _Place) -> dict[str, str]:
-    """Return variables of a contender: indexes that loaders keep are each one's own."""
-    own = object_storage.environment(place.port) if place.port else {}
-    return own | {"XDG_CACHE_HOME": str(folder / "home")}
+def _streaming(
+    session: Session, peer: str, place: _Place, folder: Path, cache: str
+) -> dict[str, Any]:
+    """Return what ``build_streaming`` is told of another library."""
+    job = Job(
+        shards=place.address(folder, STREAMING[peer].shards, http=peer == "webdataset"),
+        count=_SHARDS,
+        cache=cache,
+        augment=session.config.augment,
+        batch=session.loaded_batch,
+        workers=session.workers,
+        window=_WINDOW,
+    )
+    return {"peer": peer, "job": job}
 
 
 def _pack(files: list[Path], folder: Path) -> None:
@@ -201,3 +168,80 @@ def _pack(files: list[Path], folder: Path) -> None:
                     member = tarfile.TarInfo(f"{number:04}{place:06}.{ending}")
                     member.size = len(data)
                     shard.addfile(member, BytesIO(data))
+
+
+def build_reading(
+    *,
+    data: DataConfig,
+    augment: AugmentConfig,
+    batch: int,
+    images: int,
+    environment: Mapping[str, str],
+    cold: bool,
+) -> dict[str, Work]:
+    """Build a pipeline; its work is an epoch of "views".
+
+    Args:
+        data: its cache is emptied before each epoch if that is to be ``cold``.
+        augment: ranges and probabilities.
+        batch: images of a batch.
+        images: of an epoch, whole batches.
+        environment: variables by which the data are found.
+        cold: whether nothing is kept from one epoch to the next.
+    """
+    os.environ.update(environment)
+    opened: list[Loader] = []
+
+    def open_anew() -> None:
+        for loader in opened:
+            loader.close()
+        opened.clear()
+        if cold and data.cache:
+            shutil.rmtree(data.cache, ignore_errors=True)
+        opened.append(build_loader(data, augment, batch=batch))
+        if opened[0].steps != images // batch:
+            raise RuntimeError(f"{opened[0].source} holds {opened[0].images:,} images")
+
+    def run() -> None:
+        if not opened:
+            open_anew()
+        for _ in opened[0].epoch(0):
+            pass
+
+    return {"views": Work(run, images, before=open_anew)}
+
+
+def build_streaming(
+    *, peer: str, job: Job, images: int, environment: Mapping[str, str], cold: bool
+) -> dict[str, Work]:
+    """Build another library's way to read the same images; its work is an epoch of "views".
+
+    Args:
+        peer: its name in ``STREAMING``.
+        job: what it is to do; its cache is emptied before each epoch if that is to be ``cold``.
+        images: of an epoch.
+        environment: variables by which the data are found.
+        cold: whether nothing is kept from one epoch to the next.
+    """
+    os.environ.update(environment)
+    about = STREAMING[peer]
+    if reason := about.missing:
+        raise FastSiamError(f"{about.title} is not installed: {reason}")
+    own, turns = job, count()
+
+    def open_anew() -> None:
+        nonlocal own
+        if cold and job.cache:
+            shutil.rmtree(job.cache, ignore_errors=True)
+            own = replace(job, cache=f"{job.cache}/{next(turns)}")
+        if own.cache:
+            Path(own.cache).mkdir(parents=True, exist_ok=True)
+
+    def run() -> None:
+        shown = sum(len(batch[0]) for batch in about.epoch(own))
+        if shown < images // job.batch * job.batch:
+            raise RuntimeError(f"it showed {shown:,} of {images:,} images")
+
+    open_anew()
+    facts = {"differs": about.differs, "version": metadata.version(about.packages[0])}
+    return {"views": Work(run, images, lambda: facts, before=open_anew)}

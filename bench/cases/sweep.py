@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fastsiam.bench.cases.loader import build_loading
+from fastsiam.bench.cases.train import build_fed
 from fastsiam.bench.config import Over
 from fastsiam.bench.contest import Build
-from fastsiam.bench.contestants.loader import build_loading
-from fastsiam.bench.contestants.train import build_fed
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
@@ -50,9 +50,6 @@ def measure(session: Session) -> list[Record]:
             if contest.enter(point.name, point.build, ranks=point.ranks, **point.settings):
                 entered[point.name] = point
         timings = contest.run(session.config.repeats)
-        contenders = contest.contenders
-        facts = {name: contest.facts(name, did) for name, did in timings if did == work}
-    used = {name: one.pop("settings", {}) for name, one in facts.items()}
     own = {"batch": session.trained_batch if ranks else session.loaded_batch}
     own |= {"workers": session.workers}
     records = []
@@ -68,12 +65,11 @@ def measure(session: Session) -> list[Record]:
             torchvision=timings.get((f"{BASELINE}, {over} {point.value}", "views")),
             baseline=(f"{over} {values[0]}", first) if first else None,
             pipeline=point.pipeline,
-            gpu_bytes=contenders[name].gpu,
-            facts={"over": over, "value": point.value} | facts.get(name, {}),
+            facts={"over": over, "value": point.value},
             in_the_clock="training steps on ready tensors: forward, backward, all-reduce, optimizer"
             if ranks
             else "one epoch to finished views, from its first request to its last batch",
-            config=session.settings(**own | {over: point.value} | used.get(name, {})),
+            config=session.settings(**own | {over: point.value}),
         )
         records.append(one)
     return records

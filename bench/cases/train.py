@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import count, islice
+from statistics import mean
+from typing import TYPE_CHECKING, Any
 
+from fastsiam.bench.cases.step import Fed, fed, step_of, steps_in_time
 from fastsiam.bench.config import ORIGINAL
-from fastsiam.bench.contestants.train import build_fed
+from fastsiam.bench.contest import Work
+from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.session import Session
-from fastsiam.config import DataConfig
-from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
+from fastsiam.training.clock import Clock
+from fastsiam.views.batch import Batch
+
+if TYPE_CHECKING:  # not imported in the processes that are measured
+    from fastsiam.bench.session import Session
+
+_WARM = 2
+"""Steps before the clock starts on a GPU, at least: they get back the memory that was given up."""
+_AHEAD = 16
+"""Batches that a pipeline makes ahead, at most: torchvision 14 of 256 images, by 16 processes."""
+_STEADY = 12
+"""Steps that are timed on a GPU where nothing is made ahead, at least."""
 
 
 def measure(session: Session) -> list[Record]:
@@ -27,10 +45,7 @@ def measure(session: Session) -> list[Record]:
                 data = session.data(images, pipeline, form)
                 contest.enter(name, build_fed, config=replace(config, data=data))
         timings = contest.run(session.config.repeats)
-        contenders = contest.contenders
-        facts = {name: contest.facts(name, work) for name, work in timings}
     baseline, ceiling = (timings.get((name, "train")) for name in (BASELINE, CEILING))
-    used = {name: one.pop("settings", {}) for name, one in facts.items()}
     return [
         record(
             "train",
@@ -39,8 +54,6 @@ def measure(session: Session) -> list[Record]:
             torchvision=baseline,
             ceiling=("ready tensors", ceiling) if ceiling else None,
             pipeline=name.partition(",")[0],
-            gpu_bytes=contenders[name].gpu,
-            facts=facts[name],
             in_the_clock="steps in the middle of an epoch: waiting for the batch, forward, "
             "backward, optimizer",
             config=session.settings(
@@ -48,8 +61,77 @@ def measure(session: Session) -> list[Record]:
                 backbone=session.config.train.model.backbone,
                 workers=session.workers,
                 data=images.about,
-                **used[name],
             ),
         )
         for (name, _), timing in timings.items()
     ]
+
+
+def build_fed(*, config: TrainConfig) -> dict[str, Work]:
+    """Build a model and a loader; its work is some steps in the middle of an epoch."""
+    training = _Training(fed(config))
+    images = training.steps * config.optim.batch
+    return {"train": Work(training.run, images, training.facts, training.before)}
+
+
+class _Training:
+    """Some steps of each epoch: those before the clock starts, those that it times."""
+
+    def __init__(self, own: Fed) -> None:
+        self._own, self._stepper, self._epochs = own, step_of(own), count()
+        for batch in islice(self._next_epoch(), 2):
+            self._stepper.take(batch)
+        wanted = steps_in_time(partial(self._stepper.take, batch), own.place)
+        pipeline = backend_of(own.config.data)
+        ahead = _AHEAD if pipeline.real and not pipeline.resident else 0
+        on_gpu = own.place.device.type == "cuda"
+        self._warm, self.steps = window(wanted, own.loader.steps, ahead, whole=on_gpu)
+        self._feed: Iterator[Batch] = iter(())
+        self._clock = Clock(device=own.place.device)
+        self._waits: list[float] = []
+
+    def before(self) -> None:
+        """Take the steps that come before the clock starts."""
+        self._feed = self._next_epoch()
+        for batch in islice(self._feed, self._warm):
+            self._stepper.take(batch)
+        wait_for_gpu()
+
+    def run(self) -> None:
+        """Take the steps that are timed."""
+        self._clock.resume()
+        for batch in self._clock.over(islice(self._feed, self.steps)):
+            self._stepper.take(batch)
+        wait_for_gpu()
+        self._clock.pause()
+        self._waits.append(self._clock.read(self._own.config.optim.batch)["data_wait"])
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is to be told of them; the first time, which warms up, does not count."""
+        return self._own.facts | {
+            "data_wait": mean(self._waits[1:]),
+            "steps": self.steps,
+            "settings": self._stepper.settings,
+        }
+
+    def _next_epoch(self) -> Iterator[Batch]:
+        return self._own.loader.epoch(next(self._epochs))
+
+
+def window(wanted: int, there: int, ahead: int, *, whole: bool) -> tuple[int, int]:
+    """Return how many steps of an epoch come before the clock starts, and how many are timed.
+
+    An epoch begins with as many batches as are made ahead, all at once: these say nothing of how
+    fast the others come, which matters where a step is not slower than any loader.
+
+    Args:
+        wanted: steps that take long enough to be timed.
+        there: steps of the epoch.
+        ahead: batches that are made ahead, 0 if none are.
+        whole: on a GPU: go to the epoch's end, so that nobody loads in others' turns.
+    """
+    if whole:
+        warm = min(max(ahead, _WARM), there // 2)
+        return warm, there - warm if ahead else min(max(wanted, _STEADY), there - warm)
+    warm = min(ahead, wanted, there // 2)
+    return warm, min(wanted, there - warm)

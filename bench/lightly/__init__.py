@@ -1,8 +1,8 @@
 """The methods as one writes them with lightly, beside which ours are tested and measured.
 
 The networks have our backbone and lightly's heads; losses, views, momentum updates and memory banks
-are lightly's, put together as in its own examples. ``methods`` has the methods, ``views`` the views
-and their loader, ``step`` a training step, and ``training`` is ``fastsiam bench lightly``.
+are lightly's, put together as in its own examples. ``methods`` has the methods, and ``training`` is
+``fastsiam bench lightly``.
 """
 
 from __future__ import annotations

@@ -62,6 +62,17 @@ class Composed(nn.Module, ABC):
         self.steps_per_epoch, self.total = steps_per_epoch, config.optim.epochs * steps_per_epoch
         self.backbone = build_backbone(config.model)
 
+    def projection(
+        self, hidden: int | None = None, *, last: nn.Module | None = None
+    ) -> ProjectionHead:
+        """Build a head with BN after its hidden layers, and ``last`` behind its output."""
+        own, hidden = self.method, hidden or self.method.projector_dim
+        widths = [self.backbone.features, *[hidden] * (own.projector_layers - 1)]
+        blocks: list[Any] = [
+            (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
+        ]
+        return ProjectionHead([*blocks, (widths[-1], own.dim, last, None)])
+
     @abstractmethod
     def loss(self, views: Views, step: int) -> Tensor:
         """Return the loss of a batch; moves, before it, what no gradient moves.
@@ -87,14 +98,8 @@ class SimSiam(Composed):
     def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
         super().__init__(config, steps_per_epoch=steps_per_epoch)
         own = self.method
-        hidden = own.projector_dim or own.dim
-        self.projector = _projector(
-            self.backbone.features,
-            hidden,
-            own.dim,
-            layers=own.projector_layers,
-            last=nn.BatchNorm1d(own.dim, affine=False),
-        )
+        last = nn.BatchNorm1d(own.dim, affine=False)
+        self.projector = self.projection(own.projector_dim or own.dim, last=last)
         self.predictor = SimSiamPredictionHead(own.dim, own.predictor_dim, own.dim)
         self.criterion = NegativeCosineSimilarity()
 
@@ -186,10 +191,7 @@ class BYOL(Composed):
     def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
         super().__init__(config, steps_per_epoch=steps_per_epoch)
         own = self.method
-        projector = _projector(
-            self.backbone.features, own.projector_dim, own.dim, layers=own.projector_layers
-        )
-        self.encoder = nn.Sequential(self.backbone, projector)
+        self.encoder = nn.Sequential(self.backbone, self.projection())
         self.predictor = BYOLPredictionHead(own.dim, own.predictor_dim, own.dim)
         self.momentum_encoder = copy.deepcopy(self.encoder)
         deactivate_requires_grad(self.momentum_encoder)
@@ -216,9 +218,7 @@ class SwAV(Composed):
     def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
         super().__init__(config, steps_per_epoch=steps_per_epoch)
         own = self.method
-        self.projector = _projector(
-            self.backbone.features, own.projector_dim, own.dim, layers=own.projector_layers
-        )
+        self.projector = self.projection()
         frozen = round(own.frozen_epochs * steps_per_epoch)
         self.prototypes = SwaVPrototypes(own.dim, own.prototypes, n_steps_frozen_prototypes=frozen)
         self.criterion = SwaVLoss(
@@ -291,17 +291,6 @@ def backbone_weights(model: Composed) -> dict[str, Tensor]:
                 key = f"{name}.{statistic}"
                 found[key] = found[key][: module.num_features].clone()
     return found
-
-
-def _projector(
-    features: int, hidden: int, dim: int, *, layers: int, last: nn.Module | None = None
-) -> ProjectionHead:
-    """Build a head with BN after its hidden layers, and ``last`` behind its output."""
-    widths = [features, *[hidden] * (layers - 1)]
-    blocks: list[Any] = [
-        (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
-    ]
-    return ProjectionHead([*blocks, (widths[-1], dim, last, None)])
 
 
 def _split_bn(network: nn.Module, splits: int) -> None:

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightly.transforms.byol_transform import BYOLView2Transform
+from lightly.transforms.multi_view_transform import MultiViewTransform
+from lightly.transforms.simclr_transform import SimCLRViewTransform
+from lightly.transforms.simsiam_transform import SimSiamViewTransform
+from lightly.transforms.swav_transform import SwaVViewTransform
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
 
-from fastsiam.bench.lightly.methods import Composed, backbone_weights, composed
-from fastsiam.bench.lightly.step import Step
-from fastsiam.bench.lightly.views import loader
+from fastsiam.bench.lightly.methods import Composed, Views, backbone_weights, composed
 from fastsiam.bench.measure import cpu_seconds
-from fastsiam.config import TrainConfig
+from fastsiam.config import AugmentConfig, TrainConfig, ViewConfig
 from fastsiam.console import Console
 from fastsiam.environment import environment
-from fastsiam.errors import FastSiamError, TrainingError
+from fastsiam.errors import BackendError, FastSiamError, TrainingError
 from fastsiam.files import explained, write_json
 from fastsiam.interchange import plain, weight_files
 from fastsiam.interchange.loading import snippet
 from fastsiam.interchange.pretrained import Input, Pretrained
 from fastsiam.pipelines import open_training_images
+from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
 from fastsiam.training.numerics import keep_freed_memory
+from fastsiam.training.optim import decaying_rate, peak_lr
 
 WEIGHTS, RESULT = "backbone.pt", "result.json"
 """Files of a run: a plain file of the backbone, and what is known of the run."""
@@ -55,7 +65,16 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
     if not use_gpu:
         keep_freed_memory()
     images = open_training_images(config.data, batch=config.optim.batch)
-    batches = loader(config, images, workers=max(0, count_workers(config.data.workers)))
+    workers = max(0, count_workers(config.data.workers))
+    batches: DataLoader[list[Tensor]] = DataLoader(
+        _Images(images, transform_of(config.model.method.name, config.augment)),
+        batch_size=config.optim.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator().manual_seed(config.numerics.seed),
+    )
     torch.manual_seed(config.numerics.seed)
     model = composed(config, steps_per_epoch=len(batches)).to(device)
     if laid_out_by_channels(config):
@@ -81,9 +100,107 @@ def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
     return result
 
 
+class Step:
+    """Takes optimizer steps: loss, backward, torch's SGD at the rates of a run.
+
+    Raises:
+        BackendError: the settings ask for another optimizer, or for parts of a batch.
+    """
+
+    def __init__(self, config: TrainConfig, model: Composed) -> None:
+        optim = config.optim
+        if optim.optimizer != "sgd":
+            raise BackendError(f"lightly's loop takes SGD's steps, not {optim.optimizer}'s")
+        if optim.accumulate > 1:
+            raise BackendError("lightly's loop takes whole batches: leave accumulate out")
+        constant = model.constant()
+        apart = {id(parameter) for parameter in constant}
+        trained = [one for one in model.parameters() if one.requires_grad]
+        decaying = [one for one in trained if id(one) not in apart]
+        self.config, self.model = config, model
+        self.optimizer = torch.optim.SGD(
+            [{"params": decaying}, *([{"params": constant}] if constant else [])],
+            lr=peak_lr(optim),
+            momentum=optim.momentum,
+            weight_decay=optim.weight_decay,
+        )
+
+    def __call__(self, views: Views, *, at: int) -> Tensor:
+        """Take step ``at``, from 0, on normalised views (N, 3, S, S); return the loss before it."""
+        rate = decaying_rate(self.config.optim, at, self.model.steps_per_epoch)
+        self.optimizer.param_groups[0]["lr"] = rate
+        loss = self.model.loss(views, at)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
 def laid_out_by_channels(config: TrainConfig) -> bool:
     """Tell whether convolutions run channels last, which lightly's split BN cannot."""
     return config.numerics.channels_last and not config.numerics.bn_images
+
+
+def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
+    """Return what makes an image's views, by lightly's transforms for a method.
+
+    Raises:
+        BackendError: they lack a setting.
+    """
+    transform: Callable[[Any], list[Tensor]] = MultiViewTransform(
+        [_view(method, view, augment) for view in augment.views]
+    )
+    return transform
+
+
+@dataclass(frozen=True)
+class _Images(Dataset[list[Tensor]]):
+    """A data set's images, decoded by PIL, as lightly's transform makes views of them."""
+
+    store: Store
+    transform: Callable[[Any], list[Tensor]]
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        return self.transform(self.store.decode(index))
+
+
+def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
+    """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
+    lacking = ["ratio_min", "ratio_max", "solarise_threshold"]
+    lacking += ["scale_max"] if method != "swav" else []
+    lacking += ["solarise_p"] if method != "byol" else []
+    usual = ViewConfig()
+    for name in lacking:
+        if getattr(view, name) != getattr(usual, name):
+            flag = name.replace("_", "-")
+            raise BackendError(f"lightly's transform for {method} has no {flag}: leave it out")
+    settings = {
+        "cj_prob": view.jitter_p,
+        "cj_strength": 1.0,
+        "cj_bright": view.brightness,
+        "cj_contrast": view.contrast,
+        "cj_sat": view.saturation,
+        "cj_hue": view.hue,
+        "random_gray_scale": view.gray_p,
+        "gaussian_blur": view.blur_p,
+        "sigmas": (view.blur_sigma_min, view.blur_sigma_max),
+        "hf_prob": view.flip_p,
+        "normalize": {"mean": list(augment.mean), "std": list(augment.std)},
+    }
+    made: Callable[[Any], Tensor]
+    if method == "swav":
+        crop = v2.RandomResizedCrop(view.crop, scale=(view.scale_min, view.scale_max))
+        made = v2.Compose([crop, SwaVViewTransform(**settings)])
+        return made
+    if method == "byol":
+        settings["solarization_prob"] = view.solarise_p
+    kinds = {"byol": BYOLView2Transform, "simsiam": SimSiamViewTransform}
+    kind = kinds.get(method, SimCLRViewTransform)
+    made = kind(input_size=view.crop, min_scale=view.scale_min, **settings)
+    return made
 
 
 def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.device) -> list[float]:
@@ -91,11 +208,11 @@ def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.dev
     step, console, losses = Step(config, model.train()), Console(), []
     layout = torch.channels_last if laid_out_by_channels(config) else torch.contiguous_format
     for epoch in range(config.optim.epochs):
-        seen = torch.zeros((), device=device)
+        total = torch.zeros((), device=device)
         for number, views in enumerate(batches, start=epoch * len(batches)):
             moved = [view.to(device, memory_format=layout, non_blocking=True) for view in views]
-            seen += step(moved, at=number)
-        losses.append(seen.item() / len(batches))
+            total += step(moved, at=number)
+        losses.append(total.item() / len(batches))
         if not math.isfinite(losses[-1]):
             raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
         console.say(f"epoch {epoch + 1}/{config.optim.epochs}: loss {losses[-1]:.4f}")

@@ -103,7 +103,7 @@ def _gpu(config: GpuConfig) -> None:
     Tests, kernels, steps, loaders, training, a profile, CIFAR-10: each in a process of its own
     whose result is kept when it ends.
     """
-    from fastsiam.bench.gpu.campaign import run
+    from fastsiam.bench.gpu import run
 
     print(f"wrote {run(config)}")
 
@@ -112,10 +112,10 @@ def _gpu(config: GpuConfig) -> None:
 def _soak(config: SoakConfig) -> None:
     """Hurt runs for hours: kills, full disks, damaged files; hold them to undisturbed ones.
 
-    Every run has to end with the lines and weights of one that nobody disturbed, hold no more
-    memory, files and threads as it goes on, and leave nothing behind. Any finding is an error.
+    Every run has to end with the lines and weights of one that nobody disturbed, and leave nothing
+    behind. Any finding is an error.
     """
-    from fastsiam.bench.soak.campaign import soak
+    from fastsiam.bench.soak import soak
 
     print(f"wrote {soak(config)}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -73,15 +72,6 @@ def note(axes: Axes, x: float, y: float, text: str) -> None:
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
         zorder=5,  # above a line that it crosses
     )
-
-
-def apart(values: Sequence[float], gap: float) -> list[float]:
-    """Return values moved up as little as keeps them a gap apart."""
-    moved = list(values)
-    below = float("-inf")
-    for i in sorted(range(len(values)), key=lambda i: values[i]):
-        below = moved[i] = max(values[i], below + gap)
-    return moved
 
 
 def shown(text: str) -> str:

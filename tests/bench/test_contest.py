@@ -90,7 +90,7 @@ def test_apart_a_contender_ends_before_the_next_starts(tmp_path: Path) -> None:
         assert contest.enter("two", build_alone, log=str(log), word="c")
         assert not log.read_text() and not contest.contenders  # until it is their turn
         timings = contest.run(2)
-        facts = contest.facts("one", "b"), contest.facts("two", "c")
+    facts = timings["one", "b"].facts, timings["two", "c"].facts
     assert log.read_text() == "ab" * 3 + "xx" + "ccc"
     # Beside it is the one that imports for the next, and holds nothing yet.
     assert facts == ({"said": "b", "apart": True}, {"others": 1, "apart": True})

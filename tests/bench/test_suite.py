@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from fastsiam.bench import suite
+from fastsiam.bench.cases.decode import OUR_PART, OURS
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants.decode import OUR_PART, OURS
 from fastsiam.bench.measure import children
 from fastsiam.bench.records import read
 from fastsiam.errors import BackendError

@@ -8,6 +8,9 @@ for a GPU.
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -33,7 +36,6 @@ from tests.views.cases import UNEQUAL
 
 pytest.importorskip("triton")  # comes with torch where there can be a CUDA GPU
 
-from fastsiam.bench.kernels import compile_for_hopper
 from fastsiam.pipelines import crop_kernels
 from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.job import crop_views
@@ -308,10 +310,42 @@ def test_crops_of_photographs(interpreted: Run, photographs: list[Image.Image]) 
     assert_equal_pil(interpreted, small, 32)
 
 
+def compile_for_hopper() -> dict[str, Any]:
+    """Make Triton's launches from now on compile for sm_90 and run nothing, in this process.
+
+    Returns:
+        The compiled kernels so far, by their hashes, as Triton has them. Needs no GPU.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    class Hopper:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    run, kernels = JITFunction.run, {}
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        kernels[kernel.hash] = kernel
+
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only
+    return kernels
+
+
 def compile_for_a_gpu() -> None:
     """Make the launches of four batches, but only compile; for a process of its own.
 
-    Print how many kernels there were after each batch, and their PTX code.
+    Print how many kernels there were after each batch, their PTX code, and for each its name and
+    what a thread has: registers, local memory.
     """
     kernels = compile_for_hopper()
     config, counts = AugmentConfig.alike(crop=224), []
@@ -324,17 +358,38 @@ def compile_for_a_gpu() -> None:
         crops = crop_kernels.crop_side(source, np.arange(n) * pixels, size, cuts, 224)
         photometric_cuda.photometric((crops,), params, config, dtype=torch.bfloat16)
         counts.append(len(kernels))
-    print(json.dumps([counts, "".join(kernel.asm["ptx"] for kernel in kernels.values())]))
+    code = {kernel.metadata.name: kernel.asm["ptx"] for kernel in kernels.values()}
+    print(json.dumps([counts, code, {k.metadata.name: usage(k) for k in kernels.values()}]))
+
+
+def usage(kernel: Any) -> tuple[int, int]:
+    """Return a compiled kernel's registers, and bytes of its thread's local memory."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    used = {name: int(size) for name, size in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout)}
+    return used["REG"], used["STACK"] + used["LOCAL"]
 
 
 def test_kernels_compile_once_and_without_fused_arithmetic() -> None:
-    """Later batches need no new kernels; a fused multiply-add would not round as PIL does."""
+    """Later batches need no new kernels; a fused multiply-add would not round as PIL does.
+
+    The photometric kernels move words, not single bytes, and have registers enough.
+    """
     done = Forked(compile_for_a_gpu).wait()
     assert done.returncode == 0, done.stderr
-    counts, code = json.loads(done.stdout)
+    counts, code_of, used = json.loads(done.stdout)
     assert counts == [5] * 4  # two that crop, one that colours, two that blur
+    code = "".join(code_of.values())
     assert "div.rn." in code
     assert "fma." not in code and "div.full" not in code
+    for name in ("change_colours", "blur_rows", "blur_columns"):
+        registers, local = used[name]
+        assert registers <= 128 and local == 0
+        assert not re.search(r"\b(ld|st)\.global\S*\.[bus]8\b", code_of[name])
 
 
 def test_crops_that_begin_off_a_word(interpreted: Run, photographs: list[Image.Image]) -> None:

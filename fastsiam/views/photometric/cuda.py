@@ -12,8 +12,8 @@ The blur keeps PIL's six passes: a box three times along each axis, whole levels
 composed filter would round elsewhere than PIL.
 
 What a batch launches on the current stream for the views of one side, none of which the host waits
-for; bytes and instructions are for each pixel of a view, the latter as ``fastsiam.bench.kernels``
-counts them for sm_90 and a 16-bit type, with all operations:
+for; bytes and instructions are for each pixel of a view, the latter counted in the code for sm_90
+and a 16-bit type, with all operations:
 
 ============== ========== ======================================= =================================
 what           for        bytes                                   instructions

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastsiam.bench.cases import CASES
+from fastsiam.bench.cases.digest import BATCHES
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants.digest import BATCHES
 from fastsiam.bench.session import session
 from fastsiam.bench.tables import table
 

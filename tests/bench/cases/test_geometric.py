@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fastsiam.bench.cases import CASES
+from fastsiam.bench.cases.geometric import _by_torchvision
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants.geometric import _by_torchvision
 from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.job import crop_views

@@ -6,13 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from fastsiam.bench.cases import CASES
+from fastsiam.bench.cases.methods import lightly_step
+from fastsiam.bench.cases.step import fed, step_of
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.lightly import NAMES
 from fastsiam.bench.records import read
 from fastsiam.bench.session import Session, session
-from fastsiam.config import METHOD_CONFIGS
+from fastsiam.bench.variants import VARIANTS
+from fastsiam.config import METHOD_CONFIGS, DataConfig
 from tests.bench.cases.test_train import Announced
 from tests.bench.contenders import bench
 
@@ -57,3 +62,26 @@ def test_every_method_has_its_settings(
 def test_only_known_methods() -> None:
     with pytest.raises(ValueError, match="methods are some of simsiam"):
         BenchConfig(methods="dino")
+
+
+@pytest.mark.parametrize("name", ["simsiam", "simclr"])
+def test_lightlys_step_is_the_same_training(name: str, little: BenchConfig) -> None:
+    """From the same weights, on the same batches, both come to the same weights."""
+    pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
+    with session(little) as own:
+        config = own.train_config(8, **VARIANTS["plain"].settings)
+        config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
+    if name != "simsiam":
+        config = replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))
+    place = fed(config)
+    ours, theirs = step_of(place), lightly_step(place)
+    weights = [list(stepper.method.parameters()) for stepper in (ours, theirs)]
+    with torch.no_grad():
+        for one, other in zip(*weights, strict=True):
+            other.copy_(one)
+    before = nn.utils.parameters_to_vector(weights[0]).detach().clone()
+    for batch in place.loader.epoch(0):
+        for stepper in (ours, theirs):
+            stepper.take(batch)
+    after, other = (nn.utils.parameters_to_vector(own).detach() for own in weights)
+    assert (after - before).norm() > 100 * (after - other).norm()

@@ -10,11 +10,10 @@ import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
+from fastsiam.bench.cases.storage import build_reading, build_streaming
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants.storage import build_reading, build_streaming
-from fastsiam.bench.contestants.streaming import Job
 from fastsiam.bench.session import session
-from fastsiam.bench.streaming import STREAMING
+from fastsiam.bench.streaming import STREAMING, Job, convert_for_litdata
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
 from fastsiam.errors import FastSiamError
@@ -65,13 +64,10 @@ def test_others_show_every_image(peer: str, shards: Path, tmp_path: Path) -> Non
     if reason := STREAMING[peer].missing:
         pytest.skip(f"not installed: {reason}")
     if peer == "litdata":
-        from fastsiam.bench.contestants.streaming import litdata
-
-        litdata.convert(sorted((tmp_path / "images").rglob("*.jpg")), shards / "litdata")
-    form = {"webdataset": "tars"}.get(peer, peer)
+        convert_for_litdata(sorted((tmp_path / "images").rglob("*.jpg")), shards / "litdata")
     job = Job(
-        shards=str(shards / form), count=16, cache=str(tmp_path / "cache"), augment=SMALL,
-        batch=8, workers=1, window=10,
+        shards=str(shards / STREAMING[peer].shards), count=16, cache=str(tmp_path / "cache"),
+        augment=SMALL, batch=8, workers=1, window=10,
     )  # fmt: skip
     work = build_streaming(peer=peer, job=job, images=24, environment={}, cold=True)["views"]
     work.before()

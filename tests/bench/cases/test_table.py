@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from dataclasses import fields
@@ -12,8 +11,7 @@ import pytest
 
 from fastsiam.bench.cases import CASES, title_of
 from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.contestants.peers import starter
-from fastsiam.bench.peers import PEERS
+from fastsiam.bench.peers import PEERS, starter
 from fastsiam.bench.session import session
 from fastsiam.bench.variants import VARIANTS
 from fastsiam.pipelines.backends import BACKENDS
@@ -51,10 +49,10 @@ def test_every_peer_can_be_started(name: str) -> None:
 
 
 def test_ceilings_and_colours_are_there_for_every_pipeline() -> None:
-    from fastsiam.bench.contestants.decode import ON_GPU
-    from fastsiam.bench.drawing import _COLOURS
+    from fastsiam.bench.cases.decode import ON_GPU
+    from fastsiam.bench.charts import COLOURS
 
-    assert set(_COLOURS) == set(BACKENDS)
+    assert set(COLOURS) == set(BACKENDS)
     assert not {backend.decoder for backend in BACKENDS.values()} & set(ON_GPU)
 
 
@@ -73,13 +71,4 @@ def test_what_measures_nothing_imports_nothing_that_measures(module: str, banned
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
     assert f"fastsiam.bench.{module}" in loaded and not loaded & banned
-    assert not any(name.startswith("fastsiam.bench.contestants") for name in loaded)
-
-
-def test_contestants_know_no_case() -> None:
-    for path in sorted((ROOT / "bench" / "contestants").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                assert node.module and not node.module.startswith(
-                    ("fastsiam.bench.cases", "fastsiam.bench.session", "fastsiam.bench.suite")
-                ), path
+    assert not any(name.startswith("fastsiam.bench.cases.") for name in loaded)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fastsiam.bench.cases import CASES
+from fastsiam.bench.cases.train import window
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.contest import Build, Contest
 from fastsiam.bench.session import Session, session
@@ -41,3 +42,19 @@ def test_a_pipeline_that_reads_converted_images_has_each_form_of_them(
     ]
     first, second = (contest.entered[name].data.data for name in names[2:4])
     assert first.endswith("-original") and second.endswith("-pixels256")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "ahead", "whole", "expected"),
+    [
+        (2, 128, 4, False, (2, 2)),
+        (7, 64, 32, True, (32, 32)),
+        (7, 8, 32, True, (4, 4)),
+        (7, 2502, 0, True, (2, 12)),  # ready tensors: an epoch of ImageNet's length
+        (50, 20, 3, False, (3, 17)),
+    ],
+)
+def test_what_is_timed_of_an_epoch_was_not_made_ahead(
+    wanted: int, there: int, ahead: int, whole: bool, expected: tuple[int, int]
+) -> None:
+    assert window(wanted, there, ahead, whole=whole) == expected

@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], line: str) -> None:
     """Or a run would have another's settings in its record."""
     from fastsiam.bench.lightly.methods import composed
-    from fastsiam.bench.lightly.step import Step
+    from fastsiam.bench.lightly.training import Step
     from fastsiam.config import METHOD_CONFIGS
 
     demo = RECIPES["demo"]()
@@ -112,7 +112,7 @@ def test_views_have_the_runs_settings(method: str) -> None:
     """Views without anything random are the image, normalised; each setting changes them."""
     from PIL import Image
 
-    from fastsiam.bench.lightly.views import transform_of
+    from fastsiam.bench.lightly.training import transform_of
 
     plain: dict[str, Any] = {
         "crop": 20, "scale_min": 1.0, "flip_p": 0.0, "jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0,

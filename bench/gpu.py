@@ -1,0 +1,547 @@
+"""``fastsiam bench gpu``: all that a GPU is wanted for, in the minutes that it is given.
+
+``stages`` is the table of what is done, the most telling first. Each stage is a process whose
+result is kept when it ends, so a later call continues where this one stopped. ``page.md`` puts what
+was measured beside what was expected (``fastsiam.bench.expected``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree  # of our own tests  # nosec B405
+
+import torch
+
+from fastsiam.bench.config import GpuConfig
+from fastsiam.bench.expected import Found, table
+from fastsiam.bench.records import read
+from fastsiam.bench.report import records_block
+from fastsiam.bench.variants import AUTHORS
+from fastsiam.config import Pipeline, RunConfig
+from fastsiam.console import Console, duration
+from fastsiam.distributed import check_devices
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.files import explained, write_json, written_for_user
+from fastsiam.kernels.cores import cores
+from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.report.markdown import markdown
+from fastsiam.training.log import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The checkout, if this runs from one."""
+_GRACE = 15.0, 8.0, 5.0
+"""Seconds that a stage has to end in after SIGINT, by which a run saves its state and pytest writes
+what it has found, after SIGTERM to all that it started, and after SIGKILL."""
+_MARGIN = 20.0
+"""Seconds kept for the page, and for what the caller does with it."""
+_TEST_TIMEOUT = 150
+"""Seconds that a test may take, where pytest-timeout is installed."""
+_SECONDS = {"kernels": 90, "step": 90, "loaders": 90, "runs": 90, "bench": 220, "elsewhere": 120}
+"""Seconds that a test file takes; others take 60."""
+_SIDE_BY_SIDE = ("kernels", "step", "runs")
+"""Test files that compile much and run in several processes. Others use the whole GPU."""
+_FLOAT32_BATCH, _FLOAT32_BYTES = 512, 90e9
+"""Images of a batch of the steps in float32, and the GPU memory that it needs, with a margin: about
+86 GB by counting activations."""
+_NOT_MEASURED = ": not measured: "
+"""How a contest says that a contender failed."""
+_LOG_LINES = 25
+"""Of the output of a stage that is not done, on the page."""
+
+Status = Literal["done", "partly", "failed", "stopped", "cut"]
+"""``partly``: something could not be measured, or a test was skipped; ``stopped``: the minutes were
+over; ``cut``: it took longer than it may."""
+_LAST: tuple[Status, ...] = ("partly", "failed", "cut")
+"""Stages that ended so are repeated after those that are new, in this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A process of the campaign."""
+
+    name: str
+    """Of the stage, and of the files that it leaves."""
+    arguments: tuple[str, ...]
+    """What Python is called with."""
+    seconds: int
+    """What it takes on an H200, about; it is not begun with less time left."""
+    most: int
+    """Seconds after which it is ended."""
+    endless: bool = False
+    """It uses all the time that is left, and resumes when it is called again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a stage ended."""
+
+    status: Status
+    seconds: float
+    said: str
+    """The last line that it printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the stages depend on."""
+
+    out: Path
+    """The campaign's folder."""
+    gpu: bool
+    """Whether there is one; without, everything is small."""
+    gpu_name: str = ""
+    gpu_bytes: float = math.inf
+    pipelines: tuple[str, ...]
+    """Pipelines beside torchvision's that can run here."""
+    data: str = ""
+    """Images to measure with; empty makes some."""
+    cifar10: str = ""
+    """CIFAR-10, as ``fastsiam train`` takes it; empty trains on the demo's images."""
+    test_workers: int = 0
+    """Processes of pytest-xdist that run tests side by side; 0 where it is not installed."""
+    test_timeout: int = 0
+    """Seconds that a test may take; 0 is any time."""
+
+    @property
+    def run(self) -> Path:
+        """The run folder of the CIFAR-10 recipe: on other images it is another run."""
+        return self.out / ("cifar10" if self.cifar10 else "made")
+
+    @property
+    def demo(self) -> Path:
+        """Where images are made, if there is no CIFAR-10."""
+        return self.out / "demo"
+
+    @property
+    def float32_batch(self) -> int:
+        """Images of a batch of the steps in float32: half as many on a GPU with less memory."""
+        return _FLOAT32_BATCH // (1 if self.gpu_bytes >= _FLOAT32_BYTES else 2)
+
+    @property
+    def float32_batch_note(self) -> str:
+        """Why the steps in float32 have a smaller batch; empty if they have not."""
+        if self.float32_batch == _FLOAT32_BATCH:
+            return ""
+        return (
+            f"The authors' step and the one in float32 use batch {self.float32_batch}: at batch "
+            f"{_FLOAT32_BATCH} they need about 86 GB, and this GPU has {self.gpu_bytes / 1e9:.0f}."
+        )
+
+
+def stages(setup: Setup) -> list[Stage]:
+    """Return the stages that can be done here, in their order."""
+    tests = {stage.name: stage for stage in _tests(setup)}
+
+    def tested(*names: str) -> Iterator[Stage]:
+        for name in names:
+            found = [one for one in tests if f"{one}-".startswith(f"tests-{name}-")]
+            yield from (tests.pop(one) for one in found)
+
+    def bench(name: str, *asked: str, seconds: int, **more: Any) -> Stage:
+        return _bench(setup, name, *asked, seconds=seconds, **more)
+
+    def steps(name: str, gpus: str, cpus: str, *, seconds: int, **more: Any) -> Stage:
+        variants = gpus if setup.gpu else cpus
+        return bench(name, "step", "--variants", variants, seconds=seconds, **more)
+
+    fed = ("--pipelines", ",".join(setup.pipelines or ("memory",)))
+    traced = next((name for name in ("dali", "ffcv") if name in setup.pipelines), "torchvision")
+    traced_data = ("--data", setup.data) if setup.data else ()
+    jpeg = ("sweep", "--over", "jpeg-engine", "--pipelines", "dali")
+    found = [
+        bench("machine", "machine", seconds=25),
+        *tested("kernels"),
+        steps("step-512", "default,eager", "eager", seconds=160),
+        bench("photometric-512", "photometric", seconds=30),
+        bench("profile", "profile", "--pipeline", traced, "--steps", "20" if setup.gpu else "2",
+              "--out", str(setup.out / "trace.json"), *traced_data, seconds=80),
+        *tested("loaders"),
+        bench("train", "train", *fed, images=8192, seconds=280),
+        steps("step-authors", AUTHORS, AUTHORS, batch=setup.float32_batch, seconds=70),
+        *([bench("jpeg-engine", *jpeg, images=32768, seconds=110)]
+          if "dali" in setup.pipelines else ()),
+        *tested("step"),
+        bench("loader", "loader", *fed, images=8192, seconds=220),
+        steps("step-graphs", "cuda-graphs", "plain", seconds=110),
+        steps("step-fp32", "fp32", "plain", batch=setup.float32_batch, seconds=70),
+        bench("geometric-512", "geometric", seconds=35),
+        steps("step-cifar10", "default,eager,cuda-graphs", "eager", recipe="cifar10", seconds=150),
+        *tested("knn", "runs", "ranks", "bench"),
+        bench("photometric-4096", "photometric", batch=4096, seconds=35),
+        bench("geometric-4096", "geometric", batch=4096, seconds=40),
+        Stage(name="info", arguments=("-m", "fastsiam", "info"), seconds=30, most=90),
+        *tests.values(),
+    ]  # fmt: skip
+    if not setup.cifar10:
+        made = ("-m", "fastsiam", "convert", "demo", "--out", str(setup.demo))
+        found.append(Stage(name="images", arguments=made, seconds=15, most=120))
+    asked = ["-m", "fastsiam", "train", "--data", setup.cifar10 or str(setup.demo)]
+    asked += ["--out", str(setup.run), "--save-every", "2000"]
+    if setup.gpu:
+        asked += ["--recipe", "cifar10", "--knn-every", "25", "--device", "cuda"]
+    else:
+        asked += ["--recipe", "demo", "--epochs", "2", "--max-steps", "4", "--log-every", "2"]
+        asked += ["--knn-every", "0", "--device", "cpu"]
+    training = Stage(
+        name="cifar10", arguments=tuple(asked), seconds=60, most=86400, endless=True
+    )  # fmt: skip
+    return [*found, training]
+
+
+def _bench(
+    setup: Setup,
+    name: str,
+    case: str,
+    *flags: str,
+    batch: int = 512,
+    images: int = 0,
+    recipe: str = "imagenet",
+    seconds: int,
+) -> Stage:
+    """Return a measurement; on a CPU one of the demo's recipe, as small as can be.
+
+    Args:
+        setup: of the campaign.
+        name: of the stage.
+        case: of ``fastsiam bench``.
+        flags: of it alone.
+        batch: images of a batch, on a GPU.
+        images: of a repeat, on a GPU, where it takes images at all.
+        recipe: that is measured, on a GPU.
+        seconds: that it takes.
+    """
+    asked = ["-m", "fastsiam", "bench", case, *flags]
+    if case != "machine":
+        asked += ["--recipe", recipe if setup.gpu else "demo"]
+        asked += ["--batch", str(batch if setup.gpu else 8)]
+    if images:
+        asked += ["--data", setup.data] if setup.data else []
+        asked += ["--images", str(images)] if setup.gpu else ["--images", "16", "--workers", "1"]
+    if "jpeg-engine" in flags and not setup.gpu:
+        asked += ["--values", "0,100"]
+    if case != "profile":
+        asked += ["--repeats", ("3" if images else "5") if setup.gpu else "1"]
+    asked += ["--device", "cuda" if setup.gpu else "cpu"]
+    asked += ["--json", str(records_of(setup.out, name))]
+    most = min(400, 2 * seconds + 60)
+    return Stage(name=name, arguments=tuple(asked), seconds=seconds, most=most)
+
+
+def _tests(setup: Setup) -> Iterator[Stage]:
+    """Yield the tests that need a GPU: by the files of tests/gpu, and one stage for all others.
+
+    The many tests of the step have a stage each, so that a cut loses few of them.
+    """
+    folder = ROOT / "tests" / "gpu"
+    for path in sorted(folder.glob("test_*.py")):
+        name, file = path.stem.removeprefix("test_"), str(path.relative_to(ROOT))
+        if name == "step":
+            for test in re.findall(r"^def test_(\w+)", path.read_text(), re.MULTILINE):
+                yield _pytest(setup, f"{name}-{test.replace('_', '-')}", f"{file}::test_{test}")
+        else:
+            yield _pytest(setup, name, file)
+    if folder.is_dir():  # the files are named: collecting all takes minutes
+        files = (x for x in sorted((ROOT / "tests").rglob("test_*.py")) if x.parent != folder)
+        marked = (x for x in files if re.search(r"\bmark\.gpu\b", x.read_text()))
+        yield _pytest(setup, "elsewhere", *(str(x.relative_to(ROOT)) for x in marked))
+
+
+def _pytest(setup: Setup, name: str, *which: str) -> Stage:
+    stage, kind = f"tests-{name}", name.partition("-")[0]
+    asked = ["-m", "pytest", *which, "-m", "gpu", "-v", "--durations", "5"]
+    asked += ["-p", "no:cacheprovider", "--junitxml", str(pytest_results_of(setup.out, stage))]
+    if setup.test_timeout:
+        # A thread ends the process of a test that hangs in compiled code: of a worker only one test
+        # is lost then, of pytest itself the results of all.
+        method = "thread" if setup.test_workers else "signal"
+        asked += ["--timeout", str(setup.test_timeout), "--timeout-method", method]
+    if setup.test_workers:
+        asked += ["-n", str(setup.test_workers if kind in _SIDE_BY_SIDE else 1)]
+    seconds = _SECONDS.get(kind, 60)
+    return Stage(name=stage, arguments=tuple(asked), seconds=seconds, most=2 * seconds + 60)
+
+
+def records_of(out: Path, stage: str) -> Path:
+    """Return the file that gets a stage's records."""
+    return out / "records" / f"{stage}.json"
+
+
+def pytest_results_of(out: Path, stage: str) -> Path:
+    """Return the file that gets what pytest found in a stage."""
+    return out / "tests" / f"{stage}.xml"
+
+
+def run(config: GpuConfig) -> Path:
+    """Do what is not done yet, as far as the minutes go; return the page about all of it.
+
+    The minutes begin with this process.
+
+    Raises:
+        DeviceError: the device is not there.
+        FastSiamError: the folder cannot be written, or holds something else; a stage is not there.
+    """
+    deadline = time.monotonic() - _age() + 60 * config.minutes - _MARGIN
+    check_devices(RunConfig(device=config.device))
+    setup, console = _setup(config), Console()
+    if setup.float32_batch_note:
+        console.say(setup.float32_batch_note)
+    if not setup.gpu:
+        console.warn("no GPU is used: everything is small, and the figures say nothing")
+    with explained(FastSiamError, f"cannot make the folder {setup.out}"):
+        for folder in ("logs", "records", "tests"):
+            (setup.out / folder).mkdir(parents=True, exist_ok=True)
+    outcomes = read_outcomes(setup.out)
+    table = stages(setup)
+    for name in filter(None, config.again.split(",")):
+        if name not in (names := [one.name for one in table]):
+            raise DataError(f"--again {name}: there is no such stage, only {', '.join(names)}")
+        outcomes.pop(name, None)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends its stage, too
+    for stage in in_turn(table, outcomes):
+        left = deadline - time.monotonic()
+        if left < (stage.seconds + sum(_GRACE) if setup.gpu else 1):
+            console.say(f"{stage.name}: left for another call: {duration(max(0.0, left))} are left")
+            continue
+        console.say(f"{stage.name}: begins, {duration(left)} left")
+        outcome = outcomes[stage.name] = perform(stage, setup.out, seconds=left)
+        console.say(
+            f"{stage.name}: {outcome.status} after {duration(outcome.seconds)}: {outcome.said}"
+        )
+        write_json(setup.out / "state.json", {n: asdict(one) for n, one in outcomes.items()})
+        write_page(setup, table, {name: one.status for name, one in outcomes.items()})
+    return write_page(setup, table, {name: one.status for name, one in outcomes.items()})
+
+
+def in_turn(table: Sequence[Stage], outcomes: Mapping[str, Outcome]) -> list[Stage]:
+    """Return the stages that are to be done, in the order of the calls to come.
+
+    New ones are first, and those for which the minutes were over; then those that went wrong; last
+    is one that uses all the time that is left.
+    """
+
+    def rank(stage: Stage) -> tuple[bool, int]:
+        status = outcomes[stage.name].status if stage.name in outcomes else "stopped"
+        return stage.endless, _LAST.index(status) + 1 if status in _LAST else 0
+
+    done = {name for name, one in outcomes.items() if one.status == "done"}
+    return sorted((stage for stage in table if stage.name not in done), key=rank)
+
+
+def perform(stage: Stage, out: Path, *, seconds: float) -> Outcome:
+    """Do a stage in a process of its own, and end it and all that it started after some time.
+
+    Args:
+        stage: what is done.
+        out: the campaign's folder; the stage's output is added to its log there.
+        seconds: that are left, for it and for its end.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A script's shell starts what it leaves in the background deaf to SIGINT, and that would be
+        # inherited: stages are ended by it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    began = time.monotonic()
+    log = out / "logs" / f"{stage.name}.txt"
+    before = log.stat().st_size if log.exists() else 0
+    allowed = max(1.0, min(seconds - sum(_GRACE), stage.most))
+    with log.open("a") as output:
+        print(f"$ python {' '.join(stage.arguments)}", file=output, flush=True)
+        process = subprocess.Popen(
+            [sys.executable, *stage.arguments],
+            stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            cwd=ROOT, env=_environment(stage), process_group=0,
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(allowed)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            if process.poll() is None:
+                _end(process)
+    text = log.read_bytes()[before:].decode(errors="replace")
+    skipped = any(case.find("skipped") is not None for case in _cases(out, stage))
+    status: Status = "failed" if code else "partly" if _NOT_MEASURED in text or skipped else "done"
+    if code is None:
+        status = "cut" if allowed == stage.most else "stopped"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "bench" in stage.arguments:  # the last line that says what went wrong
+        lines = [line for line in lines if _NOT_MEASURED in line or "rror" in line] or ["measured"]
+    took = round(time.monotonic() - began, 1)
+    return Outcome(status=status, seconds=took, said=lines[-1][:300])
+
+
+def read_outcomes(out: Path) -> dict[str, Outcome]:
+    """Read how the stages of earlier calls ended.
+
+    Raises:
+        DataError: the file holds something else.
+    """
+    file = out / "state.json"
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+        return {name: Outcome(**one) for name, one in found.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{file} is none of fastsiam bench gpu's: delete it") from error
+
+
+def results_folder(config: GpuConfig) -> Path:
+    """Return the campaign's folder: ``--out``, else gpu/ in $OUT if that is set, else runs/gpu."""
+    return Path(config.out or Path(os.environ.get("OUT") or "runs", "gpu")).absolute()
+
+
+def _setup(config: GpuConfig) -> Setup:
+    gpu = config.device != "cpu" and torch.cuda.is_available()
+    card = torch.cuda.get_device_properties(0) if gpu else None
+    fed: tuple[Pipeline, ...] = ("dali", "ffcv")
+    parallel = gpu and find_spec("xdist") is not None
+    return Setup(
+        out=results_folder(config),
+        gpu=gpu,
+        gpu_name=card.name if card else "",
+        gpu_bytes=card.total_memory if card else math.inf,
+        pipelines=tuple(name for name in fed if BACKENDS[name].installed),
+        data=str(Path(config.data).absolute()) if config.data else "",
+        cifar10=str(Path(config.cifar10).absolute()) if config.cifar10 else "",
+        test_workers=min(4, cores() // 2) if parallel else 0,
+        test_timeout=_TEST_TIMEOUT if find_spec("pytest_timeout") is not None else 0,
+    )
+
+
+def _environment(stage: Stage) -> dict[str, str]:
+    """Return the variables of a stage's process."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH")]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "160"}
+    if "bench" in stage.arguments:
+        own["FASTSIAM_DEBUG"] = "1"  # what a contender has to say goes into the log
+    if "-n" in stage.arguments:  # tests side by side share the cores
+        each = str(max(1, cores() // int(stage.arguments[-1])))
+        own |= {"OMP_NUM_THREADS": each, "TORCHINDUCTOR_COMPILE_THREADS": each}
+    return own
+
+
+def _age() -> float:
+    """Return how many seconds ago this process began: importing torch takes some of them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    age = up - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return min(max(0.0, age), 60.0)  # some systems have these by two clocks
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started, first by asking."""
+    asks = (os.kill, signal.SIGINT), (os.killpg, signal.SIGTERM), (os.killpg, signal.SIGKILL)
+    for (ask, number), patience in zip(asks, _GRACE, strict=True):
+        with contextlib.suppress(ProcessLookupError):
+            ask(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+
+
+def write_page(setup: Setup, stages: Sequence[Stage], status: Mapping[str, str]) -> Path:
+    """Write ``page.md`` into the campaign's folder; return its path.
+
+    Args:
+        setup: of the campaign.
+        stages: all of them.
+        status: of those that were begun.
+
+    Raises:
+        FastSiamError: the page cannot be written.
+    """
+    page, records = setup.out / "page.md", {}
+    for one in stages:
+        with contextlib.suppress(DataError):  # none yet, or not whole
+            records[one.name] = read(records_of(setup.out, one.name))
+    metrics = read_metrics(setup.run) if setup.cifar10 and setup.gpu else ()
+    rows = [
+        [one.name, status.get(one.name, "not yet"), f"python {' '.join(one.arguments)}"]
+        for one in stages
+    ]
+    parts = [
+        "# What a GPU says" if setup.gpu else "# What a CPU says: everything small, for trying out",
+        _shared_memory(),
+        setup.float32_batch_note,
+        "## Expected, and measured",
+        table(Found(records, metrics), gpu=setup.gpu_name),
+        "## Stages",
+        markdown(["stage", "", "command"], rows),
+        *_test_results(setup, stages),
+        *(_log(setup, name) for name, how in status.items() if how != "done"),
+    ]
+    for name, of in records.items():
+        parts += [f"## {name}", records_block(of)]
+    if evaluations := [line for line in metrics if line["kind"] == "knn"]:
+        cells = [
+            [f"{line['epoch']:g}", f"{line['top1']:.2f}", str(line["k"]), str(line["temperature"])]
+            for line in evaluations
+        ]
+        parts += ["## kNN on CIFAR-10", markdown(["epoch", "top-1", "k", "T"], cells)]
+    with written_for_user(page) as temporary:
+        temporary.write_text("\n\n".join(filter(None, parts)) + "\n")
+    return page
+
+
+def _shared_memory() -> str:
+    """Say how much shared memory loaders have."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir():
+        return ""
+    usage = shutil.disk_usage(shared)
+    return f"/dev/shm: {usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB are free."
+
+
+def _log(setup: Setup, stage: str) -> str:
+    """Return the end of a stage's output, and before it what could not be measured."""
+    log = setup.out / "logs" / f"{stage}.txt"
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    shown = [x for x in lines[:-_LOG_LINES] if "not measured" in x] + lines[-_LOG_LINES:]
+    end = "\n".join(f"    {line[:200]}" for line in shown)
+    return f"## The end of {stage}'s output\n\n{end}"
+
+
+def _cases(out: Path, stage: Stage) -> list[ElementTree.Element]:
+    """Return pytest's results of a stage; none if there are none yet, or not whole."""
+    try:
+        file = ElementTree.parse(pytest_results_of(out, stage.name))  # as above  # nosec B314
+    except (OSError, ElementTree.ParseError):
+        return []
+    return list(file.iter("testcase"))
+
+
+def _test_results(setup: Setup, stages: Sequence[Stage]) -> Iterator[str]:
+    """Yield a table of what pytest found, its failures, and why tests were skipped."""
+    rows, failures = [], []
+    skips: Counter[str] = Counter()
+    for stage in stages:
+        if not (cases := _cases(setup.out, stage)):
+            continue
+        failed = [(case, x) for case in cases for x in case if x.tag in ("failure", "error")]
+        reasons = [one for case in cases if (one := case.find("skipped")) is not None]
+        skips.update(one.get("message") or "" for one in reasons)
+        passed = len(cases) - len(reasons) - len({id(case) for case, _ in failed})
+        rows.append([stage.name, str(passed), str(len(failed)), str(len(reasons))])
+        for case, what in failed:
+            line = (what.get("message") or "").strip().split("\n")[0][:200]
+            failures.append(f"- {case.get('classname')}::{case.get('name')}: {line}")
+    if rows:
+        yield "## Tests"
+        yield markdown(["file", "passed", "failed", "skipped"], rows)
+        yield "\n".join(failures)
+        yield "\n".join(f"- skipped {count}: {why}" for why, count in skips.items())

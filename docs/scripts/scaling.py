@@ -1,0 +1,181 @@
+"""Prints the tables of docs/scaling.md: `python docs/scripts/scaling.py`.
+
+Parameters and BN layers are counted in the program's own networks. What is assumed of the machines
+are the constants below; change them here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fastsiam.config import ModelConfig
+from fastsiam.methods import method_skeleton
+from fastsiam.report.markdown import markdown
+
+SPEED = 2_000.0  # images/s of one GPU: expected of an H200 (docs/benchmarks/gpu.md), not measured
+NETWORK = 50e9  # bytes/s of each GPU to other machines: a 400 Gb/s card each, as in a DGX H100
+LATENCY, LATENCY_INSIDE = 25e-6, 10e-6  # seconds of a small exchange between and within machines
+ANSWER = 0.03  # seconds until a store in the network answers a request for one image
+DISK = 1e9  # bytes/s at which a checkpoint is written
+RESTART = 5.0  # minutes from a fault until the run trains again
+MACHINE = 8  # GPUs of a machine
+RUNS = (8, 512), (64, 2048), (512, 2048)  # GPUs, batch; the largest that costs no accuracy is 2048
+IMAGES, TAR = 1_281_167, 147_897_477_120  # ImageNet-1k's training images, and bytes of their tar
+LLAMA = 419 / 16_384 / 54  # faults of a GPU in a day: arXiv 2407.21783, section 3.3.4
+OPT = (35 + 70) / 992 / 61  # restarts for hardware: arXiv 2205.01068, section 2.5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is counted in a network and its heads."""
+
+    parameters: int
+    buffers: int
+    """Bytes."""
+    channels: tuple[int, ...]
+    """Of each BN layer."""
+    views: int = 2
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of gradients that are averaged over the ranks in each step, in float32."""
+        return 4 * self.parameters
+
+    @property
+    def checkpoint(self) -> int:
+        """Bytes of a checkpoint: weights, momentum, and buffers."""
+        return 2 * 4 * self.parameters + self.buffers
+
+    @property
+    def exchanges(self) -> int:
+        """BN's exchanges of a step: of each layer forward and backward, both views at once."""
+        return 2 * len(self.channels)
+
+    @property
+    def statistics(self) -> int:
+        """Bytes of means, variances and their gradients that a rank sends in a step."""
+        return 2 * sum(self.channels) * 2 * self.views * 4
+
+
+def sizes(model: ModelConfig) -> Sizes:
+    """Count a model, without its memory."""
+    method = method_skeleton(model)
+    return Sizes(
+        parameters=sum(x.numel() for x in method.parameters()),
+        buffers=sum(x.numel() * x.element_size() for x in method.buffers()),
+        channels=tuple(x.num_features for x in method.modules() if isinstance(x, _BatchNorm)),
+    )
+
+
+def sent(model: Sizes, gpus: int) -> float:
+    """Return the bytes of gradients that each GPU sends in a step: a ring's all-reduce."""
+    return 2 * (gpus - 1) / gpus * model.gradients
+
+
+def bn_seconds(joint: int, model: Sizes) -> float:
+    """Return the time of BN's exchanges in a step among ``joint`` GPUs.
+
+    Statistics are gathered, so what a GPU gets grows with their number; within a machine that is
+    small beside the latency.
+    """
+    if joint <= MACHINE:
+        return model.exchanges * LATENCY_INSIDE
+    return model.exchanges * LATENCY + (joint - 1) * model.statistics / NETWORK
+
+
+def step_seconds(gpus: int, batch: int, model: Sizes, *, grouped: bool) -> float:
+    """Return the least time of a step.
+
+    Gradients are exchanged beside the backward pass, so the longer of both counts; BN's exchanges
+    stand in the way of each layer, so they add up. ``grouped`` is ``--sync-bn-ranks 8``.
+    """
+    exchange = 0.0 if gpus <= MACHINE else sent(model, gpus) / NETWORK
+    return max(batch / gpus / SPEED, exchange) + bn_seconds(MACHINE if grouped else gpus, model)
+
+
+def lost(faults: float, minutes: float, model: Sizes) -> float:
+    """Return the share of the time lost to so many faults a day, saved every ``minutes``."""
+    return faults * (minutes / 2 + RESTART) / (24 * 60) + model.checkpoint / DISK / 60 / minutes
+
+
+def counts(model: Sizes) -> str:
+    """Return the table of what is counted."""
+    rows = [
+        ["parameters of ResNet-50 and SimSiam's heads", f"{model.parameters:,}"],
+        ["gradients, float32", f"{model.gradients / 1e6:.1f} MB"],
+        ["BN layers", f"{len(model.channels)}, {sum(model.channels):,} channels in all"],
+        ["BN's exchanges of a step",
+         f"{model.exchanges}, {model.statistics / 1e3:.0f} kB sent by each rank"],
+        ["checkpoint", f"{model.checkpoint / 1e6:.0f} MB, {model.checkpoint / DISK:.1f} s at "
+         f"{DISK / 1e9:g} GB/s"],
+        ["an epoch's order, of ImageNet", f"{IMAGES * 8 / 1e6:.1f} MB on each rank, none sent"],
+    ]  # fmt: skip
+    return markdown(["", ""], rows)
+
+
+def network(model: Sizes) -> str:
+    """Return the table of steps and what they exchange."""
+    heads = [
+        "GPUs", "batch", "images of a GPU", "compute, ms", "gradients sent by a GPU, MB", "ms",
+        "BN's exchanges", "statistics that it gets, MB", "ms", "images/s at most", "of ideal",
+        "with --sync-bn-ranks 8",
+    ]  # fmt: skip
+    rows = []
+    for gpus, batch in RUNS:
+        moved, ideal = sent(model, gpus), gpus * SPEED
+        joint, grouped = (
+            batch / step_seconds(gpus, batch, model, grouped=x) for x in (False, True)
+        )
+        rows.append([
+            f"{gpus}", f"{batch:,}", f"{batch // gpus}", f"{batch / gpus / SPEED * 1e3:.0f}",
+            f"{moved / 1e6:.0f}", "NVLink" if gpus <= MACHINE else f"{moved / NETWORK * 1e3:.1f}",
+            f"{model.exchanges}", f"{(gpus - 1) * model.statistics / 1e6:.0f}",
+            f"{bn_seconds(gpus, model) * 1e3:.1f}",
+            f"{joint:,.0f}", f"{joint / ideal:.0%}", f"{grouped / ideal:.0%}",
+        ])  # fmt: skip
+    return markdown(heads, rows)
+
+
+def storage(model: Sizes) -> str:
+    """Return the table of what is asked of storage, at the speeds with BN within machines."""
+    heads = [
+        "GPUs", "images/s", "MB/s", "requests at a time, one an image",
+        "requests/s with 100 images each", "an epoch", "of each machine, MB/s",
+    ]  # fmt: skip
+    rows = []
+    for gpus, batch in RUNS:
+        speed = batch / step_seconds(gpus, batch, model, grouped=True)
+        bandwidth = speed * TAR / IMAGES / 1e6
+        rows.append([
+            f"{gpus}", f"{speed:,.0f}", f"{bandwidth:,.0f}", f"{speed * ANSWER:,.0f}",
+            f"{speed / 100:,.0f}", f"{IMAGES / speed:,.0f} s",
+            f"{bandwidth / max(1, gpus // MACHINE):,.0f}",
+        ])  # fmt: skip
+    return markdown(heads, rows)
+
+
+def faults(model: Sizes) -> str:
+    """Return the table of faults, and of what they cost with a checkpoint every so many minutes."""
+    every = 5, 15, 60
+    rows = []
+    for gpus, _ in RUNS:
+        rates = [rate * gpus for rate in (LLAMA, OPT)]
+        rows.append([
+            f"{gpus}", " to ".join(f"{x:.2g}" for x in rates),
+            " to ".join(f"{1 / x:,.0f}" for x in reversed(rates)) + " days",
+            *(" to ".join(f"{lost(x, m, model):.2%}" for x in rates) for m in every),
+        ])  # fmt: skip
+    heads = ["GPUs", "faults a day", "one in", *(f"lost, saved every {x} min" for x in every)]
+    return markdown(heads, rows)
+
+
+def tables() -> list[str]:
+    """Return the tables of the page."""
+    model = sizes(ModelConfig())
+    return [counts(model), network(model), storage(model), faults(model)]
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))

@@ -1,0 +1,93 @@
+"""The two ways to take a step are the same training, and say how they were computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.bench.cases import step as step_case
+from fastsiam.bench.cases.step import authors_step, fed, step_of
+from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.session import session
+from fastsiam.bench.variants import VARIANTS
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.errors import BackendError
+from tests.configs import with_settings
+
+
+def config_of(little: BenchConfig, variant: str) -> TrainConfig:
+    with session(little) as own:
+        config = own.train_config(8, **VARIANTS[variant].settings)
+    return replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
+
+
+def test_the_authors_step_is_the_same_training(little: BenchConfig) -> None:
+    """Their loop and ours, both in float32, come to the same weights."""
+    own = fed(config_of(little, "authors"))
+    batches = list(own.loader.epoch(0))
+    weights = []
+    for stepper in (step_of(own), authors_step(own)):
+        for batch in batches:
+            stepper.take(batch)
+        weights.append(torch.cat([p.detach().flatten() for p in stepper.method.parameters()]))
+    assert torch.allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
+
+
+def test_settings_are_told_as_they_are_used(little: BenchConfig) -> None:
+    own = fed(config_of(little, "eager"))
+    settings = step_of(own).settings
+    assert settings["numerics"]["precision"] in ("bf16", "fp32")  # "auto" is settled
+    assert settings["step"]["compile"] == "off"
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[settings["numerics"]["precision"]]
+    assert own.facts == {"precision": dtype, "batch": 8, "ranks": 1}
+    assert authors_step(own).settings == VARIANTS["authors"].settings
+
+
+def test_a_step_that_cannot_be_compiled_is_not_measured(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would stand in the records under the name of another."""
+    monkeypatch.setattr("fastsiam.training.step.why_not", lambda _: "no compiler")
+    with pytest.raises(BackendError, match="no compiler"):
+        step_of(fed(config_of(little, "plain-compiled")))
+
+
+VARIANTS_OF_SIMSIAM: list[dict[str, Any]] = [
+    {"predictor": "none", "target_average": 0.8},
+    {"predictor": "fixed", "alternate_every": 10, "head_bn": "hidden"},
+    {"symmetric": False, "views": 4},
+    {"encoder_momentum": 0.99},
+    {"method": "fastsiam", "views": 4},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS_OF_SIMSIAM, ids=str)
+def test_variants_are_measured_and_are_not_the_authors(
+    variant: dict[str, Any], little: BenchConfig
+) -> None:
+    """Ready tensors, which have places of so many images as an epoch has."""
+    config = with_settings(config_of(little, "eager"), **variant)
+    own = fed(replace(config, data=DataConfig(pipeline="synthetic")))
+    stepper = step_of(own)
+    for batch in islice(own.loader.epoch(0), 2):
+        stepper.take(batch)
+    with pytest.raises(BackendError, match="the authors' step is"):
+        authors_step(own)
+
+
+def test_the_authors_step_is_one_method_s(
+    little: BenchConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(torch.nn.Module):
+        pass
+
+    def build(*_: Any, **__: Any) -> torch.nn.Module:
+        return Other()
+
+    monkeypatch.setattr(step_case, "build_method", build)
+    with pytest.raises(BackendError, match="SimSiam's, not that of Other"):
+        authors_step(fed(config_of(little, "authors")))

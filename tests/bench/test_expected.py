@@ -1,0 +1,134 @@
+"""What was expected stands in the docs, and is found in what the stages leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.bench.expected import (
+    DEVICES,
+    EXPECTED,
+    Expectation,
+    Found,
+    device_of,
+    table,
+)
+from fastsiam.bench.gpu import Setup, stages
+from fastsiam.bench.records import Record
+from tests.bench.made import made
+from tests.conftest import ROOT
+
+
+def test_the_docs_have_the_table() -> None:
+    text = (ROOT / "docs" / "benchmarks" / "gpu.md").read_text()
+    assert table() in text, "docs/benchmarks/gpu.md: put in the table of bench/expected.py"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds", "verdicts"),
+    [
+        (2.0, 4.0, "2 to 4 ms", ["below", "as expected", "above"]),
+        (2.5, None, "at least 2.5 ms", ["below", "as expected", "as expected"]),
+        (None, 3.0, "at most 3 ms", ["as expected", "as expected", "above"]),
+    ],
+)
+def test_bounds_and_verdicts(low: Any, high: Any, bounds: str, verdicts: list[str]) -> None:
+    one = Expectation("a thing", "ms", (low, high), (9.0, None), lambda _: None)
+    assert one.bounds_text("H100") == bounds and one.bounds_text("H200") == "at least 9 ms"
+    assert [one.verdict(value, "H100") for value in (1.0, 3.0, 5.0)] == verdicts
+    assert one.verdict(5.0, "H200") == "below" and one.verdict(None, "H100") == "not measured"
+
+
+def test_shares_are_percentages() -> None:
+    one = Expectation("a share", "%", (0.97, None), (0.97, None), lambda _: None)
+    assert (one.bounds_text("H200"), one.written(0.9612)) == ("at least 97%", "96.1%")
+
+
+def test_expectations_agree_with_each_other() -> None:
+    """The ratio to the authors' step lies within what the two speeds allow."""
+    rows = {one.what: one for one in EXPECTED}
+    for device in DEVICES:
+        step, authors, ratio = (
+            rows[what].bounds(device)
+            for what in (
+                "step of ResNet-50, batch 512, compiled",
+                "... as the paper's authors take it (H100: batch 256)",
+                "... compiled, times the authors'",
+            )
+        )
+        assert all((*step, *authors, *ratio))
+        assert step[0] / authors[1] < ratio[0] < ratio[1] < step[1] / authors[0]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device"),
+    [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA A100", None), ("", None)],
+)
+def test_figures_are_judged_by_the_device(gpu: str, device: str | None) -> None:
+    assert device_of(gpu) == device
+    found = Found({"step-512": [rate("step", "default", 2300)]})
+    text = " ".join(table(found, gpu=gpu).split())
+    row = "| step of ResNet-50, batch 512, compiled |"
+    h100, h200 = "2,000 to 2,600 images/s", "2,400 to 3,300 images/s"
+    assert {
+        "H100": f"{row} {h100} | 2,300 images/s | as expected |",
+        "H200": f"{row} {h200} | 2,300 images/s | below |",
+        None: f"{row} {h100} | {h200} | 2,300 images/s |",
+    }[device] in text
+
+
+def rate(case: str, name: str, images_per_second: float, **more: Any) -> Record:
+    """Return a record of some speed; ``made`` has 8 images, one repeat."""
+    return made(name, case, wall=8 / images_per_second, **more)
+
+
+def test_every_figure_is_found(tmp_path: Path) -> None:
+    """By the names of the stages as they are, and of the records as the cases make them."""
+    peak = {"peak_gpu_bytes": 50e9}
+    records = {
+        "machine": [
+            made("copy within memory", "machine", facts={"value": 4300.0}),
+            made("matrix product, bfloat16", "machine", facts={"value": 790.0}),
+        ],
+        "photometric-512": [rate("photometric", "fastsiam", 256_000)],
+        "step-512": [
+            rate("step", "default", 2000, facts=peak),
+            rate("step", "eager", 1600),
+        ],
+        "step-authors": [rate("step", "authors", 500)],
+        "jpeg-engine": [
+            rate("sweep", f"dali, jpeg-engine {share}", 100 * share) for share in (65, 90)
+        ],
+        "step-fp32": [rate("step", "fp32", 700, facts={"peak_gpu_bytes": 100e9})],
+        "step-cifar10": [rate("step", "default", 512 / 0.015)],
+        "loader": [
+            rate("loader", "ffcv crops", 6000),
+            rate("loader", "torchvision views", 1000),
+        ],
+        "train": [
+            replace(rate("train", name, 1900), share_of_ceiling=0.98, cores_busy=3.5)
+            for name in ("dali", "ffcv")
+        ],
+        "profile": [made("dali", "profile", facts={"gap_of_a_step": 0.011})],
+    }
+    metrics = [{"kind": "knn", "epoch": e, "top1": float(e)} for e in (25, 50, 75, 100, 800)]
+    metrics.append({"kind": "train", "epoch": 100.0, "seconds": 150.0})
+    found = Found(records, metrics)
+    values = {one.what: one.find(found) for one in EXPECTED}
+    assert None not in values.values(), values
+    assert values["photometric stage of 512 images"] == pytest.approx(2.0)
+    assert values["... compiled, times the authors'"] == pytest.approx(4.0)
+    assert values["... compiled, times not compiled"] == pytest.approx(1.25)
+    assert values["... peak memory in float32 (H100: batch 256)"] == pytest.approx(100)
+    assert values["step of CIFAR-10's ResNet-18, batch 512"] == pytest.approx(15)
+    assert values["800 epochs of CIFAR-10, extrapolated"] == pytest.approx(20)
+    assert values["... after 75"] == 75
+    assert set(records) <= {
+        one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=("dali", "ffcv")))
+    }
+    best = "dali alone, views of ImageNet's JPEGs, the best share of the JPEG engine"
+    assert values[best] == pytest.approx(9000)
+    assert table(Found({}), gpu="H200").count("not measured") == len(EXPECTED)

@@ -1,0 +1,327 @@
+"""A campaign uses its minutes, keeps what is done, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastsiam.bench import gpu as campaign
+from fastsiam.bench.config import GpuConfig
+from fastsiam.bench.gpu import (
+    Outcome,
+    Setup,
+    Stage,
+    in_turn,
+    perform,
+    pytest_results_of,
+    read_outcomes,
+    records_of,
+    results_folder,
+    stages,
+    write_page,
+)
+from fastsiam.bench.records import read
+from fastsiam.errors import DataError
+from tests.commands import parse
+from tests.conftest import ROOT
+from tests.processes import Forked, fastsiam
+
+
+def stage(name: str, code: str, *, seconds: int = 1, most: int = 60, **more: Any) -> Stage:
+    return Stage(name=name, arguments=("-c", code), seconds=seconds, most=most, **more)
+
+
+def outcome(status: Any) -> Outcome:
+    return Outcome(status=status, seconds=1.0, said="")
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def test_new_stages_come_before_those_that_went_wrong() -> None:
+    names = ("done", "cut", "failed", "partly", "stopped", "new")
+    table = [stage("endless", "", endless=True)] + [stage(name, "") for name in names]
+    outcomes = {name: outcome(name) for name in names[:-1]}
+    expected = ["stopped", "new", "partly", "failed", "cut", "endless"]
+    assert [one.name for one in in_turn(table, outcomes)] == expected
+    outcomes["endless"] = outcome("done")
+    assert [one.name for one in in_turn(table, outcomes)] == expected[:-1]
+
+
+def test_a_stage_ends_well_or_badly(out: Path) -> None:
+    well = perform(stage("well", "print('first'); print('last')"), out, seconds=60)
+    assert (well.status, well.said) == ("done", "last")
+    assert well.seconds < 60
+    badly = perform(stage("badly", "raise SystemExit('it is missing')"), out, seconds=60)
+    assert (badly.status, badly.said) == ("failed", "it is missing")
+    assert (out / "logs" / "badly.txt").read_text().startswith("$ python -c raise")
+
+
+def over_once(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a stage's time be over when something stands in a file, however long that takes."""
+
+    class Patient(subprocess.Popen[Any]):
+        def wait(self, timeout: float | None = None) -> int:
+            begun = there.exists() and there.read_text()
+            while not begun and self.poll() is None:
+                time.sleep(0.05)
+                if there.exists() and there.read_text():
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Patient)
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "_GRACE", (1.0, 1.0, 1.0))
+    over_once(out / "child", monkeypatch)
+    child = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(out / 'child')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)"
+    )
+    code = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+        "time.sleep(600)"
+    )
+    assert perform(stage("long", code), out, seconds=8).status == "stopped"
+    process = Path(f"/proc/{(out / 'child').read_text()}")
+    deadline = time.monotonic() + 30
+    while (process / "exe").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_a_stage_found_until_it_was_ended_is_kept(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pytest writes its results, in a script's background too; what lacks something is not done."""
+    tests, begun = out / "test_slow.py", out / "begun"
+    tests.write_text(
+        "import pathlib, time\n"
+        "def test_a(): pass\n"
+        f"def test_b(): pathlib.Path({str(begun)!r}).write_text('yes'); time.sleep(600)\n"
+    )
+    asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
+    results = str(out / "slow.xml")
+    slow = Stage(name="slow", arguments=(*asked, "--junitxml", results), seconds=1, most=8)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a script
+    try:
+        with monkeypatch.context() as patch:
+            over_once(begun, patch)
+            assert perform(slow, out, seconds=100).status == "cut"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 'name="test_a"' in Path(results).read_text()
+    lacks = perform(stage("lacks", "print('dali: not measured: no memory')"), out, seconds=60)
+    assert (lacks.status, lacks.said) == ("partly", "dali: not measured: no memory")
+
+
+@pytest.mark.parametrize(("body", "status"), [("pytest.skip('no DALI')", "partly"), ("", "done")])
+def test_what_was_skipped_is_not_done(body: str, status: str, out: Path) -> None:
+    """What a test lacks may be there in the next call."""
+    (out / "tests").mkdir()
+    tests = out / "test_some.py"
+    tests.write_text(f"import pytest\ndef test_a(): pass\ndef test_b(): {body or 'pass'}\n")
+    asked = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", "-c", "/dev/null")
+    results = str(pytest_results_of(out, "some"))
+    some = Stage(name="some", arguments=(*asked, "--junitxml", results), seconds=1, most=60)
+    assert perform(some, out, seconds=100).status == status
+
+
+def test_a_test_that_hangs_costs_its_own_result_alone(tmp_path: Path) -> None:
+    """Where pytest-timeout ends its process, that is a worker's; without workers it is asked."""
+    for workers, expected in ((0, ["signal"]), (4, ["thread", "-n", "1"])):
+        setup = Setup(out=tmp_path, gpu=True, pipelines=(), test_workers=workers, test_timeout=150)
+        (knn,) = (one for one in stages(setup) if one.name == "tests-knn")
+        at = knn.arguments.index("--timeout-method") + 1
+        assert list(knn.arguments[at:]) == expected
+
+
+def test_tests_of_the_step_have_a_stage_each(tmp_path: Path) -> None:
+    """Together they are all tests of the file; stages name the files that they collect."""
+    table = {one.name: one for one in stages(Setup(out=tmp_path, gpu=True, pipelines=()))}
+    steps = [one for name, one in table.items() if name.startswith("tests-step-")]
+    named = {one.arguments[2].partition("::")[2] for one in steps}
+    source = (ROOT / "tests" / "gpu" / "test_step.py").read_text()
+    assert len(steps) == source.count("\ndef test_") and len(steps) > 5
+    assert all(f"\ndef {name}(" in source for name in named) and len(named) == len(steps)
+    files = [one for one in table["tests-elsewhere"].arguments if one.startswith("tests/")]
+    assert files and all("mark.gpu" in (ROOT / file).read_text() for file in files)
+    assert not any(file.startswith("tests/gpu/") for file in files)
+
+
+def test_steps_in_float32_fit_the_card(tmp_path: Path) -> None:
+    for memory, batch in ((79e9, "256"), (140e9, "512")):
+        setup = Setup(out=tmp_path, gpu=True, pipelines=(), gpu_bytes=memory)
+        for one in stages(setup):
+            if one.name in ("step-authors", "step-fp32"):
+                assert one.arguments[one.arguments.index("--batch") + 1] == batch
+        said = "use batch 256: at batch 512 they need about 86 GB, and this GPU has 79."
+        assert setup.float32_batch_note.endswith(said) == (batch == "256")
+
+
+def test_results_land_where_out_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert results_folder(GpuConfig()) == tmp_path / "gpu"
+    assert results_folder(GpuConfig(out="there")) == Path("there").absolute()
+    monkeypatch.delenv("OUT")
+    assert results_folder(GpuConfig()) == Path("runs/gpu").absolute()
+
+
+def test_a_page_is_made_of_what_can_be_read(out: Path) -> None:
+    """After a call that was killed, files may be missing or cut."""
+    for folder in ("records", "tests"):
+        (out / folder).mkdir()
+    setup = Setup(out=out, gpu=True, gpu_name="NVIDIA H200", pipelines=("dali",), cifar10="c")
+    pytest_results_of(out, "tests-knn").write_text("<testsuites><testsuite")
+    records_of(out, "loader").write_text("[{")
+    page = write_page(setup, stages(setup), {"tests-knn": "failed", "loader": "cut"}).read_text()
+    assert "| tests-knn | failed" in " ".join(page.split()) and "not measured" in page
+
+
+def test_a_campaign_goes_on_where_it_stopped(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mended = out / "mended"
+    table = [
+        stage("first", f"open({str(out / 'first')!r}, 'a').write('1')"),
+        stage("broken", f"import os; assert os.path.exists({str(mended)!r}), 'broken'"),
+        stage("last", "print('fine')", endless=True),
+    ]
+    monkeypatch.setattr(campaign, "stages", lambda _: table)
+    monkeypatch.setattr(campaign, "_age", lambda: 0.0)  # this process may be old
+    config = GpuConfig(out=str(out), device="cpu", minutes=2)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        page = campaign.run(config).read_text()
+        assert {n: o.status for n, o in read_outcomes(out).items()} == {
+            "first": "done", "broken": "failed", "last": "done",
+        }  # fmt: skip
+        assert "AssertionError: broken" in page and "| broken | failed" in page
+        mended.touch()
+        page = campaign.run(config).read_text()
+        assert "AssertionError" not in page
+        assert {one.status for one in read_outcomes(out).values()} == {"done"}
+        assert (out / "first").read_text() == "1"
+        campaign.run(GpuConfig(out=str(out), device="cpu", minutes=2, again="first"))
+        assert (out / "first").read_text() == "11"
+        monkeypatch.setattr(campaign, "_MARGIN", 300.0)  # no time is left
+        campaign.run(GpuConfig(out=str(out), device="cpu", minutes=2, again="first"))
+        assert (out / "first").read_text() == "11"
+        assert "first: left for another call" in capsys.readouterr().err
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stage_that_is_not_there_is_named(out: Path) -> None:
+    with pytest.raises(DataError, match="--again stop: there is no such stage, only machine, "):
+        campaign.run(GpuConfig(out=str(out), device="cpu", again="stop"))
+
+
+def test_a_folder_of_something_else_is_refused(out: Path) -> None:
+    (out / "state.json").write_text("[1]")
+    with pytest.raises(DataError, match="none of fastsiam bench gpu's: delete it"):
+        read_outcomes(out)
+
+
+def test_a_signal_ends_the_stage_too(out: Path) -> None:
+    pid = out / "pid"
+    process = Forked(_run_one_for_ever, out, pid)
+    deadline = time.monotonic() + 120
+    while not pid.exists() or not pid.read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send(signal.SIGTERM)
+    assert process.wait(60).returncode == 143
+    assert not Path(f"/proc/{pid.read_text()}/exe").exists()
+
+
+def _run_one_for_ever(out: Path, pid: Path) -> None:
+    """Run a campaign of one stage, which says who it is and sleeps."""
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    vars(campaign)["stages"] = lambda _: [stage("one", code, most=600)]
+    campaign.run(GpuConfig(out=str(out), device="cpu"))
+
+
+def test_every_stage_of_a_gpu_is_a_command_that_there_is(tmp_path: Path) -> None:
+    """Options as the command line has them, files of tests that are there."""
+    for gpu in (True, False):
+        setup = Setup(out=tmp_path, gpu=gpu, pipelines=("dali", "ffcv"), cifar10="c", data="d")
+        table = {one.name: one for one in stages(setup)}
+        assert len(table) == len(stages(setup)) and list(table)[-1] == "cifar10"
+        given = {
+            argument.partition("::")[0] for one in table.values() for argument in one.arguments
+        }
+        for path in (ROOT / "tests" / "gpu").glob("test_*.py"):
+            assert f"tests/gpu/{path.name}" in given
+        for one in table.values():
+            assert one.seconds <= one.most
+            if one.arguments[:2] == ("-m", "fastsiam"):
+                parse(one.arguments[2:])
+    bare = [one.name for one in stages(Setup(out=tmp_path, gpu=True, pipelines=()))]
+    assert "jpeg-engine" not in bare and bare[-2:] == ["images", "cifar10"]
+
+
+def test_a_stage_runs_on_a_cpu(tmp_path: Path) -> None:
+    """The one that is new, of those that there are."""
+    outcomes = campaign_on_cpu(tmp_path, lambda name: name == "photometric-512")
+    assert {one.status for one in outcomes.values()} == {"done"}
+    (records,) = (tmp_path / "records").iterdir()
+    assert records.stem == "photometric-512" and read(records)
+    page = " ".join((tmp_path / "page.md").read_text().split())
+    assert "## photometric" in page and "## loader" not in page
+    assert "| photometric-512 | done" in page
+
+
+@pytest.mark.slow
+@pytest.mark.dali
+@pytest.mark.ffcv
+def test_all_of_it_runs_on_a_cpu(tmp_path: Path) -> None:
+    """Stages that differ from others in size alone are taken for done."""
+    repeated = {"photometric-4096", "geometric-4096", "step-cifar10", "step-fp32", "train"}
+    repeated |= {"step-graphs", "step-authors"}
+
+    def new(name: str) -> bool:
+        return name == "tests-knn" or not (name in repeated or name.startswith("tests-"))
+
+    outcomes = campaign_on_cpu(tmp_path, new)
+    unfinished = {name: one.status for name, one in outcomes.items() if one.status != "done"}
+    skipped = {} if torch.cuda.is_available() else {"tests-knn": "partly"}
+    assert unfinished == skipped
+    measured = {"machine", "photometric-512", "geometric-512", "step-512", "loader"}
+    measured |= {"jpeg-engine", "profile"}
+    assert {path.stem for path in (tmp_path / "records").iterdir()} == measured
+    assert all(read(path) for path in (tmp_path / "records").iterdir())
+    page = (tmp_path / "page.md").read_text()
+    assert "## loader" in page and "matrix product, bfloat16" in page and "not yet" not in page
+    assert "| tests-knn" in page and pytest_results_of(tmp_path, "tests-knn").exists()
+    assert os.path.getsize(tmp_path / "trace.json") > 0 and (tmp_path / "made").is_dir()
+
+
+def campaign_on_cpu(out: Path, new: Callable[[str], bool]) -> dict[str, Outcome]:
+    """Run the command with the stages that are new, all others taken for done."""
+    names = [one.name for one in stages(Setup(out=out, gpu=False, pipelines=("dali",)))]
+    done = {"status": "done", "seconds": 1, "said": ""}
+    old = sorted(name for name in names if not new(name))
+    (out / "state.json").write_text(json.dumps(dict.fromkeys(old, done)))
+    said = fastsiam("bench", "gpu", "--device", "cpu", "--minutes", "20", "--out", str(out))
+    assert said.stdout == f"wrote {out / 'page.md'}\n"
+    outcomes = read_outcomes(out)
+    assert set(names) <= set(outcomes)
+    return outcomes

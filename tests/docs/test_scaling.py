@@ -1,0 +1,56 @@
+"""What the page on many GPUs says is computed, and what is counted is what a run does."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.config import TrainConfig
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT
+from tests.processes import fastsiam
+from tests.rank_jobs import MODEL
+
+
+@pytest.fixture(scope="module")
+def scaling() -> Iterator[Any]:
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("scaling", ROOT / "docs/scripts/scaling.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "scaling", module)  # dataclasses look there
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_the_page_has_what_is_computed(scaling: Any) -> None:
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    for table in scaling.tables():
+        assert table in page
+
+
+def test_ranks_exchange_what_is_counted(
+    scaling: Any, ranks: Callable[[str, int], list[Any]]
+) -> None:
+    """Of a training step on two ranks: BN's exchanges, their bytes, and those of gradients."""
+    counted = scaling.sizes(MODEL)
+    for forward, received, gradients in ranks("what_a_step_exchanges", 2):
+        assert forward == counted.exchanges // 2 * counted.views  # not compiled: view by view
+        assert received == counted.statistics // 2
+        assert gradients == counted.gradients
+
+
+def test_a_checkpoint_is_as_large_as_counted(
+    scaling: Any, small: TrainConfig, tmp_path: Path
+) -> None:
+    wide = {"width": 16, "dim": 512, "predictor_dim": 128}
+    config = with_settings(small, **wide, pipeline="synthetic", max_steps=1, knn_every=0)
+    fastsiam("train", *flags(config))
+    size = (tmp_path / "run" / "checkpoints" / "last.pt").stat().st_size
+    assert size == pytest.approx(scaling.sizes(config.model).checkpoint, rel=0.02)
