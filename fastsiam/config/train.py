@@ -220,7 +220,9 @@ class MonitorConfig(Config):
         at_least=0,
     )
     knn_first: bool = setting(
-        True, "Evaluate before the first epoch too, which reads the whole training set once more."
+        True,
+        "Evaluate before the first epoch too, which reads the whole training set once more.",
+        option=False,
     )
     knn_k: int = setting(
         200, "Neighbours that vote (the authors' monitor: 200).", at_least=1, option=False
