@@ -72,7 +72,7 @@ class DataConfig(Config):
         "stop",
         "What to do about an image that cannot be decoded: stop; or replace, which shows another "
         "image in its place, the same by any pipeline on any number of processes, and leaves it "
-        "out of evaluations. May change when a run goes on.",
+        "out of evaluations. May change when a run continues.",
     )
     exif: Exif = setting(
         "ignore",

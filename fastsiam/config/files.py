@@ -34,7 +34,7 @@ from .setting import Setting, from_text, settings_of
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
-"""Settings that say where a run is and how it goes on: no other run's."""
+"""Settings that say where a run is and how it continues: no other run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
 
     Args:
         path: of the file or folder.
-        goes_on: whether it is a run that goes on; for another run, what says where this one is and
-            how it goes on is left out.
+        goes_on: whether it is a run that continues; for another run, the settings that say where
+            this one is and how it continues are left out.
 
     Raises:
         FastSiamError: the file cannot be read.

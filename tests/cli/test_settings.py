@@ -1,4 +1,4 @@
-"""Settings on the command line: files, runs that go on, runs and flags that are looked at."""
+"""Settings on the command line: files, runs that continue, runs and flags that are looked at."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
 
 
 def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk's end; afterwards it goes on."""
+    """A limit on the size of files stands for the disk's end; afterwards it continues."""
     write_images(tmp_path / "images", classes=2, each=100, side=80)
     out = tmp_path / "out"
     arguments = ("convert", "folder", "--source", str(tmp_path / "images"), "--out", str(out))
