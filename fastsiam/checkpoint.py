@@ -61,10 +61,10 @@ class Checkpoint:
         return self.step / self.steps_per_epoch
 
     def check_continues(self, config: TrainConfig, *, advice: str = "give the same ones") -> None:
-        """Refuse to go on as something else.
+        """Refuse to continue as something else.
 
         Args:
-            config: the settings to go on with.
+            config: the settings to continue with.
             advice: what to do if they differ, for the message.
 
         Raises:
@@ -77,7 +77,7 @@ class Checkpoint:
             )
 
     def check_images(self, images: int) -> None:
-        """Refuse to go on with more or fewer images, where no list tells which they were.
+        """Refuse to continue with more or fewer images, where no list tells which they were.
 
         Raises:
             CheckpointError: says how many there were and are.
@@ -274,7 +274,7 @@ def load_newest(run: Path) -> tuple[Checkpoint | None, str]:
         except CheckpointError:
             raise error from None
     what = "is damaged" if path.is_file() else "is gone"
-    return found, f"{path} {what}: going on from the one before it, after step {found.step:,}"
+    return found, f"{path} {what}: continuing from the one before it, after step {found.step:,}"
 
 
 def put_aside(run: Path) -> None:

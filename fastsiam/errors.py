@@ -68,7 +68,7 @@ class DamagedError(CheckpointError):
 
 
 class TrainingError(FastSiamError):
-    """Training cannot go on: the loss is not finite, or the representation collapsed."""
+    """Training cannot continue: the loss is not finite, or the representation collapsed."""
 
 
 NOT_FINITE = "the loss is not finite"
@@ -76,7 +76,7 @@ NOT_FINITE = "the loss is not finite"
 
 
 class OtherRankError(FastSiamError):
-    """Another rank cannot go on, and says why; all ranks leave together."""
+    """Another rank cannot continue, and says why; all ranks leave together."""
 
 
 class Interrupted(FastSiamError):

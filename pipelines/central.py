@@ -1,4 +1,4 @@
-"""Central crops for evaluation: images resized and cropped in the middle, not augmented."""
+"""Central crops for evaluation: images that are resized and cropped in the middle."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from .workers import closes_at_exit
 log = logging.getLogger(__name__)
 
 MakeCrops = Callable[[Sequence[NDArray[np.int64]]], Generator[Tensor]]
-"""Makes the crops of batches, given as positions in the data set: (N, S, S, 3) uint8, on the device
-or in memory that it can copy; the next batch may overwrite them. Raises DataError if an image
-cannot be read or decoded. Its threads end with the iterator."""
+"""Yields the crops of batches of positions in the data set: (N, S, S, 3) uint8, on the device or in
+host memory. The next batch may overwrite them. It raises a DataError if an image cannot be read or
+decoded. Its threads end with the generator."""
 
 _KEEP_BYTES = 2**29
-"""Crops up to this size stay on the device between passes: CIFAR-10's two splits, 184 MB, are
-loaded once a run."""
+"""Crops up to this size stay on the device between passes; CIFAR-10's two splits have 184 MB."""
 
 
 class CentralCrops:
@@ -36,8 +35,8 @@ class CentralCrops:
 
     Args:
         store: the images.
-        crops: makes their crops.
-        skips_bad: whether bad images are left out; else one is an error.
+        crops: yields their crops.
+        skips_bad: whether to leave out bad images; otherwise a bad image is an error.
         augment: as for ``build_eval_loader``, as are the rest.
     """
 
@@ -90,7 +89,7 @@ class CentralCrops:
             )
 
     def _crops(self) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """Yield the images and the crops of each batch."""
+        """Yield the positions and the crops of each batch, on the device."""
         if len(self._kept) == len(self._batches):
             yield from zip(self._batches, self._kept, strict=True)
             return
@@ -104,7 +103,7 @@ class CentralCrops:
         self._kept = kept
 
     def _made(self) -> Generator[tuple[NDArray[np.int64], Tensor]]:
-        """Yield the images and the crops of each batch as they are made, and leave out bad ones."""
+        """Yield the positions and the crops of each batch, without bad images."""
         done, known = 0, len(self._left_out)
         while done < len(self._batches):
             try:

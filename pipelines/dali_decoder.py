@@ -58,7 +58,7 @@ def say_what_decodes(device: int, hw_decoder_load: float) -> None:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     if hw_decoder_load == 0:
-        log.info("DALI leaves the GPU's JPEG engine idle: --dali-hw-decoder-load 0")
+        log.info("DALI leaves the GPU's JPEG engine idle: --set dali_hw_decoder_load=0")
     elif reason := without_engine(device):
         log.info(f"DALI decodes without a JPEG engine of the GPU, on its cores: {reason}")
     else:

@@ -9,7 +9,6 @@ views to torchvision's before the normalisation.
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
+from fastsiam.kernels.buffers import BufferPool
 from fastsiam.kernels.threads import run_all, submit_all, wait_all
 from fastsiam.trace import span
 from fastsiam.views.batch import Crops
@@ -43,6 +43,8 @@ _AHEAD = 2**27
 """Bytes of coming batches that are requested ahead from another machine."""
 _CHUNK = 2**21
 """Bytes of a chunk of memory, which several images share; a larger image gets its own memory."""
+_MOST_CHUNKS = 256
+"""Chunks that are kept while no batch uses them: half a gigabyte, of 5,000 photographs."""
 
 
 class Lookahead:
@@ -110,7 +112,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(self._workers, "fastsiam-engine")
         self._readers = ThreadPoolExecutor(_READERS, "fastsiam-reader")
         self._headers = Headers(store)
-        self._chunks = _Chunks()
+        self._chunks = BufferPool(_MOST_CHUNKS)
 
     def read(self, index: NDArray[np.int64]) -> EncodedBatch:
         """Read N encoded images, and the headers that are not known yet.
@@ -132,7 +134,7 @@ class Engine:
         def read(first: int) -> None:
             with span("read"):
                 part = index[first : first + _PART]
-                for row, data in self._headers.read_images(part, self._chunks.new).items():
+                for row, data in self._headers.read_images(part, self._new_chunk).items():
                     owners[first + row] = data
                     address[first + row], size[first + row] = data.ctypes.data, len(data)
 
@@ -201,6 +203,9 @@ class Engine:
         cuts = cut_views(params, augment)
         self.submit(batch, cuts, list(augment.by_side), stages=stages).result()
         return in_views_order([stage.views() for stage in stages], augment)
+
+    def _new_chunk(self) -> memoryview:
+        return self._chunks.array((_CHUNK,), np.uint8).data  # its slices keep the array
 
     def close(self) -> None:
         """End the threads."""
@@ -278,23 +283,3 @@ class PendingBatch:
                 f"{images.width[row]} x {images.height[row]}",
             )
         return pixels
-
-
-class _Chunks:
-    """Chunks of memory for encoded images, reused when no batch refers to them.
-
-    New memory is cleared by the system page by page, which takes longer than reading a cached file.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[NDArray[np.uint8]] = []
-
-    def new(self) -> memoryview:
-        """Return a chunk; its memory is reused once the last reference to it is gone."""
-        try:
-            block = self._free.pop()
-        except IndexError:
-            block = np.empty(_CHUNK, np.uint8)
-        chunk = block[:]
-        weakref.finalize(chunk, self._free.append, block).atexit = False
-        return chunk.data  # slices of it, unlike numpy's, keep the array

@@ -1,7 +1,7 @@
-"""Processes of torch's DataLoader: what they hand over at once, and which of them died.
+"""Worker processes of torch's DataLoader, with bounded shared memory and errors that name a worker.
 
-Their items wait in shared memory. A process that writes more into /dev/shm than it holds is killed
-by SIGBUS without a message, and Docker gives it 64 MiB, so items are made small enough.
+Their items wait in shared memory. A process that writes more to /dev/shm than fits is killed by
+SIGBUS without a message, and Docker's default is 64 MiB, so the items are made small enough.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from .processes import (
 )
 
 _ITEMS_AHEAD = 2
-"""Items that wait for each process: what torch's DataLoader calls its prefetch factor."""
+"""Items that may wait for each process: the DataLoader's prefetch factor."""
 _MOST_BYTES = 2**30
-"""Of all items of a rank together: some seconds of work, whatever the number of processes."""
+"""Bytes of all waiting items of a rank: some seconds of work for any number of processes."""
 _PLACE = Path("/dev/shm")
 _SECONDS_TO_DIE = 5.0
 _END = object()
 
 
 def images_of_an_item(shapes: Sequence[Shape], *, workers: int) -> int:
-    """Return how many of a batch's images make up an item of a loader process.
+    """Return the number of images of an item, which is a batch or a part of one.
 
-    All items that can wait at once take 1 GiB at most, and half of the shared memory that is free.
+    All items that can wait at once take at most 1 GiB, and half of the free shared memory.
 
     Args:
-        shapes: of a rank's batch, uint8, for each side of its crops: (V, N, S, S, 3). An item has
-            N images at most.
-        workers: loader processes of this rank; without any, nothing goes through shared memory.
+        shapes: shape (V, N, S, S, 3) of a rank's crops, uint8, for each side. An item has at most N
+            images.
+        workers: loader processes of this rank; 0 uses no shared memory.
 
     Raises:
         BackendError: shared memory cannot hold items of a single image.
@@ -78,7 +78,7 @@ def images_of_an_item(shapes: Sequence[Shape], *, workers: int) -> int:
 
 
 def _free_bytes() -> int | None:
-    """Return how much shared memory is free; None where the system keeps it elsewhere."""
+    """Return the free bytes of shared memory; None if the system has no /dev/shm."""
     if not _PLACE.is_dir():
         return None
     found = os.statvfs(_PLACE)
@@ -86,18 +86,17 @@ def _free_bytes() -> int | None:
 
 
 class LoaderProcesses:
-    """Items that processes make, in order; one that dies is named within seconds.
+    """Worker processes that make items in order, one pass at a time, until ``close``.
 
-    The processes stay until ``close`` and make one pass at a time. Iterating raises a
-    ``WorkerError`` when a process was killed or ran out of memory, but only where the next item is
-    asked for: torch would raise wherever the program is, such as halfway through an optimizer step.
+    When a process is killed or runs out of memory, the request for the next item raises a
+    ``WorkerError``. Torch would raise wherever the program is, such as in an optimizer step.
 
     Args:
-        dataset: maps a task to its item, or to a ``FastSiamError``, which is raised here: raised in
-            a process it would arrive wrapped in that process's traceback.
-        tasks: of a pass.
-        workers: processes; with 0 the items are made in this one.
-        device: where the items go next; for a GPU they lie in pinned memory.
+        dataset: maps a task to its item, or to a ``FastSiamError`` that is raised in this process.
+            An error that a worker raises would be wrapped in the worker's traceback.
+        tasks: tasks of a pass.
+        workers: number of processes; 0 makes the items in this process.
+        device: device of the items later; for a GPU they are put into pinned memory.
         forks: whether this process may be forked; if not, see ``server_context``.
     """
 
@@ -152,7 +151,7 @@ class LoaderProcesses:
                 return iter(self._loader)
         finally:
             if threading.current_thread() is threading.main_thread() and before is not None:
-                signal.signal(signal.SIGCHLD, before)  # torch's handler raises wherever we are
+                signal.signal(signal.SIGCHLD, before)  # torch's handler raises in any place
 
     @property
     def _processes(self) -> Sequence[Any]:
@@ -168,12 +167,12 @@ class LoaderProcesses:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise a ``WorkerError`` for what fails because a process died or ran out of memory."""
+        """Turn errors that a dead process or a lack of memory caused into a ``WorkerError``."""
         try:
             yield
         except (RuntimeError, OSError, EOFError, MemoryError) as error:
             processes = self._processes
-            if isinstance(error, (OSError, EOFError)):  # sockets and pipes close before it is gone
+            if isinstance(error, (OSError, EOFError)):  # pipes close before the process has ended
                 ended = wait([process.sentinel for process in processes], _SECONDS_TO_DIE)
                 for process in processes:
                     if process.sentinel in ended:
@@ -192,7 +191,7 @@ def _as_it_is(item: Any) -> Any:
 
 
 def _begin_worker(environment: dict[str, str] | None, _: int) -> None:
-    """Set up a process; one that a server forked has the environment that the server had."""
+    """Set up a worker; one that a server forked gets the environment of this program."""
     leave_signals_to_the_parent()
     if environment is not None:
         end_with_the_parent()

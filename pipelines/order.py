@@ -1,7 +1,7 @@
-"""Which images make up which batch: a pure function of (seed, epoch, step, rank, world).
+"""Which images are in which batch: a pure function of (seed, epoch, step, rank, world).
 
 A global batch is the same set of images on any number of ranks, and each rank takes a slice of it.
-The same holds for the images that replace bad ones.
+This also holds for images that replace bad ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Order:
     """The order of a data set's epochs, as one rank sees it."""
 
     images: int
-    """Images in an epoch: the whole data set, or ``chosen``."""
+    """Number of images in an epoch: the whole data set, or ``chosen``."""
     batch: int
     """Images in a global batch."""
     seed: int
@@ -31,11 +31,11 @@ class Order:
     world: int = 1
     """Number of ranks."""
     chosen: NDArray[np.int64] | None = field(default=None, compare=False)
-    """(images,) positions in the data set, ascending, of a subset; None is the whole."""
+    """(images,) positions of a subset of the data set, ascending; None means all images."""
     bad: BadImages | None = field(default=None, compare=False)
-    """Bad images, which others replace; None: a bad one is an error."""
+    """Bad images, which are replaced; None if a bad image is an error."""
     window: Window | None = None
-    """Shuffles an epoch within a window; None is a full shuffle."""
+    """Shuffles an epoch within a window; None means a full shuffle."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
@@ -56,11 +56,11 @@ class Order:
         return step * self.batch + self.rank * (self.batch // self.world)
 
     def indices(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Return which images this rank shows in one batch: (batch / world,) data set positions.
+        """Return this rank's images of a batch: (batch / world,) positions in the data set.
 
-        A bad one is replaced by the image that is shown half an epoch later, or if that is bad, by
-        the next after it: a function of seed, epoch, place, and the set of bad images, whenever and
-        on whichever rank they were found.
+        A bad image is replaced by the one that is shown half an epoch later, or by the first good
+        one after that. The replacement depends on the seed, the epoch, the place and the set of bad
+        images, not on when or on which rank they were found.
         """
         shown = self.drawn_for(epoch, step)
         at = epoch * self.steps + step
@@ -72,24 +72,24 @@ class Order:
         return shown
 
     def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Return by which images the parameters of one batch are drawn: (batch / world,) positions.
+        """Return the positions by which a batch's parameters are drawn: (batch / world,).
 
-        They are those of ``indices``, except at the places of bad images: there the parameters are
-        the bad image's, so that no image is shown twice alike.
+        They are those of ``indices``, but for bad images: their replacements get the parameters of
+        the bad image, so that an image that is shown twice in an epoch differs.
         """
         assert 0 <= step < self.steps
         start = self.place(step)
         return self._at(epoch, slice(start, start + self.batch // self.world))
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the images at some places of the order of an epoch."""
+        """Return the positions in the data set of images at places of an epoch's order."""
         images = _permutation(self.images, self.seed, epoch, self.window)[places]
         return images if self.chosen is None else self.chosen[images]
 
     def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
         """Return the image that replaces a bad one."""
         first = place + self.images // 2
-        most = len(bad) + 1  # of so many in a row, one is not known to be bad
+        most = len(bad) + 1  # at least one of so many images is not known to be bad
         others = self._at(epoch, np.arange(first, first + most) % self.images)
         return int(others[~bad.among(others, at=at)][0])
 

@@ -1,8 +1,9 @@
-"""The baseline: PIL images and torchvision's functional operations in DataLoader workers.
+"""The torchvision pipeline: PIL and torchvision's functional operations in DataLoader workers.
 
-This is what users have today, but with parameters from ``draw_views`` instead of torchvision's own
-draws. It is the reference of every other pipeline, so it shares only the normalisation with them,
-which tests compare with torchvision's. Workers hand over uint8, which is normalised on the device.
+It is the baseline and the reference of all other pipelines. It differs from common training scripts
+only in that ``draw_views`` draws the parameters. It shares just the normalisation with the other
+pipelines, which tests compare with torchvision's. Workers return uint8, which is normalised on the
+device.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _JITTER = {
 }
 
 _PIXELS_AT_ONCE = 2**25
-"""A worker makes the views of its decoded images when they have so many pixels: 128 MiB."""
+"""A worker makes views as soon as its decoded images have this many pixels: 128 MiB."""
 
 
 def apply_view(
@@ -90,7 +91,7 @@ def apply_view(
 
 
 class _Task(NamedTuple):
-    """A part of a batch, for a worker to make."""
+    """A part of a batch that a worker makes."""
 
     epoch: int
     place: int
@@ -104,13 +105,13 @@ class _Made(NamedTuple):
     """The views of a batch, or of a part of one, before the normalisation."""
 
     crops: Crops
-    """They lie as crops do; normalised, they would take four times the memory on their way."""
+    """In the layout of crops; normalised views would take four times the shared memory."""
     seen: int = 0
     """Digest of their images and draws."""
 
 
 class _Views(Dataset[_Made | FastSiamError]):
-    """Makes the views of a task; it is given the one that the same worker has next too, if any."""
+    """Makes the views of a task; an item's key is the task and the worker's next one, if any."""
 
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
@@ -151,9 +152,9 @@ class _Views(Dataset[_Made | FastSiamError]):
 
 
 def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]]:
-    """Decode images and yield them a few at a time: until they have ``_PIXELS_AT_ONCE``.
+    """Decode images and yield them in lists of about ``_PIXELS_AT_ONCE`` pixels.
 
-    What was yielded is emptied before more is decoded.
+    Each list is emptied before the next image is decoded.
     """
     images: list[Image.Image] = []
     pixels = 0
@@ -169,12 +170,12 @@ def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]
 
 
 class _Tasks:
-    """The sampler: the tasks of the epoch that is set, each with the one its worker has next.
+    """The sampler: pairs of a task of the current epoch and the next task of the same worker.
 
     Args:
         order: which images make up which batch.
-        images: of a task, at most.
-        workers: the tasks are dealt to them in turn.
+        images: most images of a task.
+        workers: number of workers, which get the tasks in turn.
     """
 
     def __init__(self, order: Order, images: int, workers: int) -> None:
@@ -196,7 +197,7 @@ class _Tasks:
 
 
 def cut(batch: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
-    """Cut a batch into parts of at most so many images, of nearly the same size, in order."""
+    """Split a batch into parts of about equal size, with at most ``images`` images each."""
     return np.array_split(batch, math.ceil(len(batch) / images))
 
 
@@ -206,13 +207,13 @@ def put_together(
     device: torch.device,
     stream: torch.cuda.Stream | None,
 ) -> _Made:
-    """Wait for as many parts as make up a batch and copy them to a device.
+    """Wait for the parts of the next batch, and copy them to a device.
 
     Args:
-        parts: of batches, in order.
-        shapes: (V, N, S, S, 3) of the batch's crops, for each side.
+        parts: parts of batches, in order.
+        shapes: shape (V, N, S, S, 3) of the batch's crops, for each side.
         device: device of the batch.
-        stream: what copies to a GPU.
+        stream: stream that copies to a GPU; None on a CPU.
     """
     with torch.cuda.stream(stream):
         whole = tuple(torch.empty(shape, dtype=torch.uint8, device=device) for shape in shapes)
@@ -231,7 +232,7 @@ def put_together(
 
 
 class TorchvisionLoader(StoreLoader):
-    """Batches by PIL in worker processes."""
+    """The loader of the torchvision pipeline; see ``fastsiam.views.batch.Loader``."""
 
     def __init__(
         self,

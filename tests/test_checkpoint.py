@@ -169,7 +169,7 @@ def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
         checkpoints.load(tmp_path)
     state, said = checkpoints.load_newest(tmp_path)
     assert state is not None and state.step == 2
-    assert said.endswith("last.pt is damaged: going on from the one before it, after step 2")
+    assert said.endswith("last.pt is damaged: continuing from the one before it, after step 2")
     checkpoints.put_aside(tmp_path)
     checkpoints.save(path, make(3), keep=before)
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
@@ -194,7 +194,7 @@ def test_a_disk_without_links_keeps_the_one_before_too(
     assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
     path.unlink()
     state, said = checkpoints.load_newest(tmp_path)
-    assert state is not None and state.step == 1 and "last.pt is gone: going on from" in said
+    assert state is not None and state.step == 1 and "last.pt is gone: continuing from" in said
 
 
 def test_a_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path) -> None:

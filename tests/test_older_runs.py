@@ -1,7 +1,7 @@
-"""Runs of version 0.1: they go on, are evaluated, exported and shown.
+"""Runs of version 0.1: they continue, are evaluated, exported and shown.
 
 ``tests/data/run-0.1`` was made by the last commit of 0.1 on the images that ``write_images`` makes:
-6 of 12 steps; ``metrics-whole.jsonl`` is what that commit wrote when it went on to the end.
+6 of 12 steps; ``metrics-whole.jsonl`` is what that commit wrote when it continued to the end.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def main(data: str, pipeline: str = "torchvision", epochs: int = 10, crop: int =
     loader = build_loader(source, augment, batch=16, seed=0, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(epochs):
-        for batch in loader.epoch(epoch):  # epoch(3, skip=120) goes on in mid-epoch
+        for batch in loader.epoch(epoch):  # epoch(3, skip=120) continues in mid-epoch
             z = F.normalize(model(torch.cat([batch.view1, batch.view2])))
             n = len(batch.index)
             similarity = (z @ z.T / 0.2).fill_diagonal_(-torch.inf)

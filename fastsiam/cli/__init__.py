@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Let a program go on that was started without standard output or error: into nothing.
+    """Let a program continue that was started without standard output or error: into nothing.
 
     The next file that it opened would have their numbers, and libraries' messages written into it.
     """

@@ -35,10 +35,8 @@ class Command(typer.core.TyperCommand):
         except typer.BadParameter as error:
             error.message = _refusal(error)
             raise
-        except Exception as error:
-            option = getattr(
-                error, "option_name", ""
-            )  # of no class that all versions of Typer name
+        except Exception as error:  # of an unknown option: no class that all versions of Typer name
+            option = getattr(error, "option_name", "")
             name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
             if self._takes_settings() and name in {one.name for one in train_settings()}:
                 error.message = f"No such option: {option}; add --set {name}=VALUE"  # type: ignore[attr-defined]

@@ -90,13 +90,11 @@ def with_options(
     hints = get_type_hints(run, include_extras=True)
     parameters = [*inspect.signature(run).parameters.values()]
     of_a_run = any(x.name == "recipe" and x.default is x.empty for x in parameters)
-    groups = {name: kind for name, kind in hints.items() if _is_config(kind)}
-    if not groups and not of_a_run:
-        return run
-    settings = {name: [*settings_of(group).values()] for name, group in groups.items()}
+    settings = {name: [*settings_of(kind).values()] for name, kind in _configs(hints).items()}
     if of_a_run:
-        groups.pop("config", None)
         settings["config"] = train_settings()
+    if not settings:
+        return run
     for name, group in settings.items():
         settings[name] = [x for x in group if x.option and (options is None or x.name in options)]
     own = [
@@ -112,11 +110,11 @@ def with_options(
             flags = _flags(_values)
             base = merge_sources(flags | {"run": arguments.get("run")}) if of_a_run else Settings()
         with usage_errors(base.source):
-            for name, group in groups.items():
-                arguments[name] = group(**_only(flags, settings[name]))
             if of_a_run:
                 config = build({**base.flags, **_only(flags, train_settings())})
                 arguments |= {"recipe": base.recipe, "config": config}
+            for name in settings.keys() - arguments.keys():
+                arguments[name] = hints[name](**_only(flags, settings[name]))
         run(**arguments)
 
     def notes(values: Mapping[str, Any]) -> dict[str, str]:
@@ -292,5 +290,10 @@ def _only(flags: Mapping[str, Any], settings: Iterable[Setting]) -> dict[str, An
     return {one.name: flags[one.name] for one in settings if one.name in flags}
 
 
-def _is_config(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Config)
+def _configs(hints: Mapping[str, Any]) -> dict[str, type[Config]]:
+    """Return the parameters that are groups of settings."""
+    return {
+        name: kind
+        for name, kind in hints.items()
+        if isinstance(kind, type) and issubclass(kind, Config)
+    }

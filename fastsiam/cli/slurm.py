@@ -35,7 +35,7 @@ def slurm(
         Path, typer.Option(help="Folder in which --submit keeps the scripts.")
     ] = Path("slurm"),
 ) -> None:
-    """Print a job for sbatch that trains as train does, and goes on when it is requeued."""
+    """Print a job for sbatch that trains as train does, and continues when it is requeued."""
     from fastsiam.jobs.slurm import slurm_script
     from fastsiam.jobs.slurm import submit as submit_script
 

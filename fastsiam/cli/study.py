@@ -43,7 +43,7 @@ def show_list() -> None:
 def run(names: Names, config: StudyRunConfig) -> None:
     """Run what is missing of studies, or of all.
 
-    What is done is skipped, what was begun goes on, and rows that studies share are run once.
+    What is done is skipped, what was begun continues, and rows that studies share are run once.
     """
     from fastsiam.study import preparation
     from fastsiam.study.runner import do_runs

@@ -29,7 +29,6 @@ from .methods import (
     SwAVConfig,
 )
 from .model import OWN_BACKBONES, BackboneConfig, ModelConfig, Stem
-from .setting import setting
 from .train import (
     Compile,
     MonitorConfig,
@@ -74,5 +73,4 @@ __all__ = [
     "TrainConfig",
     "ViewConfig",
     "require",
-    "setting",
 ]

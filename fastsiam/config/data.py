@@ -72,7 +72,7 @@ class DataConfig(Config):
         "stop",
         "What to do about an image that cannot be decoded: stop; or replace, which shows another "
         "image in its place, the same by any pipeline on any number of processes, and leaves it "
-        "out of evaluations. May change when a run goes on.",
+        "out of evaluations. May change when a run continues.",
     )
     exif: Exif = setting(
         "ignore",
@@ -116,6 +116,7 @@ class DataConfig(Config):
         True,
         "ffcv: map the file and leave caching to the system; "
         "otherwise FFCV reads it into memory of its own, in each rank nearly as much as the file.",
+        option=False,
     )
 
     dali_hw_decoder_load: float = setting(
@@ -126,6 +127,7 @@ class DataConfig(Config):
         "--over jpeg-engine --pipelines dali.",
         at_least=0,
         at_most=1,
+        option=False,
     )
 
     def check(self) -> None:

@@ -67,7 +67,8 @@ class DetectConfig(EvalConfig):
         at_least=0,
     )
     resume: Literal["auto", "never"] = setting(
-        "auto", "auto goes on where the same evaluation of the same run's network was interrupted."
+        "auto",
+        "auto continues where the same evaluation of the same run's network was interrupted.",
     )
 
     def check(self) -> None:

@@ -34,7 +34,7 @@ from .setting import Setting, from_text, settings_of
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
-"""Settings that say where a run is and how it goes on: no other run's."""
+"""Settings that say where a run is and how it continues: no other run's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ def read_settings(path: Path, *, goes_on: bool = False) -> Settings:
 
     Args:
         path: of the file or folder.
-        goes_on: whether it is a run that goes on; for another run, what says where this one is and
-            how it goes on is left out.
+        goes_on: whether it is a run that continues; for another run, the settings that say where
+            this one is and how it continues are left out.
 
     Raises:
         FastSiamError: the file cannot be read.
@@ -173,7 +173,9 @@ def merge(*, recipe: str = "", method: str = "", files: Iterable[Settings] = ())
 
 
 def _of_a_run(content: dict[str, Any], source: str, *, goes_on: bool) -> Settings:
-    flags, recipe = to_flags(TrainConfig.from_dict(content["config"])), content.get("recipe")
+    config, recipe = content["config"], content.get("recipe")
+    require(isinstance(config, dict), f"config must be a table of sections, not {config!r}")
+    flags = to_flags(TrainConfig.from_dict(config))
     if not goes_on:
         flags = {name: value for name, value in flags.items() if name not in _OF_ONE_RUN}
     known = recipe if isinstance(recipe, str) and recipe in RECIPES else ""
@@ -249,7 +251,7 @@ def _yaml(text: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, yaml.BaseLoader) or {}  # nosec B506: makes texts, lists and tables
+        return yaml.load(text, yaml.BaseLoader) or {}  # text, lists and tables alone  # nosec B506
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from None
 

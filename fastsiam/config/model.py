@@ -29,7 +29,7 @@ class BackboneConfig(Config):
         "imagenet",
         "First layers of a ResNet: 7x7 stride 2 and max-pool, or (for 32-pixel images) 3x3 stride "
         "1, no pool. cifar-pad2 pads that by 2 pixels, as solo-learn does; cifar-no-relu has no "
-        "ReLU after it, as lightly's CIFAR networks in an nn.Sequential: to go on from theirs.",
+        "ReLU after it, as lightly's CIFAR networks in an nn.Sequential: to continue from theirs.",
     )
     width: int = setting(
         64,

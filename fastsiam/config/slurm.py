@@ -19,7 +19,7 @@ class SlurmConfig(Config):
 
     time: str = setting(
         "24:00:00",
-        "Time limit, as of sbatch: 24:00:00, 2-12 (days-hours). The run goes on after it.",
+        "Time limit, as of sbatch: 24:00:00, 2-12 (days-hours). The run continues after it.",
     )
     partition: str = setting("", "Partition; default: the cluster's.")
     account: str = setting("", "Account that the job is charged to; default: yours.")

@@ -48,7 +48,7 @@ class StudyRunConfig(StudyConfig):
     parallel: int = setting(
         1,
         "Runs side by side, at most as many as there are. On a CPU they share the cores: with "
-        "another number a run that was begun goes on, but not to the bit.",
+        "another number a run that was begun continues, but not to the bit.",
         at_least=1,
     )
     gpus: int = setting(

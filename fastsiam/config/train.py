@@ -186,7 +186,7 @@ class StepConfig(Config):
     compile: Compile = setting(
         "auto",
         "Compile the model (torch.compile). It takes a minute or so when done for the first time; "
-        "auto does it for runs of 1,000 steps and more; a resumed run goes on as it began.",
+        "auto does it for runs of 1,000 steps and more; a resumed run continues as it began.",
     )
     cuda_graphs: bool = setting(
         False,
@@ -211,7 +211,7 @@ class StepConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig(Config):
-    """Monitoring: quality and collapse while the run goes on."""
+    """Monitoring: quality and collapse while the run trains."""
 
     knn_every: int = setting(
         1,
@@ -220,7 +220,9 @@ class MonitorConfig(Config):
         at_least=0,
     )
     knn_first: bool = setting(
-        True, "Evaluate before the first epoch too, which reads the whole training set once more."
+        True,
+        "Evaluate before the first epoch too, which reads the whole training set once more.",
+        option=False,
     )
     knn_k: int = setting(
         200, "Neighbours that vote (the authors' monitor: 200).", at_least=1, option=False
@@ -286,13 +288,13 @@ class RunConfig(NodesConfig):
     )
     resume: str = setting(
         "auto",
-        "auto goes on where the run folder's last checkpoint was; never starts anew; a run or a "
-        "checkpoint of one goes on there, with its settings. With --out it branches off into "
+        "auto continues where the run folder's last checkpoint was; never starts anew; a run or a "
+        "checkpoint of one continues there, with its settings. With --out it branches off into "
         "another folder, with other optimizer settings if given.",
     )
     extend: int = setting(
         0,
-        "Go on until so many epochs in all, more than the run was begun with: --extend 40 makes "
+        "Continue until so many epochs in all, more than the run was begun with: --extend 40 makes "
         "a run of 20 one of 40.",
         at_least=0,
     )
@@ -303,7 +305,7 @@ class RunConfig(NodesConfig):
     )
     data_changed: Literal["refuse", "accept"] = setting(
         "refuse",
-        "What a run that goes on does if its data lost or gained files since it began: refuse, or "
+        "What a resumed run does if its data lost or gained files since it began: refuse, or "
         "accept once for this change. The images that are left keep their order and "
         "augmentations, others of them take the places of lost ones, new ones take no part.",
     )

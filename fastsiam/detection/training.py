@@ -125,7 +125,7 @@ class DetectorTraining:
             norm.momentum = momentum
 
     def state(self) -> dict[str, Any]:
-        """Return what ``load`` goes on from."""
+        """Return what ``load`` continues from."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -133,7 +133,7 @@ class DetectorTraining:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])

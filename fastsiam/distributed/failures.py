@@ -23,7 +23,7 @@ _GONE = (
 _LATE = ("timed out waiting", "timed out after", "wait timeout after")
 """How gloo, NCCL and the store by which ranks meet say it."""
 _OURS = {
-    "_agree": "the vote whether to go on",
+    "_agree": "the vote whether to continue",
     "_forward": "BN's statistics",
     "_forward_and_backward": "the gradients",
 }

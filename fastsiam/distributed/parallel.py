@@ -39,7 +39,7 @@ def data_parallel(module: nn.Module, place: Place, *, same_buffers: bool) -> nn.
     """Wrap a module that is on its device for data-parallel training; alone it stays as it is.
 
     Args:
-        module: whose gradients are averaged over the ranks, while the backward pass goes on. It
+        module: whose gradients are averaged over the ranks, while the backward pass continues. It
             keeps its own buffers equal on all ranks, and they are never sent: a row for each image
             is gigabytes.
         place: this rank.
@@ -68,7 +68,7 @@ def _settle_buckets(together: nn.parallel.DistributedDataParallel) -> None:
     """Have the gradients' buckets from the first step on as they are to be until the end.
 
     After its first pass DDP puts the gradients into other buckets, in the order in which they came.
-    Where a gradient lies decides in which order three ranks or more add it up: a run that goes on
+    Where a gradient lies decides in which order three ranks or more add it up: a run that continues
     would round its first step unlike one that was never interrupted. So the first pass is one of
     zeros here, in which they come as they mostly do in training: the last layer's first.
     """

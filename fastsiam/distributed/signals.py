@@ -27,7 +27,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _TICK = 0.2
 """Seconds between two looks at the grace period."""
 _FAILED = 1000
-"""Votes from here on are of ranks that cannot go on: this and the rank's number."""
+"""Votes from here on are of ranks that cannot continue: this and the rank's number."""
 
 
 class Signalled(Exception):
@@ -89,7 +89,7 @@ class StopSignals:
         self._left.set()
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield items as long as all ranks can go on; every rank iterates over its own.
+        """Yield items as long as all ranks can continue; every rank iterates over its own.
 
         A rank that has fewer of them goes on to take part until the others are done.
 
@@ -113,7 +113,7 @@ class StopSignals:
                 _FAILED + self._place.rank if error else self._got, item is not nothing
             )
             if verdict >= _FAILED:
-                other = OtherRankError(f"rank {verdict - _FAILED} cannot go on, and says why")
+                other = OtherRankError(f"rank {verdict - _FAILED} cannot continue, and says why")
                 self._failure = error or other
                 raise self._failure
             if verdict:

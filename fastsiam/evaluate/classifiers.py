@@ -165,10 +165,10 @@ class HeadTraining(ABC):
         """What the state consists of, by the names that it has in files."""
 
     def state(self) -> dict[str, Any]:
-        """Return what ``load`` goes on from."""
+        """Return what ``load`` continues from."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         for name, part in self.parts.items():
             part.load_state_dict(state[name])

@@ -42,7 +42,7 @@ def _state_dict(pretrained: Pretrained, file: str) -> dict[str, Any]:
 
 
 def _simsiam(pretrained: Pretrained, file: str) -> dict[str, Any]:
-    """As the authors write it: section 3's heads, the projector in the place of ``fc``."""
+    """As the authors write it: section 3's heads, the projector in place of ``fc``."""
     theirs = {"backbone": "encoder.", "projector": "encoder.fc.", "predictor": "predictor."}
     content = _checkpoint(pretrained, theirs)
     # Never trained there, and taken away by the BN after it.

@@ -77,7 +77,7 @@ def make_images_once(folder: Path) -> None:
 
 
 def run_demo(out: Path) -> None:
-    """Run the demo into a folder; an earlier demo there goes on, or is shown again if done."""
+    """Run the demo into a folder; an earlier demo there continues, or is shown again if done."""
     data, run = out / "images", out / "run"
     make_images_once(data)
     config = demo()

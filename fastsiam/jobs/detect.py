@@ -205,7 +205,7 @@ class _Trials:
             say(f"not the protocol's: {'; '.join(self.differences)}")
 
     def all(self) -> list[dict[str, Any]]:
-        """Train and measure every trial; go on where an earlier try was interrupted."""
+        """Train and measure every trial; continue where an earlier try was interrupted."""
         steps, lines = self.schedule.steps, []
         found = self.partial.load() if self.config.resume == "auto" else None
         first, state = 0, None
@@ -213,7 +213,7 @@ class _Trials:
             first, step = divmod(found["epoch"], steps + 1)
             lines, state = json.loads(found["state"]["lines"]), found["state"]["training"]
             where = f"trial {first + 1}, step {step:,} of {steps:,}"
-            self.console.say(f"going on in {where}, where it was interrupted")
+            self.console.say(f"continuing in {where}, where it was interrupted")
         else:
             step = 0
         for trial in range(first, self.config.trials):

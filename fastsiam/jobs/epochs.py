@@ -1,4 +1,4 @@
-"""How an evaluation that trains with labels goes on: epochs, validations, and its saved state."""
+"""How an evaluation that trains with labels continues: epochs, validations, and its saved state."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train_epochs(
     if config.resume == "auto" and (found := partial.load()):
         first = found["epoch"]
         training.load(found["state"])
-        console.say(f"going on after epoch {first} of {epochs}, where it was interrupted")
+        console.say(f"continuing after epoch {first} of {epochs}, where it was interrupted")
     results: list[HeadResult] = []
     began = time.monotonic()
     with closing(source), console.progress(epochs * steps, first * steps):
@@ -92,7 +92,7 @@ def train_epochs(
 
 
 def _shown(batches: Batches, images: LabelledImages, epoch: int, epochs: int) -> Batches:
-    """Pass on the batches of an epoch, and show how it goes on."""
+    """Pass on the batches of an epoch, and show the progress."""
     console, steps = images.subject.console, images.steps
     began, before = time.monotonic(), epoch * steps
     for step, batch in enumerate(batches, start=1):
@@ -142,7 +142,7 @@ class Partial:
             with written_whole(self._path) as temporary:
                 torch.save({"same": self._same, "epoch": epoch, "state": state()}, temporary)
         except (OSError, RuntimeError) as error:
-            self._console.warn(f"cannot save {self._path} ({why(error)}); going on without")
+            self._console.warn(f"cannot save {self._path} ({why(error)}); continuing without")
         self._saved = time.monotonic()
 
     def remove(self) -> None:

@@ -408,5 +408,5 @@ def destination_of(
     )
     if place.leads:
         destination = destination.checked()
-    writable = from_leader("yes" if destination.own else "")  # all go on from the same state
+    writable = from_leader("yes" if destination.own else "")  # all continue from the same state
     return destination if writable else replace(destination, own=None)

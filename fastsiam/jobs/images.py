@@ -1,7 +1,7 @@
 """Which images a run trains on: all but those held out, at the places that they began with.
 
-A run keeps the list of its images in its folder. If the data are others when it goes on, it refuses
-or, by ``--data-changed accept``, goes on with what is there.
+A run keeps the list of its images in its folder. If the data changed, a resumed run refuses or, by
+``--data-changed accept``, continues with what is there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RunImages:
     def with_rows(self, start: Checkpoint) -> Checkpoint:
         """Return a checkpoint in which each place has the row of the image that is shown there.
 
-        An image that comes back later goes on from the row of its place, whatever was shown there.
+        An image that comes back later gets the row of its place, whatever was shown there.
         """
         if not self.moves_rows(start):
             return start
@@ -95,7 +95,7 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
 
     Args:
         config: the run's.
-        begun: folder of the run that goes on; None for a new one.
+        begun: folder of the run that continues; None for a new one.
 
     Raises:
         BackendError: the pipeline's package is missing.
@@ -206,7 +206,7 @@ def _require_consent(change: Change, config: TrainConfig, *, named: bool) -> Non
         )
     if config.run.data_changed == "refuse":
         raise CheckpointError(
-            f"the data changed since the run began: {change}; restore the data, go on with what "
+            f"the data changed since the run began: {change}; restore the data, continue with what "
             "is there by --data-changed accept, or choose another --out for a new run"
         )
 
@@ -248,7 +248,7 @@ def _other_files(
     )
     if config.run.data_changed == "refuse":
         raise CheckpointError(
-            f"{said}; restore it, go on with what it holds by --data-changed accept, or choose "
+            f"{said}; restore it, continue with what it holds by --data-changed accept, or choose "
             "another --out for a new run"
         )
     return (f"{said}, as accepted",)
@@ -258,7 +258,7 @@ def _changed(change: Change) -> str:
     """Say what changed, and what becomes of it."""
     parts = [f"the data changed since the run began, as accepted: {change}"]
     if change.gone:
-        parts.append("the next one there is shown in the place of each that is gone")
+        parts.append("the next one there is shown in place of each that is gone")
     if change.new:
         parts.append("new ones take no part until a new run")
     return "; ".join(parts)

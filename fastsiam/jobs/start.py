@@ -30,9 +30,9 @@ class Start:
     """Where a run starts."""
 
     checkpoint: Checkpoint | None
-    """What it goes on from, of the run's settings; None for a new run."""
+    """What it continues from, of the run's settings; None for a new run."""
     folder: Path | None
-    """Folder of the run that goes on: the run's own, or that of the run it branches off."""
+    """Folder of the run that continues: the run's own, or that of the run it branches off."""
     damaged: str
     """What there is to say of a damaged last checkpoint, or ""."""
     notes: tuple[str, ...]
@@ -51,7 +51,7 @@ def start_of(config: TrainConfig, run: Path, place: Place) -> tuple[TrainConfig,
         The settings, with the precision resolved and extended as asked, and the start.
 
     Raises:
-        CheckpointError: the run cannot go on, or not with these settings.
+        CheckpointError: the run cannot continue, or not with these settings.
     """
     found, folder, damaged = _starting_point(config, run, place)
     began_with = None if found is None else found.config
@@ -88,7 +88,7 @@ def _with_optimiser_of(config: TrainConfig, start: Checkpoint) -> Checkpoint:
 
 
 def _advice(old: TrainConfig, new: TrainConfig, run: Path, branches: bool) -> str:
-    """Say how to have the settings in which a run, or a new branch of it, cannot go on."""
+    """Say how to have the settings in which a run, or a new branch of it, cannot continue."""
     changed = differences(old, new).keys()
     path = quoted(run if new.run.resume in ("auto", "never") else new.run.resume)
     if changed & {f.name for f in fields(BackboneConfig)}:
@@ -135,7 +135,7 @@ def _starting_point(
 ) -> tuple[Checkpoint | None, Path | None, str]:
     """Find the checkpoint that ``--resume`` asks for: the same one on every rank, or an error.
 
-    A branch that has begun goes on with its own, as the same command run again expects.
+    A branch that has begun continues with its own, as the same command run again expects.
 
     Returns:
         The checkpoint and the folder of its run, None and None for a new run; and what there is to
@@ -156,8 +156,8 @@ def _starting_point(
         elif start.step < given.step:
             raise CheckpointError(
                 f"{run} holds a run already, after step {start.step:,}, and {path} is after step "
-                f"{given.step:,}: go on with the one by --resume {quoted(run)}, or choose another "
-                "--out for a new branch of the other"
+                f"{given.step:,}: continue the first by --resume {quoted(run)}, or choose another "
+                "--out for a new branch of the second"
             )
     steps = torch.tensor([-1 if start is None else start.step], device=place.device)
     if distributed.gather(steps).unique().numel() > 1:
@@ -198,8 +198,8 @@ def _extended(
 ) -> tuple[TrainConfig, Checkpoint | None, str]:
     """Give a run and its checkpoint the schedule that ``--extend`` asks for, and say what it is.
 
-    It is the checkpoint's, made longer unless it is as long already: the same command goes on with
-    an extended run as with any other.
+    It is the checkpoint's, made longer unless it is as long already: the same command continues
+    an extended run like any other.
 
     Raises:
         CheckpointError: there is nothing to extend, or it cannot be.
@@ -209,7 +209,7 @@ def _extended(
         return config, start, ""
     if start is None:
         raise CheckpointError(
-            f"--extend {epochs} makes a run longer that has begun, and there is none to go on "
+            f"--extend {epochs} makes a run longer that has begun, and there is none to continue "
             f"with: name it by --resume, or begin one with --epochs {epochs}"
         )
     optim, said = start.config.optim, ""

@@ -73,7 +73,7 @@ class Subject:
         )
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's features and labels batch by batch, and show how it goes on."""
+        """Yield this rank's features and labels batch by batch, and show the progress."""
         parts = feature_batches(self.network, loader, dtype=self.dtype)
         return _shown(parts, self.console, what, loader.images, self.place.world)
 

@@ -80,7 +80,7 @@ def preflight(config: TrainConfig, *, world: int) -> None:
     if config.run.init and not distributed.is_worker() and not goes_on(config):
         initial_weights(config)
     if world > 1 and config.data.loads_images:
-        # A run that goes on keeps its number of images, whatever became of them.
+        # A run that continues keeps its number of images, whatever became of them.
         open_training_images(config.data, batch=1 if goes_on(config) else config.optim.batch)
 
 

@@ -92,7 +92,7 @@ def check_others(known: frozenset[int]) -> None:
 
 def lost(path: Path, size: int) -> FileLostError:
     """Return the error that says what became of a file that had so many bytes."""
-    return FileLostError(f"{_became(path, size)}; restore it, and the same command goes on")
+    return FileLostError(f"{_became(path, size)}; restore it, and the same command continues")
 
 
 def _became(path: Path, size: int) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fastsiam.model.backbones import Backbone
 
 Schedule = Literal["cosine", "constant"]
-"""How a learning rate goes on: with warm-up and cosine, or always the same."""
+"""How a learning rate continues: with warm-up and cosine, or always the same."""
 
 
 class Output(NamedTuple):

@@ -83,7 +83,7 @@ def _check_left(left: Sequence[Run]) -> None:
 
 
 def _check_images(runs: Sequence[Run]) -> None:
-    """Refuse to go on beside runs of other images, whose figures are not comparable.
+    """Refuse to continue beside runs of other images, whose figures are not comparable.
 
     Images none of which has its old name are taken for the same if they are as many: a container
     of another kind names them in its own way.

@@ -33,7 +33,7 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     """Do what is left of the runs.
 
     Args:
-        runs: all of them; those that are done are skipped, those that were begun go on.
+        runs: all of them; those that are done are skipped, those that were begun continue.
         config: how many side by side, and with how many GPUs each.
         gpus: what ``CUDA_VISIBLE_DEVICES`` calls the machine's GPUs; none on a CPU.
 
@@ -46,7 +46,7 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     left = [run for run in runs if not run.is_done]
     for run in left:
         run.check_free()
-    # Of all the runs, not of those that are left: what goes on has as many cores as it began with.
+    # Of all the runs, not of those that are left: a resumed run keeps its number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
     console = Console()
     done = len(runs) - len(left)
@@ -115,7 +115,7 @@ class _Work:
         if self._signal and self._left:
             raise Interrupted(
                 f"{signal.Signals(self._signal).name}: stopped, runs left: {self._left:,}; "
-                "the same command goes on from there",
+                "the same command continues from there",
                 exit_code=128 + self._signal,
             )
         if self._failures:
@@ -137,9 +137,9 @@ class _Work:
                 os.killpg(task.process.pid, signal.SIGKILL)
 
     def _begin(self, run: Run, slot: dict[str, str]) -> None:
-        """Begin a run, or go on with it."""
+        """Begin a run, or continue with it."""
         run.prepare()
-        again = "goes on" if (run.folder / "checkpoints").exists() else "begins"
+        again = "continues" if (run.folder / "checkpoints").exists() else "begins"
         self._console.say(f"{run.name} {again}; its output is in {run.log_file}")
         self._add(_Task(run, slot, _started(run, slot)))
 
@@ -197,7 +197,7 @@ def _command(run: Run) -> list[str]:
 def _started(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a run's next stage, in a process group of its own: the terminal's Ctrl-C is not its.
 
-    It saves and stops if this process is killed: nobody would go on with its next stage.
+    It saves and stops if this process is killed: nobody would continue with its next stage.
     """
     with explained(FastSiamError, f"cannot write {run.log_file}"):
         log: IO[Any] = run.log_file.open("ab")

@@ -81,7 +81,7 @@ def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
 
     Args:
         name: of the scale.
-        epochs: of the base recipe, in the place of the scale's own; 0 leaves these.
+        epochs: of the base recipe, in place of the scale's own; 0 leaves these.
     """
     found = SCALES[name]()
     if not epochs:

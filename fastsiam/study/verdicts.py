@@ -7,7 +7,7 @@ difference, or ratio, that is paired over seeds; so it needs two seeds at least.
 - **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank below 4
   (``fastsiam.training.guard``, which warns of it in a run). In none: contradicted. In some: cannot
   be told. **stands**, that is, does not collapse, is the reverse. Where no BN centres the
-  projections z_std is below 1 from the start; in the place of 0.5 stands half of what it was at the
+  projections z_std is below 1 from the start; in place of 0.5 stands half of what it was at the
   first log line, or 0.1 if that is more. (So does the guard since it met methods without that BN;
   the rule was added after the runs of Table 3 and before those of the related methods.)
 - *Gain* is top-1 after training minus top-1 of the same network untrained (minus chance where that

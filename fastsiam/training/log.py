@@ -18,8 +18,8 @@ from fastsiam.training.trackers import TrackedRun, Trackers
 class MetricsLog:
     """``metrics.jsonl`` of a run, and its trackers; written by rank 0 alone.
 
-    A line that cannot be written is kept until it can be, and training goes on: its hours are worth
-    more than a curve, and a full disk is often made free again.
+    A line that cannot be written is kept until it can be, and training continues: its hours are
+    worth more than a curve, and a full disk is often made free again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class MetricsLog:
 
         Args:
             folder: the run's folder.
-            step: steps that the run goes on from.
+            step: steps that the run continues from.
             steps_per_epoch: to place evaluation lines, which carry only the epoch.
             end: the last step of this run, at which trackers are told that it is complete.
             evaluates_again: whether the evaluation after ``step`` is about to be repeated.
@@ -72,7 +72,7 @@ class MetricsLog:
         except (OSError, FastSiamError) as error:
             if len(self._unwritten) == 1:
                 self._folder.console.warn(
-                    f"cannot write {self.path}: {reason(error)}; training goes on, and the lines "
+                    f"cannot write {self.path}: {reason(error)}; training continues, and the lines "
                     "are written as soon as they can be"
                 )
         figures = {

@@ -59,7 +59,7 @@ def train(
         loader: batches of this rank, on its device.
         folder: the run's, for metrics and checkpoints.
         start: the run's last checkpoint, of the same settings (``Checkpoint.check_continues``), to
-            go on from; on a CPU with as many threads, bit for bit as if never interrupted.
+            continue from; on a CPU with as many threads, bit for bit as if never interrupted.
         knn: evaluates a backbone; every rank calls it.
         console: where rank 0 shows the progress.
         before_saving: every rank calls it before each checkpoint.
@@ -218,7 +218,7 @@ class _Run:
         name, path = signal.Signals(signalled).name, self.saver.path
         return Interrupted(
             f"{name}: stopped after step {self.done:,}, saved {path}; "
-            f"--resume {quoted(path.parents[1])} goes on from there",
+            f"--resume {quoted(path.parents[1])} continues from there",
             exit_code=128 + signalled,
         )
 
@@ -252,7 +252,7 @@ def _outlook(each: float, config: TrainConfig, per_epoch: int, left: int) -> str
 
 
 def _way_on(error: FastSiamError) -> str:
-    """Say how a run goes on, if it is one image that ends it."""
+    """Say how a run continues, if it is one image that ends it."""
     if isinstance(error, ImageError):
-        return "; with another one in its place it goes on by --bad-images replace"
+        return "; with another one in its place it continues with --bad-images replace"
     return ""

@@ -110,5 +110,5 @@ def _lower(config: TrainConfig, *, gpu: bool) -> str:
         ways.append("fewer --workers")
     if gpu:
         ways.append("more --gpus")
-    same = f"the same run goes on with {', '.join(ways)}; " if ways else ""
+    same = f"the same run continues with {', '.join(ways)}; " if ways else ""
     return f"{same}a new one takes less with a lower --batch or a higher --accumulate"

@@ -1,4 +1,4 @@
-"""What is looked at while a run goes on: its log points, and the quality of its features."""
+"""What is looked at while a run trains: its log points, and the quality of its features."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Quality(Protocol):
 
 
 class Watched(Protocol):
-    """Passes items on as long as all ranks can go on (``StopSignals.over``)."""
+    """Passes items on as long as all ranks can continue (``StopSignals.over``)."""
 
     def __call__(self, items: Iterable[T], /) -> Iterator[T]:
         """Yield the items; raise where the ranks leave."""
@@ -56,12 +56,12 @@ class Evaluate(Protocol):
 def metrics_log(
     folder: RunFolder, step: TrainingStep, *, done: int, end: int, evaluates_again: bool
 ) -> MetricsLog | None:
-    """Open the metrics of a run that goes on after so many steps; None on all ranks but the first.
+    """Open the metrics of a run after so many steps; None on all ranks but the first.
 
     Args:
         folder: the run's folder.
         step: the training step.
-        done: steps that the run goes on from.
+        done: steps that the run continues from.
         end: the last step of this run.
         evaluates_again: whether the evaluation after them is about to be repeated.
     """
@@ -140,7 +140,7 @@ class LogPoints:
             self._console.warn(warning)
 
     def check_finite(self, done: int, *, saved: object) -> None:
-        """Refuse to go on after a loss or a weight that is not finite; waits for the device.
+        """Refuse to continue after a loss or a weight that is not finite; waits for the device.
 
         Raises:
             TrainingError: names the first bad step, and says what is ``saved``.

@@ -43,12 +43,12 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
 def with_settled_precision(
     config: TrainConfig, device: torch.device, *, began_with: TrainConfig | None = None
 ) -> TrainConfig:
-    """Write down what "auto" means here; a run that goes on keeps what it began with.
+    """Write down what "auto" means here; a run that continues keeps what it began with.
 
     Args:
         config: the settings.
         device: of this rank.
-        began_with: the settings of the checkpoint that training goes on from.
+        began_with: the settings of the checkpoint that training continues from.
     """
     precision = config.numerics.precision
     own = began_with.numerics.precision if began_with else "auto"

@@ -255,7 +255,7 @@ def longer(
     if last < _TOO_SMALL * peak:
         raise ValueError(
             f"the learning rate has fallen to {last:.3g}, {last / peak:.2%} of its peak, from "
-            f"which hardly anything would be learnt: --extend-schedule whole goes on at {jump:.3g}"
+            f"which hardly anything would be learnt: --extend-schedule whole starts at {jump:.3g}"
         )
     restarts = ",".join(filter(None, [config.restarts, f"{config.epochs}@{step}"]))
     left = f"{rounded(epochs - step / steps_per_epoch)} epochs"

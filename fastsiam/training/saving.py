@@ -1,4 +1,4 @@
-"""Saving a run as it goes on."""
+"""Saving a run while it trains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Saver:
         clock: the run's.
         digest: of what was trained on.
         images: in the data set.
-        start: what the run goes on from, which is saved already; None if there is nothing.
+        start: what the run continues from, which is saved already; None if there is nothing.
         before: done by every rank before each checkpoint, such as telling the others something.
     """
 
@@ -69,7 +69,7 @@ class Saver:
                 self._write(done)
             except (OSError, FastSiamError) as error:
                 failure = error
-        # Nobody goes on or leaves before the file is there: a launcher ends the others then.
+        # Nobody continues or leaves before the file is there: a launcher ends the others then.
         if sum_across_ranks(torch.tensor(int(failure is not None))).item():
             raise failure or OtherRankError("rank 0 cannot save, and says why")
         self._saved = done
@@ -98,7 +98,7 @@ class Saver:
         try:
             self.save(done)
         except (OSError, FastSiamError) as error:
-            self._folder.console.warn(f"{error}; training goes on, and {self}")
+            self._folder.console.warn(f"{error}; training continues, and {self}")
 
     def __str__(self) -> str:
         """Say for people where the last good state is."""

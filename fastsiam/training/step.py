@@ -144,7 +144,7 @@ class TrainingStep:
     def load(
         self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
     ) -> None:
-        """Go on from what ``state`` returned, with the optimizer settings of ``config``."""
+        """Continue from what ``state`` returned, with the optimizer settings of ``config``."""
         self.method.load_state_dict(model)
         groups = self.optimizer.param_groups
         own = [{name: group[name] for name in SETTINGS if name in group} for group in groups]

@@ -21,7 +21,7 @@ class Stream(IntEnum):
     """Marks in the keys of all draws but those of views, so that no two uses draw the same numbers.
 
     A view's key is (seed, epoch, image, view), all but the seed from 0 on. A mark is negative and
-    stands in the place of the epoch or of the image, where no other use has that number. A value
+    stands in place of the epoch or of the image, where no other use has that number. A value
     is part of every order and subset that was ever drawn, and so never changes.
     """
 
@@ -38,7 +38,7 @@ class Stream(IntEnum):
     """The images of some percent of every class, ``pipelines.subsets``: (seed, SHARE, image).
 
     Its number is that of ORDER, of which Python makes it another name. Both may have it because
-    SHARE stands in the place of the epoch, where an order has a number from 0 on: their keys part
+    SHARE stands in place of the epoch, where an order has a number from 0 on: their keys part
     there, whatever follows.
     """
 

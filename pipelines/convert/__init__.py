@@ -1,8 +1,8 @@
 """Conversion of any source to one verified data set file that every pipeline reads.
 
-sources.py opens the source, prepare.py decides how an image is stored, blocks.py writes images in
-parallel, journal.py lets a conversion resume, writer.py completes the file, manifest.py describes
-it, and verify.py checks it.
+sources.py opens the source, prepare.py decides how an image is stored, writer.py writes images in
+parallel and completes the file, journal.py lets a conversion resume, layout.py places images and
+tables, manifest.py describes the file, and verify.py checks it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,21 +39,21 @@ ROW = np.dtype(
 """A written image: its index in the source, offset, bytes, checksum, size in pixels, and mode."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Block:
     """Images that were written, or found bad, together."""
 
     number: int
-    start: int
-    end: int
-    """Its offsets in the file."""
-    rows: NDArray[np.void]
+    start: int = -1
+    end: int = -1
+    """Its offsets in the file; -1 until it has its turn."""
+    rows: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ROW))
     """(images,) of type ROW."""
-    how: dict[str, int]
+    how: dict[str, int] = field(default_factory=dict)
     """The number of images by what was done to them (``Record.how``)."""
-    bad: list[tuple[int, str]]
+    bad: list[tuple[int, str]] = field(default_factory=list)
     """Index in the source and reason of each bad image."""
-    retry: bool
+    retry: bool = False
     """Whether the next start may be able to read a bad image, so that it resumes here."""
 
     def line(self) -> bytes:

@@ -1,7 +1,8 @@
-"""Prepares one image for a .beton file: it keeps its bytes if possible."""
+"""Reads one image and prepares it for a .beton file: it keeps its bytes if possible."""
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 from dataclasses import dataclass
@@ -9,10 +10,14 @@ from dataclasses import dataclass
 from PIL import Image
 
 from fastsiam.config import ConvertConfig
+from fastsiam.errors import DataError, ImageError
+from fastsiam.files import explained
 
+from ..store import Store
 from ..store.beton import JPEG, RAW
 from ..store.decode import MOST_PIXELS, ImageRules, decode
 from ..store.probe import Bytes, Flags, Probe, ends, probe
+from .layout import LARGEST_PAGE
 
 UNCHANGED = "unchanged"
 _LARGEST_SIDE = 65_500
@@ -41,6 +46,53 @@ class Record:
 def is_lossy(how: str) -> bool:
     """Tell by ``Record.how`` whether an image was encoded as a JPEG unasked, and so lost detail."""
     return how.startswith(tuple(_REENCODED.values()))
+
+
+def read_image(store: Store, index: int, config: ConvertConfig) -> Record:
+    """Read an image and prepare its record.
+
+    Raises:
+        ValueError: the image is bad; says why.
+        DataError: it cannot be read, or memory is exhausted.
+    """
+    try:
+        data = store.read(index)
+        if not store.is_intact(index, data):
+            raise ValueError("its bytes are not those that were written into its file")
+        record = prepare(data, store.raw_size(index), config)
+    except MemoryError as error:
+        raise DataError(f"out of memory at {store.where(index)}: lower --workers") from error
+    if len(record.data) > LARGEST_PAGE:
+        raise ValueError(f"it takes {len(record.data):,} bytes; shrink it with --max-side")
+    return record
+
+
+def may_be_read_later(store: Store, error: DataError) -> bool:
+    """Tell whether a later start may read an image that could not be read now.
+
+    Raises:
+        DataError: not only this image fails: memory, a server, or the whole source.
+    """
+    cause = error.__cause__
+    fetched = store.is_remote and not isinstance(error, ImageError)
+    if fetched or isinstance(cause, MemoryError):
+        raise error
+    if not isinstance(cause, OSError) or cause.errno is None:
+        return False
+    with explained(DataError, f"cannot read {store.root}"):
+        if not store.root.exists():
+            raise DataError(
+                f"{store.root} is gone; restore it and run the same command again to resume"
+            ) from error
+    if cause.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR):
+        raise error
+    return True
+
+
+def short_reason(error: DataError) -> str:
+    """Say why an image is bad, without its name."""
+    cause = error.__cause__
+    return str((isinstance(cause, OSError) and cause.strerror) or error)
 
 
 def prepare(data: Bytes, raw_size: tuple[int, int] | None, config: ConvertConfig) -> Record:

@@ -1,7 +1,9 @@
 """Writes images of a store into one .beton file: in parallel, resumable, the same bytes every time.
 
-Workers write blocks of about 8 MiB to a partial file, and a journal beside it records each finished
-block. Metadata, annex and table follow, then the header, and at last the file gets its name.
+A worker prepares a block of about 8 MiB in memory, waits until the block before it has its place in
+the partial file, and writes. So images pass between no processes, and the file is the same for any
+number of workers. A journal beside it records each finished block. Metadata, annex and table
+follow, then the header, and at last the file gets its name.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import errno
 import os
 import shutil
 import zlib
+from functools import cached_property
+from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -18,15 +22,22 @@ from numpy.typing import NDArray
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.files import reason
+from fastsiam.files import reason, write_at
 
+from ..processes import AbandonedError
 from ..store import Store
 from ..store.beton import METADATA, RECORD
 from ..store.tasks import in_processes
 from . import journal, layout
-from .blocks import Job
-from .journal import Block
+from .journal import ROW, Block
+from .layout import image_offset
 from .manifest import check_existing, describe, plan_of
+from .prepare import Record, may_be_read_later, read_image, short_reason
+
+_HELD_BYTES = 2**26
+"""A worker holds at most about so many bytes of images: it writes a larger block in pieces."""
+_AHEAD = 64
+"""How many images of a remote source are requested at a time, while as many are prepared."""
 
 
 class Watcher(Protocol):
@@ -128,6 +139,106 @@ def _write_blocks(
                 log.write(done[-1].line())
             log.flush()
             watcher.progress(images[len(done)], size[len(done)])
+
+
+class Job:
+    """Writes blocks in workers, which share the offset at which the next block starts.
+
+    The workers are forked, so nothing is copied; for a remote store it is pickled.
+
+    Args:
+        store: the source.
+        config: options of the conversion.
+        partial: the file to write.
+        number: the first missing block.
+        start: its offset in the file.
+    """
+
+    def __init__(
+        self, store: Store, config: ConvertConfig, partial: Path, number: int, start: int
+    ) -> None:
+        self._store, self._config, self._partial = store, config, partial
+        context = get_context("forkserver" if store.is_remote else "fork")
+        self._advanced = context.Condition()
+        self._turn: Any = context.Array("q", [number, start], lock=False)
+        """The block that may take its place, -1 after a failure; and where it starts."""
+
+    def write_block(self, task: tuple[int, NDArray[np.int64]]) -> Block:
+        """Prepare and write a block; on an error, the other workers abandon theirs.
+
+        Args:
+            task: number of the block, and its images in the source.
+
+        Raises:
+            DataError: the source cannot be read.
+            OSError: the file cannot be written.
+            AbandonedError: another block failed.
+        """
+        try:
+            return self._write_images(Block(task[0]), task[1].tolist())
+        except BaseException:
+            self.pass_turn(-1, 0)
+            raise
+
+    def take_turn(self, number: int) -> int:
+        """Wait until the block before has its place; return the offset of this one."""
+        with self._advanced:
+            self._advanced.wait_for(lambda: self._turn[0] in (number, -1))
+            if self._turn[0] < 0:
+                raise AbandonedError
+            return int(self._turn[1])
+
+    def pass_turn(self, number: int, offset: int) -> None:
+        """Let a block start at an offset; -1 makes the workers abandon the blocks that wait."""
+        with self._advanced:
+            if self._turn[0] >= 0:
+                self._turn[:] = number, offset
+            self._advanced.notify_all()
+
+    @cached_property
+    def _file(self) -> int:
+        """The file, as this worker has it open."""
+        return os.open(self._partial, os.O_WRONLY)
+
+    def _write_images(self, block: Block, images: list[int]) -> Block:
+        held: list[tuple[int, int, Record]] = []
+        size = 0
+        for at, index in enumerate(images):
+            if at % _AHEAD == 0:
+                self._store.ahead(images[at : at + 2 * _AHEAD])
+            try:
+                image = read_image(self._store, index, self._config)
+            except DataError as error:
+                block.retry |= may_be_read_later(self._store, error)
+                block.bad.append((index, short_reason(error)))
+            except ValueError as error:
+                block.bad.append((index, str(error)))
+            else:
+                block.how[image.how] = block.how.get(image.how, 0) + 1
+                held.append((index, zlib.crc32(image.data), image))
+                size += len(image.data)
+            if size > _HELD_BYTES:  # takes the turn early, and keeps it
+                self._write_held(block, held)
+                held, size = [], 0
+        self._write_held(block, held, is_last=True)
+        return block
+
+    def _write_held(
+        self, block: Block, held: list[tuple[int, int, Record]], *, is_last: bool = False
+    ) -> None:
+        """Write prepared images once their block has its turn; the last ones pass the turn."""
+        if block.start < 0:
+            block.start = block.end = self.take_turn(block.number)
+        rows = []
+        for index, crc, image in held:
+            offset, size = image_offset(block.end, len(image.data)), len(image.data)
+            rows.append((index, offset, size, crc, image.width, image.height, image.mode))
+            block.end = offset + size
+        block.rows = np.concatenate([block.rows, np.array(rows, ROW)])
+        if is_last:
+            self.pass_turn(block.number + 1, block.end)
+        for row, (_, _, image) in zip(rows, held, strict=True):
+            write_at(self._file, image.data, row[1])  # pwritev took four times as long on ext4
 
 
 def _check_bad(store: Store, done: list[Block], config: ConvertConfig) -> None:

@@ -1,4 +1,4 @@
-"""Settings on the command line: files, runs that go on, runs and flags that are looked at."""
+"""Settings on the command line: files, runs that continue, runs and flags that are looked at."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_help_is_short() -> None:
 def test_every_default_stands_in_the_help() -> None:
     """Those of the views, which may be several, and of what a recipe turns off, too."""
     said = "".join(help_of("train", option="--help-all").split())
-    for option, default in (("crop", "224"), ("knn-first", "no-knn-first"), ("knn-every", "10")):
+    for option, default in (("crop", "224"), ("sync-bn", "sync-bn"), ("knn-every", "10")):
         found = re.search(rf"--{option}.*?\[default:([^\];]+)[\];]", said)
         assert found and found.group(1) == default
     values = to_flags(RECIPES["imagenet"]())

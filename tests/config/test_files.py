@@ -146,6 +146,7 @@ def test_what_is_wrong_is_named_in_one_line(text: str, message: str, tmp_path: P
         ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section 7; there are data, "),
         ("a.yaml", '"o\\np": {}', r"a\.yaml: unknown section 'o\\np'; there are data, "),
         ("a.json", '{"optim": {"l\\nr": 1}}', r"a\.json: unknown setting optim\.'l\\nr'"),
+        ("a.json", '{"config": 3}', r"a\.json: config must be a table of sections, not 3"),
         ("a.txt", "", r"a\.txt: settings are in files \.toml, \.yaml, \.yml, \.json"),
     ],
 )

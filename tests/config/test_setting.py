@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
-from fastsiam.config import METHOD_CONFIGS, ConvertConfig, TrainConfig, setting
+from fastsiam.config import METHOD_CONFIGS, ConvertConfig, TrainConfig
 from fastsiam.config.detect import DetectConfig
 from fastsiam.config.evaluate import (
     FeaturesConfig,
@@ -18,7 +18,7 @@ from fastsiam.config.evaluate import (
     LinearConfig,
     NeighboursConfig,
 )
-from fastsiam.config.setting import Config, settings_of
+from fastsiam.config.setting import Config, setting, settings_of
 from fastsiam.config.slurm import SlurmConfig
 from fastsiam.config.study import StudyRunConfig, StudyTableConfig
 from fastsiam.config.verify import VerifyConfig

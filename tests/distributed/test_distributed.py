@@ -152,7 +152,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step(ranks: Ranks) -> Non
 
 def test_what_one_rank_cannot_read_ends_all_at_the_same_item(ranks: Ranks) -> None:
     first, second = ranks("fail", 2)
-    assert first == ([0, 1, 2], "OtherRankError: rank 1 cannot go on, and says why")
+    assert first == ([0, 1, 2], "OtherRankError: rank 1 cannot continue, and says why")
     assert second == ([0, 1, 2], "DataError: a broken image")
 
 

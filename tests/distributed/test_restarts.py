@@ -1,4 +1,4 @@
-"""A rank or the launcher is killed at some point; what goes on is the run that would have been.
+"""A rank or the launcher is killed at some point; what continues is the run that would have been.
 
 Bit for bit on as many ranks, to float32's rounding on another number of them.
 """
@@ -81,7 +81,7 @@ def test_a_rank_hangs_and_the_run_goes_on(config: TrainConfig, tmp_path: Path) -
 
 
 def test_a_killed_launcher_leaves_nobody_behind(config: TrainConfig, tmp_path: Path) -> None:
-    """Its ranks save and end; the same command goes on from there."""
+    """Its ranks save and end; the same command continues from there."""
     config = with_settings(config, epochs=3000, save_every=10**6, knn_every=0)
     run = tmp_path / "run"
     process = command("train", *flags(config), session=True)

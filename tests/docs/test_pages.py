@@ -154,7 +154,7 @@ WITH_PROGRAMS = sorted({block.page for block in blocks("python")})  # one order 
 def test_programs_run(
     page: Path, weights: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of one page one after the other, with small data and networks in the place of large."""
+    """Those of one page one after the other, with small data and networks in place of large."""
     monkeypatch.chdir(tmp_path)
     names = {"DATA": str(images / "train"), "WEIGHTS": str(weights), "model": lambda a, b: a.sum()}
     for block in blocks("python"):

@@ -59,7 +59,7 @@ def _number(content: Content, chance: random.Random, _: Sequence[bytes]) -> None
 
 
 def _text_number(content: Content, chance: random.Random, _: Sequence[bytes]) -> None:
-    """Write a number as text in the place of digits."""
+    """Write a number as text in place of digits."""
     at = _place(content, chance)
     while at < len(content) and not chr(content[at]).isdigit():
         at += 1
@@ -90,7 +90,7 @@ def _repeat(content: Content, chance: random.Random, _: Sequence[bytes]) -> None
 
 
 def _splice(content: Content, chance: random.Random, corpus: Sequence[bytes]) -> None:
-    """Go on with another valid file from some place."""
+    """Continue with another valid file from some place."""
     other = chance.choice(corpus)
     content[_place(content, chance) :] = other[chance.randrange(len(other) + 1) :]
 

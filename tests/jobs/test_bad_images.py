@@ -1,4 +1,4 @@
-"""Runs that meet a bad image: they stop with all that was done, or go on with another one."""
+"""Runs that meet a bad image: they stop with all that was done, or continue with another one."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_stopped_by_one_it_goes_on_with_another_in_its_place(
     (note,) = error.value.__notes__
     assert re.fullmatch(
         r"saved .*last\.pt at step \d+; "
-        r"with another one in its place it goes on by --bad-images replace",
+        r"with another one in its place it continues with --bad-images replace",
         note,
     )
     assert error.value.name in BAD and error.value.name in str(error.value)
@@ -278,7 +278,7 @@ def test_the_report_lists_them(damaged_run: Path) -> None:
 def test_two_ranks_save_together_before_they_stop(
     config: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """Only one of them meets the image; one process goes on with another in its place."""
+    """Only one of them meets the image; one process continues with another in its place."""
     damage(images)
     stopping = with_settings(config, gpus=2, bad_images="stop")
     done = fastsiam_on_ranks(2, "train", *flags(stopping), code=1)

@@ -1,4 +1,4 @@
-"""Files of data that are missing, truncated or others when a run goes on."""
+"""Files of data that are missing, truncated or others when a run continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def goes_on(config: TrainConfig, tmp_path: Path) -> None:
 def test_a_file_that_is_not_whole_is_refused(
     how: str, container: Container, small: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """In one line that names it; with the file back the run goes on bit for bit."""
+    """In one line that names it; with the file back the run continues bit for bit."""
     config, file = begun(small, container(images), tmp_path)
     content = file.read_bytes()
     if how == "missing":
@@ -77,8 +77,8 @@ def test_a_file_of_another_size_is_refused(
         train_here(config, "imagenet")
     assert str(refused.value) == (
         f"{file} is another file than the run was last at work with: it has {size + 10240:,} "
-        f"bytes, and had {size:,}; restore it, go on with what it holds by --data-changed accept, "
-        "or choose another --out for a new run"
+        f"bytes, and had {size:,}; restore it, continue with what it holds by --data-changed "
+        "accept, or choose another --out for a new run"
     )
     train_here(with_settings(config, max_steps=6, data_changed="accept"), "imagenet")
     assert f"had {size:,}, as accepted" in capfd.readouterr().err

@@ -90,7 +90,7 @@ def test_a_run_that_lost_an_image_goes_on_with_the_others(
         batches(config)
     assert str(refused.value) == (
         f"the data changed since the run began: 1 of its 24 images gone ({NAME}); restore the "
-        "data, go on with what is there by --data-changed accept, or choose another --out for a "
+        "data, continue with what is there by --data-changed accept, or choose another --out for a "
         "new run"
     )
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").glob("*.*")}
@@ -117,7 +117,7 @@ def test_consent_is_remembered_for_the_change_it_was_given_to(
     check_others(whole, batches(with_settings(config, max_steps=5)), {LOST})  # without the flag
     assert (
         f"the data changed since the run began, as accepted: 1 of its 24 images gone ({NAME}); "
-        "the next one there is shown in the place of each that is gone" in capfd.readouterr().err
+        "the next one there is shown in place of each that is gone" in capfd.readouterr().err
     )
     (train / "class1" / "002.jpg").unlink()
     shutil.copy(train / "class0" / "000.jpg", train / "class0" / "new.jpg")

@@ -1,4 +1,4 @@
-"""A run's pipeline under ``auto``: settled once, the same on all ranks, kept when it goes on."""
+"""A run's pipeline under ``auto``: settled once, the same on all ranks, kept when it continues."""
 
 from __future__ import annotations
 

@@ -111,4 +111,4 @@ def test_what_was_trained_is_not_trained_again(
         (disk / "filler").unlink()
         again = evaluate_linear(disk / "run", replace(config, epochs=2), place)
         assert again.results == record.results and len(read_records(disk / "run")) == 1
-    assert "going on after epoch 2 of 2" in capfd.readouterr().err
+    assert "continuing after epoch 2 of 2" in capfd.readouterr().err

@@ -71,7 +71,7 @@ def test_they_are_not_sent_about(ranks: Callable[[str, int], list[Any]]) -> None
 def test_an_image_that_is_shown_elsewhere_takes_its_row_along(
     averaging: TrainConfig, images: Path, tmp_path: Path
 ) -> None:
-    """Once, with the consent: before a step is taken, and no more when the run goes on."""
+    """Once, with the consent: before a step is taken, and no more when the run continues."""
     config = with_settings(averaging, max_steps=5)
     before = rows(train_here(config, "imagenet"))
     (images / "train" / NAME).unlink()

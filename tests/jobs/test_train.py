@@ -67,7 +67,7 @@ def refusals(small: TrainConfig, tmp_path: Path) -> Iterator[tuple[TrainConfig, 
     )
     yield with_settings(small, data=str(tmp_path / "none")), "no data at"
     yield with_settings(small, batch=64), "fewer than one batch of 64"
-    yield with_settings(small, extend=9), "there is none to go on with"
+    yield with_settings(small, extend=9), "there is none to continue with"
     first = train_here(with_settings(small, max_steps=1), "imagenet")
     yield with_settings(small, resume=str(first), crop=14), "crop: 16 -> 14"
 
@@ -120,6 +120,6 @@ def test_training_starts_from_a_files_weights(
     error = fastsiam("train", *flags(lost), code=1).stderr
     assert error.startswith("error: no checkpoint at") and error.count("\n") == 1
     assert not (tmp_path / "lost").exists() and not (tmp_path / "wide").exists()
-    (tmp_path / "some.pth").unlink()  # a run that goes on needs it no more
+    (tmp_path / "some.pth").unlink()  # a run that continues needs it no more
     begun = with_settings(small, out=str(tmp_path / "some"), init=str(tmp_path / "some.pth"))
     preflight(begun, world=1)

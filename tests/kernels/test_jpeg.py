@@ -195,7 +195,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str, part: Decoder, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whatever the box; the decompressor goes on, and nothing is printed."""
+    """Whatever the box; the decompressor continues, and nothing is printed."""
     for box in [(0, 0, 1, 1), (20, 30, 40, 50), (0, 0, 150, 200)]:
         assert part(REFUSED[name], box, (150, 200)) is None
     check(part, GOOD, 1)
@@ -226,7 +226,7 @@ def test_smoothed_images_are_refused(part: Decoder) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_damage_is_refused_or_does_not_matter(seed: int, part: Decoder) -> None:
-    """Damage below the box goes unseen, as PIL goes on after it: the box's pixels are equal."""
+    """Damage below the box goes unseen, as PIL continues after it: the box's pixels are equal."""
     generator = np.random.default_rng(seed)
     refused = 0
     for _ in range(150):

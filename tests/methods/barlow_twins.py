@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fastsiam.config import MethodConfig, setting
+from fastsiam.config import MethodConfig
 from fastsiam.config.methods.base import require_pair
+from fastsiam.config.setting import setting
 from fastsiam.distributed import gather_with_gradient
 from fastsiam.methods import Method, Output, ParamGroup
 from fastsiam.model.backbones import Backbone

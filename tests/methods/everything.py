@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastsiam.config import METHOD_CONFIGS, MethodConfig, require, setting
+from fastsiam.config import METHOD_CONFIGS, MethodConfig, require
+from fastsiam.config.setting import setting
 from fastsiam.distributed import gather
 from fastsiam.methods import Method, Moment, Output, ParamGroup
 from fastsiam.model.backbones import Backbone

@@ -256,7 +256,7 @@ def test_the_jpeg_engine_is_told_of_once(
         "DALI decodes 90% of the JPEGs on the GPU's JPEG engine"
         if engine
         else "DALI decodes without a JPEG engine of the GPU, on its cores: nvImageCodec finds none",
-        "DALI leaves the GPU's JPEG engine idle: --dali-hw-decoder-load 0",
+        "DALI leaves the GPU's JPEG engine idle: --set dali_hw_decoder_load=0",
     ]
     say_what_decodes.cache_clear()
 

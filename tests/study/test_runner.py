@@ -1,4 +1,4 @@
-"""Doing a study's runs: real processes, side by side, killed, gone on, refused, diverged."""
+"""Doing a study's runs: real processes, side by side, killed, continued, refused, diverged."""
 
 from __future__ import annotations
 
@@ -221,8 +221,8 @@ def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_
     work.send(signal.SIGTERM)
     ended = work.wait()
     assert ended.returncode == 128 + signal.SIGTERM
-    assert "stopped, runs left: 1; the same command goes on" in ended.stdout
-    assert f"{run.name} goes on" in ended.stderr
+    assert "stopped, runs left: 1; the same command continues" in ended.stdout
+    assert f"{run.name} continues" in ended.stderr
     assert first < checkpoint.load(last).step < STEPS and not (run.folder / "lock").exists()
 
     do_runs([run], CPU)

@@ -165,7 +165,7 @@ def test_an_extended_branch_with_another_rate(branch: TrainConfig) -> None:
 
 
 def test_branches_on_the_command_line(begun: TrainConfig, tmp_path: Path) -> None:
-    """With or without the flags that it began with, the command goes on with the branch."""
+    """With or without the flags that it began with, the command continues with the branch."""
     run, branch = str(tmp_path / "run"), tmp_path / "branch"
     command = ["train", "--resume", run, "--out", str(branch), "--max-steps"]
     changes = ["--lr", "0.1", "--predictor-lr", "cosine"]

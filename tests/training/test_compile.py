@@ -224,7 +224,7 @@ def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
     compiled = sorted(cache.rglob("*.so"))
     assert compiled
     train_short(with_settings(config, out=str(halves), max_steps=5))
-    # "auto" of a run this short would not compile, but goes on as the run began.
+    # "auto" of a run this short would not compile, but continues as the run began.
     train_short(with_settings(config, out=str(halves), compile="auto"))
     assert sorted(cache.rglob("*.so")) == compiled
     states = [checkpoints.load(run) for run in (whole, halves)]
@@ -313,7 +313,7 @@ def test_what_a_killed_compiler_left_is_removed(
 def test_a_missing_compiler_is_one_line(
     small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on without it, and gives what an eager run gives."""
+    """Training continues without it, and gives what an eager run gives."""
     config = with_settings(small, knn_every=0, epochs=1)
     eager, fallen = tmp_path / "eager", tmp_path / "fallen"
     # First: it may start the server that later tests' processes are forked from.
@@ -329,7 +329,7 @@ def test_a_missing_compiler_is_one_line(
     states = [checkpoints.load(run) for run in (eager, fallen)]
     torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
     assert "(InvalidCxxCompiler: No working C++ compiler found" in lines[0]
-    assert states[1].config.step.compile == "off"  # it would not go on as it began otherwise
+    assert states[1].config.step.compile == "off"  # it would not continue as it began otherwise
     written = json.loads((fallen / "config.json").read_text())
     assert TrainConfig.from_dict(written["config"]) == states[1].config
     assert written["compiled"] is False
@@ -391,7 +391,7 @@ def test_auto_compiles_long_runs_and_continues_as_the_run_began(small: TrainConf
 def test_the_steps_of_this_run_decide(
     small: TrainConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a long schedule few steps are not compiled; a run goes on as it began, and is told."""
+    """Of a long schedule few steps are not compiled; a run continues as it began, and is told."""
     config = with_settings(small, compile="auto", epochs=1000, knn_every=0, max_steps=2)
     train_here(config, "imagenet")
     assert "compil" not in capfd.readouterr().err

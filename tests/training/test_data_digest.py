@@ -1,4 +1,4 @@
-"""Digests are added up over steps and ranks, and go on where a checkpoint left them."""
+"""Digests are added up over steps and ranks, and continue where a checkpoint left them."""
 
 from __future__ import annotations
 

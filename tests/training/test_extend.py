@@ -88,7 +88,7 @@ def test_what_cannot_be_extended_is_refused_and_left_alone(
     for settings, message in (
         ({"extend": 3}, "the run has 4 epochs: give --extend more"),
         ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
-        ({"extend": 6, "out": str(tmp_path / "none")}, "there is none to go on with"),
+        ({"extend": 6, "out": str(tmp_path / "none")}, "there is none to continue with"),
     ):
         with pytest.raises(CheckpointError, match=message):
             train_here(with_settings(begun, **settings), "imagenet")

@@ -1,4 +1,4 @@
-"""Workers that are killed and files that lose bytes: one line, and the run goes on bit for bit."""
+"""Workers that are killed and files that lose bytes: one line, and the run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_file_is_truncated_while_it_is_mapped(
     error = ends_and_goes_on(config, tmp_path, truncate, lambda: file.write_bytes(content))
     assert str(error) == (
         f"{file} was truncated while it was read: 10 of its {len(content):,} bytes are left; "
-        "restore it, and the same command goes on"
+        "restore it, and the same command continues"
     )
 
 

@@ -204,7 +204,7 @@ def test_a_folder_that_another_run_took_meanwhile_is_left_alone(
 def test_a_disk_that_is_full_for_a_while_ends_nothing(
     freed: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that cannot save goes on and tries again; only the last save has to succeed."""
+    """A run that cannot save continues and tries again; only the last save has to succeed."""
     config = with_settings(small, knn_every=0, save_every=2)
     with small_disk(tmp_path / "disk", 2) as disk:
         run = disk / "run"
@@ -225,5 +225,5 @@ def test_a_disk_that_is_full_for_a_while_ends_nothing(
                 run_once(config, run, before=fill_or_free)
         assert checkpoints.load(run).step == (12 if freed else 2)
     said = capfd.readouterr().err
-    assert "training goes on, and the last good checkpoint is" in said and "(step 2)" in said
+    assert "training continues, and the last good checkpoint is" in said and "(step 2)" in said
     assert "Traceback" not in said

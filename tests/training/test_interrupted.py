@@ -70,7 +70,7 @@ def test_twice_in_the_first_evaluation(small: TrainConfig, images: Path, tmp_pat
 def test_an_evaluation_is_left_at_its_next_batch(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And made when the run goes on."""
+    """And made when the run continues."""
     config = with_settings(small, max_steps=6, knn_every=1)
     run, evaluate = Path(config.run.out), feature_batches
 
@@ -102,7 +102,7 @@ def test_an_echo_of_the_first_is_not_a_second(small: TrainConfig, tmp_path: Path
     press(process)
     done = process.wait(60)
     assert done.returncode == 130 and "SIGINT: stopped after step" in done.stderr, done.stderr
-    assert done.stderr.endswith(f"last.pt; --resume {run} goes on from there\n")
+    assert done.stderr.endswith(f"last.pt; --resume {run} continues from there\n")
     assert checkpoints.load(run).step >= 1
 
 

@@ -229,7 +229,7 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     (note,) = error.value.__notes__
     assert re.fullmatch(
         r"saved .*last\.pt at step \d+; "
-        "with another one in its place it goes on by --bad-images replace",
+        "with another one in its place it continues with --bad-images replace",
         note,
     )
     assert checkpoints.load(tmp_path / "run").step >= 5

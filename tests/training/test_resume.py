@@ -1,4 +1,4 @@
-"""A run that was killed, or stopped, goes on exactly; one that cannot go on is left as it is."""
+"""A run that was killed or stopped resumes exactly; one that cannot is left as it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.processes import command, fastsiam
 from tests.tiers import rest_slow, slow
 from tests.training.runs import history, history_of, run_once, run_until, same_state
 
-# The first of the two goes on in the midst of an epoch, the second at its begin.
+# The first of the two continues in the midst of an epoch, the second at its begin.
 TWO, REST = (5, 7), (1, 2, 3, 4, 6, 8, 9, 10, 11)
 KILLS = [
     *(pytest.param(*p.values, TWO, marks=p.marks) for p in PIPELINES),
@@ -61,7 +61,7 @@ def test_any_step_can_be_the_last_one_before_a_kill(small: TrainConfig, tmp_path
 
 
 def check_resumed(config: TrainConfig, run: Path, kill_at: int, whole: Path) -> None:
-    """Go on with a run that ended before a step, and hold it against one that did not."""
+    """Continue with a run that ended before a step, and hold it against one that did not."""
     expected, last = checkpoints.load(whole), checkpoints.last(run)
     start = checkpoints.load(last) if last.exists() else None
     assert (start.step if start else 0) == kill_at // 2 * 2
@@ -177,7 +177,7 @@ def test_a_branch_of_a_finished_run_owns_a_checkpoint(small: TrainConfig, tmp_pa
 def test_what_auto_means_is_written_down(
     small: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And kept where a run goes on, whatever the processor has there: it is the same run."""
+    """And kept where a run continues, whatever the processor has there: it is the same run."""
     for amx, precision in ((False, "fp32"), (True, "bf16")):
         config = with_settings(small, precision="auto", out=f"{small.run.out}-{precision}")
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)

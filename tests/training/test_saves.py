@@ -35,7 +35,7 @@ def damage(path: Path) -> None:
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
     small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The run says so, goes on bit for bit, and keeps the damaged file aside."""
+    """The run says so, continues bit for bit, and keeps the damaged file aside."""
     config = with_settings(small, save_every=2, knn_every=0)
     whole = train_here(with_settings(config, out=str(tmp_path / "whole")), "imagenet")
     run = train_here(with_settings(config, max_steps=7), "imagenet")
@@ -43,7 +43,7 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
     capfd.readouterr()
     train_here(config, "imagenet")
     said = capfd.readouterr().err
-    assert "last.pt is damaged: going on from the one before it, after step 6" in said
+    assert "last.pt is damaged: continuing from the one before it, after step 6" in said
     assert history(run) == history(whole)
     assert same_state(checkpoints.load(run).model, checkpoints.load(whole).model)
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [

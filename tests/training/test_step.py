@@ -75,7 +75,7 @@ def count_faults(kept: bool) -> None:
     ("settings", "message"),
     [
         ({"compile": "yes"}, "compile must be auto, on or off"),
-        ({"activation_memory": 1.5}, "activation-memory is a share"),
+        ({"activation_memory": 1.5}, "activation-memory must be from 0 to 1"),
         ({"compile": "off", "cuda_graphs": True}, "cuda-graphs needs"),
     ],
 )

@@ -72,7 +72,7 @@ def wandb_records(file: Path) -> list[Any]:
 
 
 def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
-    """Its file holds the settings and figures, and a resumed run goes on under the same id."""
+    """Its file holds the settings and figures, and a resumed run continues under the same id."""
     needs("wandb")
     config = with_settings(small, epochs=2, tracker="wandb,tensorboard")
     run = tmp_path / "run"
@@ -100,7 +100,7 @@ def test_wandb_offline(small: TrainConfig, tmp_path: Path) -> None:
 
 
 def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its store holds the settings and figures; a resumed run goes on in the same one."""
+    """Its store holds the settings and figures; a resumed run continues in the same one."""
     mlflow = needs("mlflow")
     for name, value in {
         "MLFLOW_TRACKING_URI": f"file:{tmp_path / 'store'}",

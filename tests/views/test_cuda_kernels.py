@@ -66,7 +66,7 @@ def photographs(real_images: Path) -> list[Image.Image]:
 
 
 def crops_of(photographs: list[Image.Image], side: int, count: int) -> Tensor:
-    """Return (2, count, side, side, 3): photographs, and in the place of the last one noise."""
+    """Return (2, count, side, side, 3): photographs, and in place of the last one noise."""
     small = np.stack([np.asarray(photo.resize((side, side))) for photo in photographs[: 2 * count]])
     small[[count - 1, -1]] = np.random.default_rng(0).integers(0, 256, (2, side, side, 3))
     return torch.from_numpy(small).view(2, count, side, side, 3)

@@ -44,7 +44,7 @@ class Launch:
 
 @pytest.fixture
 def launches(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """Note launches of Triton's kernels in the place of making them."""
+    """Note launches of Triton's kernels in place of making them."""
     pytest.importorskip("triton")
     from triton.runtime.jit import JITFunction
 

@@ -50,7 +50,9 @@ class SimSiamConfig(MethodConfig):
         "projector's output), or all (the predictor's output too).",
     )
     output_affine: bool = setting(
-        False, "Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without)."
+        False,
+        "Give the BN of the projector's output a scale and offset (68.1 with, 68.2 without).",
+        option=False,
     )
     stop_gradient: bool = setting(
         True,
@@ -72,6 +74,7 @@ class SimSiamConfig(MethodConfig):
         "SimSiam, 0 is an epoch. Above 1 a frozen copy of the encoder gives them, which costs a "
         "forward pass more.",
         at_least=0,
+        option=False,
     )
     target_average: float = setting(
         0.0,
@@ -80,6 +83,7 @@ class SimSiamConfig(MethodConfig):
         "for each image lies on every GPU and in every checkpoint: 10.5 GB for ImageNet.",
         at_least=0,
         below=1,
+        option=False,
     )
     encoder_momentum: float = setting(
         0.0,

@@ -8,7 +8,6 @@ is in ``fastsiam/kernels/source``: photometric.cpp, colours.cpp, blur.cpp and la
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import library
+from fastsiam.kernels.buffers import BufferPool
 from fastsiam.kernels.threads import in_threads
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
@@ -32,6 +32,8 @@ _TYPES = {
     torch.float16: (2, np.uint16),
 }
 """What the kernels write: their number for it, and numpy's type of the same size."""
+_buffers = BufferPool(8)
+"""Memory of views: eight batches may be ready or in use when an epoch ends."""
 
 
 def photometric(
@@ -85,7 +87,7 @@ class Stage:
         written = dtype if dtype in _TYPES and library.writes_halves() else torch.float32
         number, kind = _TYPES[written]
         self._written, self._dtype = written, dtype
-        self._out = _recycled((count, 3 * height * width), kind)
+        self._out = _buffers.array((count, 3 * height * width), kind)
         arrays: list[NDArray[Any]] = [
             np.ascontiguousarray(what.order, np.int8),
             np.ascontiguousarray(what.factor, np.float32),
@@ -103,37 +105,6 @@ class Stage:
         """Return the views (M, 3, height, width), channels-last."""
         views = torch.from_numpy(self._out).view(self._written).to(self._dtype)
         return views.view(self._shape).permute(0, 3, 1, 2)
-
-
-_LINE = 64  # bytes of a line of the cache, to which compiled code stores past it
-_MOST_SIZES = 8  # sides of the views, and the last batch's that may be smaller
-_MOST_OF_A_SIZE = 8  # batches that are ready or in use when an epoch ends
-_free: dict[int, list[NDArray[np.uint8]]] = {}
-"""Memory that held views which nobody needs any more: blocks by their size in bytes."""
-
-
-def _recycled(shape: tuple[int, int], dtype: type[Any]) -> NDArray[Any]:
-    """Return an array, in the memory of earlier views if these are gone.
-
-    New memory is cleared by the system, page by page, which takes as long as a colour operation.
-    """
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    try:
-        block = _free[size].pop()
-    except LookupError:
-        room = np.empty(size + _LINE, np.uint8)
-        block = room[-room.ctypes.data % _LINE :][:size]
-    array: NDArray[Any] = block.view(dtype).reshape(shape)
-    weakref.finalize(array, _keep, block).atexit = False
-    return array
-
-
-def _keep(block: NDArray[np.uint8]) -> None:
-    if len(block) not in _free and len(_free) >= _MOST_SIZES:
-        _free.clear()
-    blocks = _free.setdefault(len(block), [])
-    if len(blocks) < _MOST_OF_A_SIZE:
-        blocks.append(block)
 
 
 def _boxes(sigma: NDArray[np.float32]) -> NDArray[np.uint32]:

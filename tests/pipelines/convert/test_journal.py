@@ -15,7 +15,7 @@ import pytest
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import BadImagesError, blocks, convert, layout, manifest
+from fastsiam.pipelines.convert import BadImagesError, convert, layout, manifest, writer
 from fastsiam.pipelines.convert.journal import Block
 from fastsiam.pipelines.store import BetonStore, FolderStore
 from tests.conftest import write_images
@@ -33,14 +33,14 @@ def start_slowly(source: Path, out: Path, *extra: str) -> Forked:
 def convert_slowly(arguments: tuple[str, ...]) -> None:
     """Be the command whose blocks are small and take a while."""
     layout.BLOCK_BYTES = 20_000
-    write = blocks.Job._write_images
+    write = writer.Job._write_images
 
-    def slow(job: blocks.Job, number: int, images: list[int]) -> Block:
-        block = write(job, number, images)
+    def slow(job: writer.Job, block: Block, images: list[int]) -> Block:
+        block = write(job, block, images)
         time.sleep(0.15)
         return block
 
-    blocks.Job._write_images = slow  # type: ignore[assignment, method-assign]
+    writer.Job._write_images = slow  # type: ignore[assignment, method-assign]
     sys.argv = ["fastsiam", *arguments]
     cli.main()
 

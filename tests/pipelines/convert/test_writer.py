@@ -1,22 +1,32 @@
-"""Files that cannot be written, or are there already."""
+"""One file from any number of processes; bad images and deaths; what cannot be written."""
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
 import resource
 import shutil
+import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fastsiam import cli
 from fastsiam.config import ConvertConfig
-from fastsiam.errors import DataError
-from fastsiam.pipelines.convert import convert
+from fastsiam.errors import DataError, WorkerError
+from fastsiam.files import write_at
+from fastsiam.pipelines.convert import BadImagesError, convert, layout, prepare, writer
+from fastsiam.pipelines.processes import AbandonedError
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conftest import write_images
 from tests.conversions import Quiet, checked, run
 from tests.processes import Forked, fastsiam
+from tests.sources import encoded, jpeg, picture
 
 
 def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> None:
@@ -32,7 +42,7 @@ def test_an_existing_file_is_never_overwritten(images: Path, tmp_path: Path) -> 
 
 
 def test_a_full_disk_is_one_line_and_no_half_file(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk's end; afterwards it goes on."""
+    """A limit on the size of files stands for the disk's end; afterwards it continues."""
     write_images(tmp_path / "images", classes=2, each=100, side=80)
     out = tmp_path / "out"
     arguments = ("convert", "folder", "--source", str(tmp_path / "images"), "--out", str(out))
@@ -66,3 +76,171 @@ def test_a_folder_that_cannot_be_written(images: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="cannot make the folder"):
         run("folder", images, tmp_path / "file" / "out")
+
+
+def test_the_file_is_the_same_for_any_number_of_workers(
+    real_images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 2**20)  # many blocks
+    files = []
+    for workers in (1, 2, 5):
+        (written,) = run("folder", real_images, tmp_path / str(workers), workers=workers)
+        files.append(written.path.read_bytes())
+    assert files[0] == files[1] == files[2]
+    assert len(written.about["blocks"]) > 30
+    store = BetonStore(written.path)
+    page = store.page_size
+    assert (store.start // page == (store.start + store.size - 1) // page).all()
+    assert checked(tmp_path / "1") == []
+
+
+def test_long_records_lie_within_one_page(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for name, width in (("a", 100), ("b", 2100), ("c", 300), ("d", 3100), ("e", 200)):
+        picture(0, width=width, height=2000).save(tmp_path / "images" / f"{name}.jpg")
+    (written,) = run("folder", tmp_path / "images", tmp_path / "out", raw=True, workers=2)
+    store = BetonStore(written.path)
+    page = store.page_size
+    assert store.size.max() > 2**23 and page == 2**25
+    assert (store.start // page == (store.start + store.size - 1) // page).all()
+
+
+def test_a_block_that_grows_is_written_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same file."""
+    write_images(tmp_path / "images", classes=3, each=40, side=40)
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 20_000)
+    files = []
+    for number, held in enumerate((2**26, 10_000)):
+        monkeypatch.setattr(writer, "_HELD_BYTES", held)
+        out = tmp_path / str(number)
+        (written,) = run("folder", tmp_path / "images", out, raw=True, workers=3)
+        files.append(written.path.read_bytes())
+    assert files[0] == files[1] and len(written.about["blocks"]) > 3
+
+
+def spoil(folder: Path) -> dict[str, str]:
+    """Put one image of every bad kind among good ones; return name -> reason."""
+    write_images(folder, classes=2, each=6)
+    huge = bytearray(jpeg(0))
+    place = huge.index(b"\xff\xc0") + 5
+    huge[place : place + 4] = b"\xff\x00\xff\x00"
+    damaged = bytearray(jpeg(0))
+    start = damaged.index(b"\xff\xc4")
+    damaged[start + 2 : start + 4] = b"\x00\x01"
+    for name, data in {
+        "corrupt.jpg": bytes(damaged),
+        "truncated.jpg": jpeg(0)[: len(jpeg(0)) * 2 // 3],
+        "zero.jpg": b"",
+        "huge.jpg": bytes(huge),
+        "text.jpg": b"this is no image",
+        "cut.png": encoded(picture(0), "PNG")[:300],
+    }.items():
+        (folder / "class1" / name).write_bytes(data)
+    return {
+        "corrupt.jpg": "header",
+        "truncated.jpg": "truncated",
+        "zero.jpg": "it is empty",
+        "huge.jpg": "it declares 65,280 x 65,280 pixels",
+        "text.jpg": "it is not an image",
+        "cut.png": "truncated|broken|unrecognized",
+    }
+
+
+def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
+    reasons = spoil(tmp_path / "images")
+    arguments = ["convert", "folder", "--source", str(tmp_path / "images"), "--out"]
+    arguments += [str(tmp_path / "out"), "--workers", "2"]
+    done = fastsiam(*arguments, code=1)
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith("error: 6 of 18 images of ") and "--skip-bad" in lines[-1]
+    for name, reason in reasons.items():
+        (line,) = [line for line in lines if name in line]
+        assert re.search(reason, line), line
+    assert not (tmp_path / "out" / "train.beton").exists()
+    assert "Traceback" not in done.stderr
+    done = fastsiam(*arguments, "--skip-bad")
+    assert "resuming train.beton: 18 images are done and verified" in done.stderr
+    assert "bad and left out: 6" in done.stdout
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    left_out = manifest["files"]["train.beton"]["left_out"]
+    assert {Path(item["name"]).name for item in left_out} == set(reasons)
+    store = open_store(tmp_path / "out", "train")
+    assert len(store) == 12 and store.labels.tolist() == [0] * 6 + [1] * 6
+    assert checked(tmp_path / "out") == []
+
+
+def test_only_bad_images(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(b"")
+    with pytest.raises(BadImagesError, match="none of the 1 images"):
+        run("folder", tmp_path / "images", tmp_path / "out", skip_bad=True)
+
+
+def test_a_source_that_vanishes(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(images, "train")
+    image = store.where(3)
+    stat = FolderStore.sizes
+
+    def then_gone(self: FolderStore, *, what: Callable[[], object]) -> object:
+        sizes = stat(self)
+        what()
+        return sizes
+
+    monkeypatch.setattr(
+        FolderStore,
+        "sizes",
+        lambda self: then_gone(self, what=lambda: Path(image).unlink(missing_ok=True)),
+    )
+    with pytest.raises(BadImagesError) as caught:
+        run("folder", images / "train", tmp_path / "out")
+    assert caught.value.bad[0][0] == image and "No such file" in caught.value.bad[0][1]
+    monkeypatch.setattr(
+        FolderStore,
+        "sizes",
+        lambda self: then_gone(self, what=lambda: shutil.rmtree(images / "train", True)),
+    )
+    with pytest.raises(DataError, match="train is gone"):
+        run("folder", images / "train", tmp_path / "out2")
+
+
+def test_a_worker_that_dies_is_one_line(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(prepare, "prepare", die)
+    with pytest.raises(WorkerError, match=r"one of \d+ at work, was killed by SIGKILL, as the"):
+        run("folder", images, tmp_path / "out")
+
+
+def test_an_error_in_one_block_is_the_one_that_is_told(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks that waited for it say nothing."""
+    monkeypatch.setattr(layout, "BLOCK_BYTES", 1000)
+    original = write_at
+
+    def fail(file: int, data: bytes, at: int) -> None:
+        if at > 8000:
+            time.sleep(0.1)
+            raise OSError(errno.EIO, "Input/output error")
+        original(file, data, at)
+
+    monkeypatch.setattr(writer, "write_at", fail)
+    with pytest.raises(DataError, match=r"cannot write .*train\.beton: Input/output error"):
+        run("folder", images, tmp_path / "out", workers=4)
+
+
+def test_what_waits_for_a_failed_block_is_abandoned(images: Path, tmp_path: Path) -> None:
+    """Also if the block before it takes its place after the failure."""
+    job = writer.Job(open_store(images, "train"), ConvertConfig(), tmp_path, 0, 4096)
+    assert job.take_turn(0) == 4096
+    job.pass_turn(-1, 0)
+    job.pass_turn(1, 5000)
+    with pytest.raises(AbandonedError):
+        job.take_turn(2)

@@ -115,7 +115,7 @@ def test_a_full_shuffle_of_more_than_fits_keeps_nothing(
 
 
 def test_a_run_with_all_of_it(web: Path, small: TrainConfig, tmp_path: Path) -> None:
-    """Remote data, a cache and a window: stopped, gone on with, and verified."""
+    """Remote data, a cache and a window: stopped, continued with, and verified."""
     with web_server(web) as address:
         config = with_settings(
             small,

@@ -65,7 +65,7 @@ def test_a_run_over_a_bad_line_is_the_run_from_a_disk(
     small: TrainConfig,
     tmp_path: Path,
 ) -> None:
-    """Killed in the midst of its second epoch, and gone on with."""
+    """Killed in the midst of its second epoch, and continued with."""
     config = with_settings(small, pipeline="torchvision", workers=workers, epochs=3, save_every=2)
     expected = history_of(with_settings(config, data=str(shards)), tmp_path / "here")
     config = with_settings(config, data=upload(s3, shards, f"bad-line-{workers}"))
@@ -118,7 +118,7 @@ def test_commands_over_a_bad_line(
     small: TrainConfig,
     tmp_path: Path,
 ) -> None:
-    """A run is stopped in the midst of an epoch, goes on, and is evaluated; nothing tells a secret.
+    """A run is stopped within an epoch, resumed and evaluated; nothing tells a secret.
 
     The run's folder has the address, and the losses of a run from a disk.
     """
