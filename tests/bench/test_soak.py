@@ -19,6 +19,7 @@ from fastsiam.bench.report import renew
 from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, processes_of, read_record, soak
 from fastsiam.checkpoint import last
 from fastsiam.config import TrainConfig
+from fastsiam.config.files import parse_assignments
 from fastsiam.errors import DataError, FastSiamError
 from fastsiam.jobs.train import train_here
 from tests.commands import parse
@@ -106,7 +107,10 @@ def test_a_run_is_a_command_of_the_program(tmp_path: Path) -> None:
     for pipeline in ("memory", "synthetic"):
         run = Run(tmp_path / "run", tmp_path, pipeline, steps=300, ranks=4, seed=1)
         parse(run.command[3:])
-    assert "epochs=1" in run.command
+        words = run.command
+        given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        settings = parse_assignments(given)
+    assert settings["epochs"] == 1 and settings["gpus"] == 4
 
 
 def test_every_fault_comes_as_often_as_the_others(
