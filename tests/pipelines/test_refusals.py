@@ -46,7 +46,7 @@ def test_a_broken_image_ends_the_epoch_with_its_name(name: str, workers: int, im
 
 
 def test_a_pipeline_that_there_is_not() -> None:
-    with pytest.raises(ValueError, match=r"one of auto, torchvision, native, .* not 'fcv'"):
+    with pytest.raises(ValueError, match=r"must be auto, torchvision, native, .* not 'fcv'"):
         DataConfig(pipeline="fcv")  # type: ignore[arg-type]
 
 
