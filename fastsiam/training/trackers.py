@@ -63,20 +63,38 @@ def _tensorboard(run: TrackedRun) -> Iterator[Write]:
 
     folder = run.folder.path / "tensorboard"
     # TensorBoard hides the events of later steps, which a lost part of the run has written.
-    writer = SummaryWriter(folder, purge_step=run.step + 1)
+    writer: SummaryWriter | None = SummaryWriter(folder, purge_step=run.step + 1)
+    _silence_tensorboard()
 
     def write(figures: dict[str, float], step: int) -> None:
         nonlocal writer
-        if not folder.is_dir():  # somebody deleted it
+        if not run.folder.path.is_dir():  # deleted; it is made again before the next figures
+            return
+        if writer is None or not folder.is_dir():
             writer = SummaryWriter(folder)
-        if shutil.disk_usage(folder).free < _EVENTS_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        for name, value in figures.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+        try:
+            if shutil.disk_usage(folder).free < _EVENTS_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            for name, value in figures.items():
+                writer.add_scalar(name, value, step)
+            writer.flush()
+        except FileNotFoundError:  # deleted just now
+            writer = None
 
     yield write
-    writer.close()
+    if writer is not None:
+        writer.close()
+
+
+def _silence_tensorboard() -> None:
+    """Print no traceback of the thread of ``SummaryWriter``: ``flush`` raises its errors here."""
+    hook = threading.excepthook
+
+    def quiet(args: threading.ExceptHookArgs) -> None:
+        if not type(args.thread).__module__.startswith("tensorboard."):
+            hook(args)
+
+    threading.excepthook = quiet
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import shutil
 import struct
 import subprocess
 import sys
@@ -135,6 +136,34 @@ def test_mlflow_files(small: TrainConfig, tmp_path: Path, monkeypatch: pytest.Mo
     mlflow.tracking._tracking_service.utils._get_store()._hard_delete_run(found.info.run_id)
     fastsiam("train", *flags(config))
     assert only().info.run_name == "run"  # a new one: its store had lost the other
+
+
+def test_events_of_a_folder_that_is_deleted_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They are lost with it, without a traceback of TensorBoard's thread; later ones are not."""
+    real, folder = shutil.disk_usage, tmp_path / "tensorboard"
+
+    def deleted(path: Path) -> Any:
+        found = real(path)
+        shutil.rmtree(path)
+        return found
+
+    run = TrackedRun(folder=RunFolder(tmp_path), settings={}, step=0)
+    with TRACKERS["tensorboard"](run) as write:
+        monkeypatch.setattr(shutil, "disk_usage", deleted)
+        write({"loss": 1.0}, 1)
+        assert not folder.exists()
+        monkeypatch.setattr(shutil, "disk_usage", real)
+        write({"loss": 2.0}, 2)
+        assert len(list(folder.iterdir())) == 1
+        folder.rename(tmp_path / "moved")
+        tmp_path.rename(tmp_path.with_name("gone"))
+        write({"loss": 3.0}, 3)
+        assert not tmp_path.exists()  # the run makes it again, not its tracker
+        tmp_path.with_name("gone").rename(tmp_path)
+        (tmp_path / "moved").rename(folder)
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_none(small: TrainConfig, tmp_path: Path) -> None:
