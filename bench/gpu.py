@@ -517,7 +517,7 @@ def _log(setup: Setup, stage: str) -> str:
 
 
 def _cases(out: Path, stage: Stage) -> list[ElementTree.Element]:
-    """Return pytest's results of a stage; none if there are none yet, or not whole."""
+    """Return pytest's results of a stage; an empty list if they are missing or cut off."""
     try:
         file = ElementTree.parse(pytest_results_of(out, stage.name))  # as above  # nosec B314
     except (OSError, ElementTree.ParseError):

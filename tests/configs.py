@@ -38,7 +38,7 @@ def flags(config: TrainConfig, recipe: str = "imagenet") -> list[str]:
 
 
 def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
-    """Return settings without "auto" as those of a new run on a hundred batches."""
+    """Return settings without "auto" as those of a new run on noise."""
     return ResolvedConfig(
         asked=config,
         config=config,
@@ -47,7 +47,6 @@ def resolved_as(config: TrainConfig, place: Place) -> ResolvedConfig:
         began_in=None,
         damaged="",
         images=RunImages(),
-        image_count=100 * config.optim.batch,
         notes=(),
     )
 

@@ -239,7 +239,8 @@ class _Trials:
                 if done % _LOOKED_AT and done != steps:
                     continue
                 value = training.mean_loss(loss, done)
-                speed = (done - first) * config.batch_size / (time.monotonic() - began)
+                seconds = max(time.monotonic() - began, 1e-9)
+                speed = (done - first) * config.batch_size / seconds
                 left = (steps - done) * config.batch_size
                 self.console.advance(
                     done,

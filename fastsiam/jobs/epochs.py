@@ -1,4 +1,4 @@
-"""How an evaluation that trains with labels continues: epochs, validations, and its saved state."""
+"""Evaluations that train with labels: their epochs, validations and saved state."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from fastsiam.jobs.remembered import (
 )
 from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
-from fastsiam.pipelines.backends import backend_of
+from fastsiam.pipelines.backends import BACKENDS, CEILING, backend_of
 from fastsiam.pipelines.shuffle import Window, described
 from fastsiam.pipelines.store import picked
 from fastsiam.pipelines.subsets import open_whole
@@ -53,6 +53,10 @@ class RunImages:
 
     window: Window | None = None
     """What shuffles them, of a run that is shuffled within a window."""
+
+    def __len__(self) -> int:
+        """Count the images, those of noise where the pipeline reads none."""
+        return len(self.store) if self.store is not None else BACKENDS[CEILING].noise_images or 0
 
     def survey(self) -> list[str]:
         """Say how many images --exif, --alpha or scaling to 8 bits affect."""

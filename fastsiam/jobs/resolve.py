@@ -18,7 +18,7 @@ from fastsiam.jobs.start import start_of
 from fastsiam.kernels.cores import local_ranks
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled, works_on
-from fastsiam.pipelines.backends import BACKENDS, backend_of
+from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.training.compile import without_compilation
 from fastsiam.training.loop import last_step
 from fastsiam.training.memory import training_bytes
@@ -45,7 +45,6 @@ class ResolvedConfig:
     damaged: str
     """What to say about a damaged last checkpoint, or ""."""
     images: RunImages
-    image_count: int
     notes: tuple[str, ...]
     """What the user should know, in a line each."""
 
@@ -57,7 +56,7 @@ class ResolvedConfig:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in an epoch; what is left of the images is no batch."""
-        return self.image_count // self.config.optim.batch
+        return len(self.images) // self.config.optim.batch
 
     @property
     def last_step(self) -> int:
@@ -119,12 +118,10 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
     # Consent to changed data is given for once.
     config = replace(config, run=replace(config.run, data_changed="refuse"))
     config, chosen = with_pipeline(config, place, images.store, start)
-    store, noise = images.store, backend_of(config.data).noise_images
-    count = len(store) if store is not None else noise or 0
     if start is not None:
-        start.check_images(count)
+        start.check_images(len(images))
         start = images.with_rows(start)
-    end = last_step(config, count // config.optim.batch)
+    end = last_step(config, len(images) // config.optim.batch)
     config, hint = with_compilation(config, start, end=end)
     return ResolvedConfig(
         asked=asked,
@@ -134,7 +131,6 @@ def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
         began_in=beginning.folder,
         damaged=beginning.damaged,
         images=images,
-        image_count=count,
         notes=tuple(filter(None, (chosen, *beginning.notes, *images.notes, hint))),
     )
 

@@ -256,7 +256,7 @@ def _fresh_method(resolved: ResolvedConfig, console: Console) -> Method:
     """Build the method, with the weights that ``--init`` names if the run begins."""
     config = resolved.config
     torch.manual_seed(config.numerics.seed)
-    method = build_method(config.model, images=resolved.image_count)
+    method = build_method(config.model, images=len(resolved.images))
     if resolved.start is None and config.run.init:
         console.say(take_weights(method, config))
     return method

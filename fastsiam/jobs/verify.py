@@ -27,7 +27,6 @@ from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.jobs.images import RunImages, run_images
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
-from fastsiam.pipelines.backends import BACKENDS, CEILING
 from fastsiam.pipelines.shuffle import window_of
 from fastsiam.training.log import read_metrics
 from fastsiam.views.batch import Batch, Loader
@@ -73,24 +72,19 @@ class Recorded:
     @property
     def bad(self) -> BadImages:
         """The images in whose place it was shown others."""
-        return BadImages(self._count, read_bad_images(self.folder), takes_more=False)
+        return BadImages(len(self.images), read_bad_images(self.folder), takes_more=False)
 
     @property
     def order(self) -> Order:
         """The order of the whole run's images, as one rank would see it."""
         config = self.config
         return Order(
-            images=self._count,
+            images=len(self.images),
             batch=config.optim.batch,
             seed=config.numerics.seed,
             bad=self.bad,
-            window=self.images.window or window_of(config.data, None, images=self._count),
+            window=self.images.window or window_of(config.data, None, images=len(self.images)),
         )
-
-    @property
-    def _count(self) -> int:
-        store = self.images.store
-        return len(store) if store is not None else BACKENDS[CEILING].noise_images or 0
 
 
 def verify(run: Path, config: VerifyConfig) -> Iterator[str]:
