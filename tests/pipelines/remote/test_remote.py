@@ -13,8 +13,8 @@ import torch
 
 from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import WorkerError
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.remote import file, storage
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_index
 from fastsiam.urls import place
