@@ -16,8 +16,8 @@ HOME = {"pipelines": "fastsiam.pipelines", "bench": "fastsiam.bench"}
 FLOORS = (
     "__main__", "cli", "bench", "study", "demo", "train", "evaluate", "report", "pipelines",
     "interchange", "methods", "model", "views", "distributed", "run", "bad_image_list", "config",
-    "environment", "kernels", "console", "launched", "caches", "files", "free_memory", "signals",
-    "trace", "urls", "errors", "__init__",
+    "environment", "kernels", "console", "launched", "files", "signals", "trace",
+    "errors", "__init__",
 )  # fmt: skip
 """Folders, and modules beside them, from the top floor down."""
 
@@ -30,8 +30,8 @@ TOP_MODULES = {
 """Modules that may, of folders that otherwise may not: the training loop takes its loader as an
 argument."""
 OF_PIPELINES = {
-    "pipelines", "views", "config", "kernels", "console", "bad_image_list", "caches",
-    "environment", "errors", "files", "free_memory", "signals", "trace", "urls", "__init__",
+    "pipelines", "views", "config", "kernels", "console", "bad_image_list",
+    "environment", "errors", "files", "signals", "trace", "__init__",
 }  # fmt: skip
 """What the pipelines may import, so that they work in any training loop."""
 TORCH_FREE = {"__init__", "__main__", "cli", "study", "config", "errors"}

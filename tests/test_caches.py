@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.caches import others_can_write, require_own
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
+from fastsiam.files import others_can_write, require_own
 from fastsiam.kernels import build, library
 from fastsiam.train.compile import compiling
 

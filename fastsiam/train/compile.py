@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from fastsiam.caches import require_own
 from fastsiam.config import TrainConfig
 from fastsiam.distributed import Place, from_all
 from fastsiam.errors import BackendError
+from fastsiam.files import require_own
 from fastsiam.kernels.cores import local_ranks, own_cores
 
 _CACHE = Path("~/.cache/fastsiam/torchinductor")

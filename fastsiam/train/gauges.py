@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastsiam.console import Console, size
-from fastsiam.free_memory import host_memory
+from fastsiam.environment import host_memory
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import MetricsLog
 

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.config.urls import Url
 from fastsiam.errors import CheckpointError, DataError
 from fastsiam.files import explained, parsed_json
 from fastsiam.pipelines.store import BetonStore, Store
-from fastsiam.urls import Url
 
 FILE = "images.npz"
 """The list, in a run's folder."""

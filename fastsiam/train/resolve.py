@@ -11,7 +11,7 @@ import torch
 
 from fastsiam.config import Compile, TrainConfig
 from fastsiam.distributed import Place, from_leader, minimum_across_ranks
-from fastsiam.free_memory import free_bytes
+from fastsiam.environment import free_bytes
 from fastsiam.kernels.cores import local_ranks
 from fastsiam.methods.optim import peak_lr
 from fastsiam.model.numerics import autocast_type

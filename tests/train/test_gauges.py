@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam import free_memory
+from fastsiam import environment
 from fastsiam.config import TrainConfig
 from fastsiam.console import Console, size
 from fastsiam.report.run import write_report
@@ -73,7 +73,7 @@ def test_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_hosts_memory_is_read() -> None:
-    free, total = free_memory.host_memory()
+    free, total = environment.host_memory()
     assert 0 < free <= total
 
 
