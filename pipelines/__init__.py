@@ -1,10 +1,10 @@
 """From a data set to batches of views, by one of several pipelines.
 
-    from fastsiam.pipelines import build_loader
+    from fastsiam.pipelines import ViewLoader
 
-    loader = build_loader(DataConfig(data="/data/imagenet"), batch=256, device="cuda")
+    loader = ViewLoader("/data/imagenet", batch=256, device="cuda")
     for epoch in range(100):
-        for batch in loader.epoch(epoch):
+        for batch in loader:
             loss = model(batch.view1, batch.view2)
 
 Every pipeline applies the parameters from ``fastsiam.views.draws.draw_views`` to the images that
@@ -29,6 +29,13 @@ from .order import Order
 from .shuffle import Window, window_of
 from .store import Split, Store, open_store
 from .subsets import choose, has_validation, open_split, read_list
+from .view_loader import (
+    ViewLoader,
+    lightly_batch,
+    solo_learn_batch,
+    supervised_batch,
+    transformers_batch,
+)
 
 if TYPE_CHECKING:  # torch is loaded with a loader: fastsiam convert does without
     import torch
@@ -41,14 +48,19 @@ __all__ = [
     "BadImages",
     "Order",
     "Store",
+    "ViewLoader",
     "build_eval_loader",
     "build_loader",
     "choose",
     "has_validation",
+    "lightly_batch",
     "open_split",
     "open_store",
     "open_training_images",
     "read_list",
+    "solo_learn_batch",
+    "supervised_batch",
+    "transformers_batch",
 ]
 
 

@@ -90,9 +90,11 @@ class StoreLoader:
     ) -> Batch:
         """Build a batch from normalised views; the other arguments are those of ``_finish``."""
         seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
-        return self._batch(index, views, seen)
+        return self._batch(index, params, views, seen)
 
-    def _batch(self, index: NDArray[np.int64], views: tuple[Tensor, ...], seen: int) -> Batch:
+    def _batch(
+        self, index: NDArray[np.int64], params: ViewParams, views: tuple[Tensor, ...], seen: int
+    ) -> Batch:
         """Build a batch from views whose digest is known.
 
         Raises:
@@ -100,7 +102,7 @@ class StoreLoader:
         """
         self._check_files()
         there = to_device(index, self._device)
-        return Batch(views, there, self._labels[there], seen)
+        return Batch(views, there, self._labels[there], seen, params, self._store.name)
 
     def _check_files(self) -> None:
         self._store.check()

@@ -106,6 +106,7 @@ class _Made(NamedTuple):
 
     crops: Crops
     """In the layout of crops; normalised views would take four times the shared memory."""
+    params: ViewParams
     seen: int = 0
     """Digest of their images and draws."""
 
@@ -131,7 +132,7 @@ class _Views(Dataset[_Made | FastSiamError]):
             torch.empty(shape, dtype=torch.uint8)
             for shape in crop_shapes(self.augment, len(task.images))
         )
-        first, seen = 0, 0
+        first, seen, drawn = 0, 0, list[ViewParams]()
         for images in _few(self.store, task.images):
             rows = slice(first, first + len(images))
             params = draw_views(
@@ -148,7 +149,8 @@ class _Views(Dataset[_Made | FastSiamError]):
             place = task.place + first
             digest = seen_in(params, task.images[rows], epoch=task.epoch, place=place)
             first, seen = rows.stop, added(seen, digest)
-        return _Made(crops, seen)
+            drawn.append(params)
+        return _Made(crops, ViewParams.joined(drawn), seen)
 
 
 def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]]:
@@ -217,10 +219,11 @@ def put_together(
     """
     with torch.cuda.stream(stream):
         whole = tuple(torch.empty(shape, dtype=torch.uint8, device=device) for shape in shapes)
-    done, images, seen = 0, shapes[0][1], 0
+    done, images, seen, drawn = 0, shapes[0][1], 0, list[ViewParams]()
     while done < images:
         part = next(parts)
         seen = added(seen, part.seen)
+        drawn.append(part.params)
         rows = slice(done, done + part.crops[0].shape[1])
         with span("copy"), torch.cuda.stream(stream):
             for own, made in zip(whole, part.crops, strict=True):
@@ -228,7 +231,7 @@ def put_together(
                     view[rows].copy_(of_part, non_blocking=True)
         done = rows.stop
     take_over(whole, None if stream is None else stream.record_event())
-    return _Made(whole, seen)
+    return _Made(whole, ViewParams.joined(drawn), seen)
 
 
 class TorchvisionLoader(StoreLoader):
@@ -259,10 +262,11 @@ class TorchvisionLoader(StoreLoader):
         self._turn += 1
         turn, parts = self._turn, iter(self._processes)
         for step in range(skip, self.steps):
-            crops, seen = put_together(parts, self._shapes, self._device, self._stream)
+            crops, params, seen = put_together(parts, self._shapes, self._device, self._stream)
             views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
             yield self._batch(
                 self._order.indices(number, step),
+                params,
                 tuple(normalized(view, self._augment, dtype=self._dtype) for view in views),
                 seen,
             )

@@ -10,15 +10,19 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import lightning
 import numpy as np
 import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 
 from fastsiam.pipelines.store import open_store
+from fastsiam.views.batch import Batch
 from tests.conftest import ROOT, write_images
 from tests.pipelines.cases import NEEDS, readable
 
-PIPELINES = [pytest.param(n, marks=NEEDS.get(n, [])) for n in ("torchvision", "ffcv", "dali")]
+PIPELINES = [pytest.param(n, marks=NEEDS.get(n, [])) for n in ("native", "ffcv", "dali")]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def losses_of_the_plain_loop(data: Path, pipeline: str) -> list[float]:
 
 @pytest.fixture(scope="module")
 def losses(data: Path) -> list[float]:
-    return losses_of_the_plain_loop(data, "torchvision")
+    return losses_of_the_plain_loop(data, "native")
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -59,10 +63,49 @@ def test_plain_loop_learns(pipeline: str, data: Path) -> None:
     losses_of_the_plain_loop(data, pipeline)
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES)
-def test_lightning(pipeline: str, data: Path) -> None:
-    loss, _ = example("lightning_module.py", data, pipeline, epochs=2)
+def test_lightning(data: Path) -> None:
+    loss, _ = example("lightning_module.py", data, "native", epochs=2)
     assert -1 <= loss < -0.05  # it learns: 0 is where it begins
+
+
+def test_lightly(data: Path) -> None:
+    loss, _ = example("with_lightly.py", data, "native", epochs=24)
+    assert -1 <= loss < -0.1
+
+
+def test_supervised(data: Path) -> None:
+    main = runpy.run_path(str(ROOT / "docs" / "examples" / "supervised.py"))["main"]
+    with redirect_stdout(StringIO()) as said:
+        main(str(data), epochs=4, crop=32, batch=16)
+    first, *_, last = (float(line.split()[-1]) for line in said.getvalue().splitlines())
+    assert len(said.getvalue().splitlines()) == 4 and last < first
+
+
+def test_lightning_resumes_in_the_middle_of_an_epoch(data: Path, tmp_path: Path) -> None:
+    """Its checkpoints hold the loader's state: a resumed run sees the images that are left."""
+    names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
+    seen: list[list[int]] = []
+
+    class Noted(names["SimSiam"]):  # type: ignore[misc, name-defined]
+        def training_step(self, batch: Batch, step: int) -> torch.Tensor:
+            seen.append(batch.index.tolist())
+            loss: torch.Tensor = super().training_step(batch, step)
+            return loss
+
+    def fit(folder: str, resumed: Path | None = None) -> list[list[int]]:
+        seen.clear()
+        saving = ModelCheckpoint(tmp_path / folder, "{step}", every_n_train_steps=2, save_top_k=-1)
+        trainer = lightning.Trainer(
+            max_epochs=2, logger=False, callbacks=[saving], enable_progress_bar=False,
+            enable_model_summary=False, accelerator="cpu",
+        )  # fmt: skip
+        trainer.fit(Noted(), names["Views"](str(data), "native", 32, batch=8), ckpt_path=resumed)
+        return list(seen)
+
+    whole = fit("first")
+    assert len(whole) == 12 and whole[:6] != whole[6:]
+    for done in (4, 6, 8):
+        assert fit("resumed", tmp_path / "first" / f"step={done}.ckpt") == whole[done:]
 
 
 def test_other_sets_are_taken_from_wheels(tmp_path: Path) -> None:

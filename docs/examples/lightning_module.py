@@ -1,10 +1,9 @@
-"""Two-view batches of fastsiam in Lightning, on one GPU or several.
+"""SimSiam in Lightning with fastsiam's loader, on one GPU or several, resumed mid-epoch.
 
-python docs/examples/lightning_module.py /data/imagenet [dali|ffcv|torchvision|memory]
+python docs/examples/lightning_module.py /data/imagenet [native|dali|memory]
 """
 
 import sys
-from collections.abc import Iterator
 
 import lightning
 import torch
@@ -12,46 +11,33 @@ from torch.nn import functional as F
 from torchvision.models import resnet18
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.pipelines import build_loader
-from fastsiam.views.batch import Batch, Loader
+from fastsiam.pipelines import ViewLoader
+from fastsiam.views.batch import Batch
 
 
-class Epochs:
-    """What Lightning iterates over: each time it is iterated, the next epoch."""
+class Views(lightning.LightningDataModule):
+    """Batches of two views; Lightning's checkpoints hold the loader's position."""
 
-    def __init__(self, loader: Loader, first: int = 0) -> None:
-        self.loader, self.epoch = loader, first
+    def __init__(self, data: str, pipeline: str, crop: int, batch: int) -> None:
+        super().__init__()
+        self.source = DataConfig(data=data, pipeline=pipeline)
+        self.augment, self.batch = AugmentConfig.alike(crop=crop), batch
 
-    def __len__(self) -> int:
-        return self.loader.steps
+    def train_dataloader(self) -> ViewLoader[Batch]:
+        device = self.trainer.strategy.root_device
+        return ViewLoader(self.source, self.augment, batch=self.batch, device=device)
 
-    def __iter__(self) -> Iterator[Batch]:
-        self.epoch += 1
-        return self.loader.epoch(self.epoch - 1)
+    def transfer_batch_to_device(self, batch: Batch, *_: object) -> Batch:
+        return batch  # it is there already
 
 
 class SimSiam(lightning.LightningModule):
-    def __init__(self, data: DataConfig, augment: AugmentConfig, batch: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.data, self.augment, self.batch = data, augment, batch
         self.encoder = resnet18(num_classes=256)
         self.predictor = torch.nn.Sequential(
             torch.nn.Linear(256, 64), torch.nn.ReLU(), torch.nn.Linear(64, 256)
         )
-
-    def train_dataloader(self) -> Epochs:
-        loader = build_loader(
-            self.data,
-            self.augment,
-            batch=self.batch,
-            rank=self.global_rank,  # the loader shares out the batch: no DistributedSampler
-            world=self.trainer.world_size,
-            device=self.device,
-        )
-        return Epochs(loader, first=self.trainer.current_epoch)
-
-    def transfer_batch_to_device(self, batch: Batch, *_: object) -> Batch:
-        return batch  # it is there already
 
     def training_step(self, batch: Batch, _: int) -> torch.Tensor:
         z1, z2 = self.encoder(batch.view1), self.encoder(batch.view2)
@@ -65,14 +51,10 @@ class SimSiam(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
-def main(data: str, pipeline: str = "torchvision", epochs: int = 10, crop: int = 224) -> float:
+def main(data: str, pipeline: str = "native", epochs: int = 10, crop: int = 224) -> float:
     lightning.seed_everything(0)
-    augment = AugmentConfig.alike(crop=crop)
-    module = SimSiam(DataConfig(data=data, pipeline=pipeline), augment, batch=16)
-    trainer = lightning.Trainer(
-        max_epochs=epochs, logger=False, enable_checkpointing=False, use_distributed_sampler=False
-    )
-    trainer.fit(module)
+    trainer = lightning.Trainer(max_epochs=epochs, logger=False, enable_checkpointing=False)
+    trainer.fit(SimSiam(), Views(data, pipeline, crop, batch=16))
     return float(trainer.callback_metrics["loss"])
 
 

@@ -1,6 +1,6 @@
 """Two-view batches of fastsiam in a training loop of one's own: SimCLR, in plain PyTorch.
 
-python docs/examples/plain_loop.py /data/imagenet [dali|ffcv|torchvision|memory]
+python docs/examples/plain_loop.py /data/imagenet [native|dali|memory]
 """
 
 import sys
@@ -10,19 +10,19 @@ from torch.nn import functional as F
 from torchvision.models import resnet18
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.pipelines import build_loader
+from fastsiam.pipelines import ViewLoader
 
 
-def main(data: str, pipeline: str = "torchvision", epochs: int = 10, crop: int = 224) -> float:
+def main(data: str, pipeline: str = "native", epochs: int = 10, crop: int = 224) -> float:
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = resnet18(num_classes=128).to(device, memory_format=torch.channels_last)
     augment = AugmentConfig.alike(crop=crop, scale_min=0.08, brightness=0.8, contrast=0.8)
     source = DataConfig(data=data, pipeline=pipeline)
-    loader = build_loader(source, augment, batch=16, seed=0, device=device)
+    loader = ViewLoader(source, augment, batch=16, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(epochs):
-        for batch in loader.epoch(epoch):  # epoch(3, skip=120) continues in mid-epoch
+        for batch in loader:
             z = F.normalize(model(torch.cat([batch.view1, batch.view2])))
             n = len(batch.index)
             similarity = (z @ z.T / 0.2).fill_diagonal_(-torch.inf)

@@ -372,7 +372,9 @@ class TrainConfig(Config):
             f"stage would see one pixel; use {smallest} or more"
             + (" or --stem cifar" if smallest > 5 else ""),
         )
-        self.model.method.check_views(len(self.augment.views))
+        views = len(self.augment.views)
+        require(views >= 2, f"views must be at least 2, not {views}")
+        self.model.method.check_views(views)
 
     @property
     def eval_resize(self) -> int:

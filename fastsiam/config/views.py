@@ -87,7 +87,7 @@ class ViewConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentConfig(Config):
-    """Views: how one image becomes two of them, or more."""
+    """Views: how one image becomes one or more of them."""
 
     views: tuple[ViewConfig, ...] = setting(
         (ViewConfig(), ViewConfig()),
@@ -107,8 +107,8 @@ class AugmentConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse fewer than two views."""
-        require(len(self.views) >= 2, f"views must be at least 2, not {len(self.views)}")
+        """Refuse an empty list of views."""
+        require(len(self.views) >= 1, f"views must be at least 1, not {len(self.views)}")
 
     @classmethod
     def alike(cls, views: int = 2, **settings: Any) -> AugmentConfig:

@@ -145,6 +145,7 @@ class LabelledImages:
         """
         subject, config, place = self.subject, self.config, self.subject.place
         augment = AugmentConfig.alike(
+            views=1,
             crop=subject.augment.crop,
             mean=subject.augment.mean,
             std=subject.augment.std,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +17,7 @@ from fastsiam.views.draws import ViewParams
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of a batch: N images, two views or more of each, on the training device."""
+    """One rank's share of a batch: N images, one or more views of each, on the training device."""
 
     views: tuple[Tensor, ...]
     """View v: (N, 3, S_v, S_v) float, normalised, channels-last: ready for the model."""
@@ -27,6 +27,10 @@ class Batch:
     """(N,) int64, -1 where the data has none. No method sees it."""
     seen: int = 0
     """Digest of its images and draws (``fastsiam.views.digest``); 0 if the loader makes none."""
+    params: ViewParams | None = None
+    """The views' crop boxes, flips and colour parameters, on the host; None for noise."""
+    name_of: Callable[[int], str] = field(default=lambda index: "", repr=False, compare=False)
+    """Returns an image's name by its position in the data set."""
 
     @property
     def view1(self) -> Tensor:
@@ -38,11 +42,17 @@ class Batch:
         """The second view of the same images."""
         return self.views[1]
 
+    @property
+    def names(self) -> list[str]:
+        """The N images' names within the data set, such as ``class/file.jpg``; "" for noise."""
+        return [self.name_of(index) for index in self.index.tolist()]
+
     def chunks(self, count: int) -> list[Batch]:
-        """Cut into equal parts, for gradient accumulation; no digest is of a part."""
+        """Cut into equal parts, for gradient accumulation; parts have no digest and no params."""
         parts = (t.chunk(count) for t in (self.index, self.label, *self.views))
         return [
-            Batch(tuple(views), index, label) for index, label, *views in zip(*parts, strict=True)
+            Batch(tuple(views), index, label, name_of=self.name_of)
+            for index, label, *views in zip(*parts, strict=True)
         ]
 
 

@@ -57,6 +57,12 @@ class ViewParams:
         """Return the parameters of some of the images."""
         return ViewParams(*(getattr(self, name)[:, which] for name in self.__slots__))
 
+    @classmethod
+    def joined(cls, parts: Sequence[ViewParams]) -> ViewParams:
+        """Return the parameters of the images of all parts, in order."""
+        columns = ([getattr(part, name) for part in parts] for name in cls.__slots__)
+        return cls(*(np.concatenate(column, axis=1) for column in columns))
+
     def views(self, which: Sequence[int]) -> ViewParams:
         """Return the parameters of some of the views, in the order that is asked for."""
         if list(which) == list(range(len(self.flip))):

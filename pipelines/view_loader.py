@@ -1,0 +1,188 @@
+"""A loader for any training loop: an iterable of batches with a state, as torch's loaders are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastsiam.config import AugmentConfig, DataConfig
+
+if TYPE_CHECKING:  # loads torch
+    import torch
+    from torch import Tensor
+
+    from fastsiam.views.batch import Batch, Loader
+
+T = TypeVar("T")
+
+
+class ViewLoader(Generic[T]):
+    """Batches of augmented views, as an iterable that resumes in the middle of an epoch.
+
+    Each iteration yields the next epoch, in a new order with new augmentations. ``set_epoch``
+    chooses the next epoch. ``state_dict`` and ``load_state_dict`` save and restore the position, as
+    in torchdata's ``StatefulDataLoader``; Lightning calls them by itself.
+
+    The images are opened when they are needed first. Until then, and in pickles, the loader is its
+    arguments and its position. ``close`` or a ``with`` block ends its threads and processes.
+
+    Args:
+        data: a folder, a file or an address of training images; or a ``DataConfig``, which also
+            chooses the pipeline.
+        augment: ranges and probabilities; two views with the SimSiam paper's by default.
+        batch: *global* batch size, in images. Each rank gets ``batch // world`` of them; the last
+            images of an epoch that fill no batch are left out.
+        seed: decides the order and the augmentations.
+        rank: this process's number; by default torch.distributed's, or 0.
+        world: number of processes; by default torch.distributed's, or 1.
+        device: device of the views.
+        dtype: floating type of the views; float32 by default.
+        chosen: positions in the data set, ascending, of the images to load; all by default.
+        transform: is called with each ``Batch``, and returns what the loader yields.
+    """
+
+    def __init__(
+        self,
+        data: DataConfig | Path | str,
+        augment: AugmentConfig | None = None,
+        *,
+        batch: int,
+        seed: int = 0,
+        rank: int | None = None,
+        world: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        chosen: NDArray[np.int64] | None = None,
+        transform: Callable[[Batch], T] | None = None,
+    ) -> None:
+        self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
+        self._settings: dict[str, Any] = {
+            "augment": augment,
+            "batch": batch,
+            "seed": seed,
+            "device": device,
+            "dtype": dtype,
+            "chosen": chosen,
+        }
+        self._rank, self._world, self._transform = rank, world, transform
+        self._next = self._position = 0, 0
+        self._loader: Loader | None = None
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch."""
+        return self._opened().steps
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the rest of the epoch that a state was loaded of, else the next epoch.
+
+        Raises:
+            FastSiamError: the data cannot be read, or the pipeline does not work here.
+        """
+        loader = self._opened()
+        epoch, skip = self._next
+        self._next, self._position = (epoch + 1, 0), (epoch, skip)
+        for done, batch in enumerate(loader.epoch(epoch, skip=skip), skip + 1):
+            self._position = (epoch, done) if done < loader.steps else (epoch + 1, 0)
+            yield cast(T, batch) if self._transform is None else self._transform(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the next epoch, from 0. A position within it that was loaded stays."""
+        if epoch != self._next[0]:
+            self._next = self._position = epoch, 0
+
+    @property
+    def sampler(self) -> Self:
+        """Return itself: Lightning calls ``loader.sampler.set_epoch`` before each epoch."""
+        return self
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position after the batch that was yielded last, and what it depends on."""
+        epoch, step = self._position
+        return {"epoch": epoch, "step": step, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Continue after the batch of a state, on any number of ranks.
+
+        Raises:
+            ValueError: the state is of a loader with another seed, batch size or number of images.
+        """
+        for name, own in self._identity().items():
+            if state[name] != own:
+                raise ValueError(
+                    f"the state is of a loader with {name} {state[name]:,}, and this one has "
+                    f"{name} {own:,}: load it with the same data and arguments"
+                )
+        self._next = self._position = state["epoch"], state["step"]
+
+    def _identity(self) -> dict[str, int]:
+        """Return what decides which images a position stands for."""
+        seed, batch = self._settings["seed"], self._settings["batch"]
+        return {"seed": seed, "batch": batch, "images": self.images}
+
+    @property
+    def images(self) -> int:
+        """Number of images in an epoch, over all ranks, the ones that fill no batch included."""
+        return self._opened().images
+
+    def close(self) -> None:
+        """End threads and processes and free memory; the next iteration opens the images again."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return arguments and position: open images stay in the process that opened them."""
+        return self.__dict__ | {"_loader": None}
+
+    def _opened(self) -> Loader:
+        if self._loader is None:
+            from torch import distributed
+
+            from . import build_loader
+
+            several = distributed.is_available() and distributed.is_initialized()
+            rank = distributed.get_rank() if several else 0
+            world = distributed.get_world_size() if several else 1
+            self._loader = build_loader(
+                self._data,
+                rank=rank if self._rank is None else self._rank,
+                world=world if self._world is None else self._world,
+                **self._settings,
+            )
+        return self._loader
+
+
+def lightly_batch(batch: Batch) -> tuple[list[Tensor], Tensor, list[str]]:
+    """Return a batch as lightly's examples take it: views, labels, file names."""
+    return list(batch.views), batch.label, batch.names
+
+
+def solo_learn_batch(batch: Batch) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Return a batch as solo-learn's methods take it: positions of the images, views, labels."""
+    return batch.index, list(batch.views), batch.label
+
+
+def transformers_batch(batch: Batch) -> dict[str, Tensor]:
+    """Return the first views and the labels as models of Hugging Face's transformers take them."""
+    return {"pixel_values": batch.view1, "labels": batch.label}
+
+
+def supervised_batch(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the first views and the labels, as most supervised training loops take them."""
+    return batch.view1, batch.label

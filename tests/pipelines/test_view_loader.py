@@ -1,0 +1,160 @@
+"""``ViewLoader``: epochs, its state, pickles, ranks, and batches as other packages take them."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines import (
+    ViewLoader,
+    lightly_batch,
+    open_split,
+    solo_learn_batch,
+    supervised_batch,
+    transformers_batch,
+)
+from fastsiam.views.batch import Batch
+from fastsiam.views.draws import draw_views
+from tests.pipelines.cases import PIPELINES, SMALL, WITH_IMAGES, build, equal, first, readable
+
+BATCH = 8
+
+
+@pytest.fixture
+def root(images: Path) -> Path:
+    return images / "train"
+
+
+def loader_of(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader[Batch]:
+    return ViewLoader(root, SMALL, batch=batch, seed=seed)
+
+
+def epoch_of(root: Path, number: int) -> list[Batch]:
+    loader = build("native", root)
+    try:
+        return list(loader.epoch(number))
+    finally:
+        loader.close()
+
+
+def same(some: list[Batch], others: list[Batch]) -> bool:
+    return len(some) == len(others) and all(map(equal, some, others))
+
+
+def test_each_iteration_is_the_next_epoch(root: Path) -> None:
+    with loader_of(root) as loader:
+        assert same(list(loader), epoch_of(root, 0)) and len(loader) == len(epoch_of(root, 0))
+        next(iter(loader))  # an iteration that is abandoned counts
+        assert same(list(loader), epoch_of(root, 2))
+        loader.set_epoch(1)
+        assert same(list(loader), epoch_of(root, 1))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_state_continues_in_the_middle_of_an_epoch(root: Path, taken: int) -> None:
+    with loader_of(root) as loader:
+        loader.set_epoch(3)
+        list(islice(loader, taken))
+        state = loader.state_dict()
+    assert 0 < taken < len(loader) or state["step"] == 0
+    with loader_of(root) as later:
+        later.load_state_dict(state)
+        assert later.state_dict() == state
+        later.set_epoch(state["epoch"])  # as loops do that resume
+        assert same([*later], epoch_of(root, 3)[taken:])
+        assert same([*later], epoch_of(root, 4))
+
+
+def test_a_whole_epoch_leaves_the_state_at_the_next(root: Path) -> None:
+    with loader_of(root) as loader:
+        list(loader)
+        state = loader.state_dict()
+    assert (state["epoch"], state["step"]) == (1, 0)
+
+
+def test_a_state_of_another_order_is_refused(root: Path, images: Path) -> None:
+    state = loader_of(root).state_dict()
+    for other, name in (
+        (loader_of(root, batch=4), "batch 8, and this one has batch 4"),
+        (loader_of(root, seed=1), "seed 0, and this one has seed 1"),
+        (loader_of(images / "val"), "images"),
+    ):
+        with other, pytest.raises(ValueError, match=f"loader with {name}"):
+            other.load_state_dict(state)
+
+
+def test_a_pickle_keeps_arguments_and_position(root: Path) -> None:
+    with loader_of(root) as loader:
+        next(iter(loader))
+        with pickle.loads(pickle.dumps(loader)) as other:
+            other.load_state_dict(loader.state_dict())
+            assert same([*other], epoch_of(root, 0)[1:])
+
+
+def test_a_closed_loader_opens_the_images_again(root: Path) -> None:
+    loader = loader_of(root)
+    with loader:
+        list(loader)
+    with loader:
+        assert same([*loader], epoch_of(root, 1))
+
+
+def test_ranks_share_the_batch(root: Path) -> None:
+    halves = [ViewLoader(root, SMALL, batch=BATCH, rank=rank, world=2) for rank in range(2)]
+    for half in halves:
+        with half:
+            (whole,), own = epoch_of(root, 0)[:1], next(iter(half))
+        part = slice(half._rank * BATCH // 2, (half._rank + 1) * BATCH // 2)  # type: ignore[operator]
+        assert torch.equal(own.index, whole.index[part]) and len(own.index) == BATCH // 2
+
+
+def test_missing_data_are_refused_at_the_first_use(tmp_path: Path) -> None:
+    loader = ViewLoader(tmp_path / "nothing", batch=BATCH)
+    with pytest.raises(DataError, match="nothing"):
+        len(loader)
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_a_batch_tells_names_and_draws(name: str, root: Path) -> None:
+    batch = first(build(name, root, workers=1), 2)
+    store = open_split(DataConfig(data=str(root)), "train")
+    index = batch.index.tolist()
+    sizes = [(picture.height, picture.width) for picture in map(store.decode, index)]
+    drawn = draw_views(SMALL, seed=0, epoch=2, index=index, size=sizes)
+    assert batch.params is not None
+    for field in drawn.__slots__:
+        np.testing.assert_array_equal(getattr(batch.params, field), getattr(drawn, field))
+    assert [Path(own).stem for own in batch.names] == [Path(store.name(i)).stem for i in index]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_one_view_is_the_first_of_two(name: str, root: Path) -> None:
+    one = first(build(name, root, augment=AugmentConfig.alike(views=1, crop=16)))
+    two = first(build(name, root, augment=AugmentConfig.alike(views=2, crop=16)))
+    assert len(one.views) == 1 and one.view1.shape == two.view1.shape
+    if name != "synthetic":
+        assert torch.equal(one.view1, two.view1) and torch.equal(one.label, two.label)
+
+
+def test_batches_as_other_packages_take_them(root: Path) -> None:
+    batch = epoch_of(root, 0)[0]
+    views, targets, names = lightly_batch(batch)
+    assert views[1] is batch.view2 and targets is batch.label and len(names) == BATCH
+    index, views, targets = solo_learn_batch(batch)
+    assert index is batch.index and views[0] is batch.view1 and targets is batch.label
+    assert transformers_batch(batch) == {"pixel_values": batch.view1, "labels": batch.label}
+    assert supervised_batch(batch) == (batch.view1, batch.label)
+
+
+def test_a_transform_makes_what_the_loader_yields(root: Path) -> None:
+    data = DataConfig(data=str(readable("native", root)), pipeline="native")
+    with ViewLoader(data, SMALL, batch=BATCH, transform=lightly_batch) as loader:
+        views, _, names = next(iter(loader))
+    assert torch.equal(views[0], epoch_of(root, 0)[0].view1) and names[0].endswith(".jpg")
