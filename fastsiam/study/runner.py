@@ -20,7 +20,7 @@ from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
 from fastsiam.signals import ending_with, signal_name, stops_handled
-from fastsiam.study.results import Result, read_result
+from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
 
 _TICK = 0.1

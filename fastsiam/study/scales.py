@@ -1,23 +1,37 @@
-"""The sizes at which the studies are run: a base recipe each, and how its networks are measured."""
+"""The sizes at which the studies are run: a base recipe each, and how its networks are measured.
+
+At the scales ``paper`` and ``cifar`` the related methods are their own recipes, as long as the
+base. At the small ones a method has the base's network, views and epochs; heads, loss and rate are
+here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fastsiam.config import TrainConfig
+from fastsiam.config import (
+    BYOLConfig,
+    MethodConfig,
+    MoCoV2Config,
+    SimCLRConfig,
+    SwAVConfig,
+    TrainConfig,
+)
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.related import RELATED, small, with_recipes
-from fastsiam.study.variants import Change, Variant, times_batch, unchanged
+from fastsiam.study.catalogue import RELATED, Variant
 
 Measure = Literal["kNN top-1", "linear top-1"]
+Device = Literal["auto", "cuda", "cpu"]
 
 _LOG_LINES = 25
 """Lines of metrics of a run, about."""
 _SAVES = 20
 """Checkpoints of a long run, at most; a killed run repeats at most such a part."""
+_MOCO_GROUP = 32
+"""Images that share BN statistics: 256 on 8 GPUs were MoCo's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +44,6 @@ class Scale:
     recipe: str
     """Name of the recipe that the base is made of."""
     base: TrainConfig
-    methods: Mapping[str, Change]
-    """What turns the base into the recipe of each method."""
     images: int
     """Training images that it is meant for."""
     classes: int
@@ -40,6 +52,14 @@ class Scale:
     """Whether linear evaluation is of features computed once, without augmentation (--cached)."""
     seeds: int = 3
     """Runs of each row if nobody says how many."""
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    """Names of the related methods' own recipes, by the methods."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Rates (for a batch of 256) of the methods that have no recipe of their own."""
+    queue: int = 0
+    """MoCo's among them, in projections; every image adds two in an epoch."""
+    simsiam_batch: int = 0
+    """Batch of SimSiam among the related methods; 0 is the base's."""
 
     @property
     def makes_images(self) -> bool:
@@ -51,16 +71,28 @@ class Scale:
         """Top-1 of a guess, in percent."""
         return 100 / self.classes
 
+    def on(self, data: str, *, gpus: int, device: Device) -> Scale:
+        """Return the scale with this machine's images and devices."""
+        own = replace(self.base.data, data=data)
+        run = replace(self.base.run, gpus=gpus, device=device)
+        return replace(self, base=replace(self.base, data=own, run=run))
+
     def base_of(self, variant: Variant) -> TrainConfig:
         """Return the recipe that a variant changes: its method's."""
-        return self.methods[variant.method](self.base) if variant.method else self.base
+        base, method = self.base, variant.method
+        if method == "simsiam":
+            batch = self.simsiam_batch or base.optim.batch
+            return replace(base, optim=replace(base.optim, batch=batch))
+        if method in self.recipes:
+            return _with_recipe(base, self.recipes[method])
+        return self._small(method) if method else base
 
     def changed(self, variant: Variant) -> TrainConfig:
         """Return the recipe as a variant changes it."""
-        return variant.change(self.base_of(variant))
+        return variant.of(self.base_of(variant))
 
     def settings(self, variant: Variant, *, seed: int) -> TrainConfig:
-        """Return the settings of a variant's run, all but those of the machine."""
+        """Return the settings of a variant's run."""
         config = self.changed(variant)
         per_epoch = max(1, self.images // config.optim.batch)
         total = config.optim.epochs * per_epoch
@@ -75,13 +107,53 @@ class Scale:
             ),
         )
 
+    def _small(self, method: str) -> TrainConfig:
+        """Return the base recipe with another method's heads, loss and rate."""
+        base, numerics = self.base, self.base.numerics
+        if method == "mocov2":
+            numerics = replace(numerics, sync_bn=False, bn_images=_MOCO_GROUP)
+        return replace(
+            base,
+            model=replace(base.model, method=self._heads(method)),
+            optim=replace(base.optim, lr=self.rates[method]),
+            numerics=numerics,
+        )
+
+    def _heads(self, method: str) -> MethodConfig:
+        if method == "simclr":  # its paper's temperature for CIFAR-10 (appendix B.9)
+            return SimCLRConfig(
+                projector_layers=2, dim=128, projector_dim=512, predictor_dim=128, temperature=0.5
+            )
+        if method == "mocov2":  # as its authors' CIFAR-10 demo, whose runs are short, too
+            return MoCoV2Config(
+                dim=128, projector_dim=512, temperature=0.1, queue=self.queue, encoder_momentum=0.99
+            )
+        if method == "byol":  # its target is 33 steps behind; at 0.99 it would be a fifth of a run
+            return BYOLConfig(dim=256, projector_dim=512, predictor_dim=512, encoder_momentum=0.97)
+        return SwAVConfig(  # as many prototypes as a batch can be spread over
+            projector_layers=2,
+            dim=128,
+            projector_dim=512,
+            predictor_dim=128,
+            prototypes=100,
+            frozen_epochs=min(1.0, self.base.optim.epochs / 10),
+        )
+
+
+def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
+    """Return a recipe as long as the base, on its images; its warm-up is in proportion."""
+    own, epochs = RECIPES[name](), base.optim.epochs
+    warmup = own.optim.warmup_epochs * epochs / own.optim.epochs
+    optim = replace(own.optim, epochs=epochs, warmup_epochs=warmup)
+    return replace(own, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
+
 
 def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
     """Return a scale.
 
     Args:
         name: of the scale.
-        epochs: of the base recipe, in place of the scale's own; 0 leaves these.
+        epochs: of the base recipe instead of the scale's own; 0 leaves these.
     """
     found = SCALES[name]()
     if not epochs:
@@ -97,14 +169,12 @@ def paper() -> Scale:
         title="ResNet-50 on ImageNet",
         recipe="imagenet",
         base=RECIPES["imagenet"](),
-        methods={
-            "simsiam": times_batch(0.5),  # Table 4 has 256
-            **with_recipes({name: name for name in RELATED}),
-        },
         images=1_281_167,
         classes=1000,
         measure="linear top-1",
         seeds=1,
+        recipes={method: method for method in RELATED},
+        simsiam_batch=256,  # as Table 4
     )
 
 
@@ -116,13 +186,10 @@ def cifar() -> Scale:
         title="ResNet-18 on CIFAR-10",
         recipe="cifar10",
         base=replace(recipe, optim=replace(recipe.optim, epochs=200)),
-        methods={
-            "simsiam": unchanged,
-            **with_recipes({name: f"{name}_cifar10" for name in RELATED}),
-        },
         images=50_000,
         classes=10,
         measure="kNN top-1",
+        recipes={method: f"{method}_cifar10" for method in RELATED},
     )
 
 
@@ -141,14 +208,12 @@ def cifar_small() -> Scale:
             optim=replace(recipe.optim, epochs=6, batch=128, lr=0.2),
             monitor=replace(recipe.monitor, knn_every=3),
         ),
-        methods={
-            "simsiam": unchanged,
-            **small({"simclr": 0.4, "mocov2": 0.2, "byol": 0.2, "swav": 0.4}, queue=4096),
-        },
         images=10_000,
         classes=10,
         measure="kNN top-1",
         cached=True,
+        rates={"simclr": 0.4, "mocov2": 0.2, "byol": 0.2, "swav": 0.4},
+        queue=4096,
     )
 
 
@@ -166,14 +231,12 @@ def demo() -> Scale:
             step=replace(recipe.step, compile="off"),
             monitor=replace(recipe.monitor, knn_every=4),
         ),
-        methods={
-            "simsiam": unchanged,
-            **small({"simclr": 0.4, "mocov2": 0.4, "byol": 0.4, "swav": 0.4}, queue=1024),
-        },
         images=4_000,
         classes=10,
         measure="kNN top-1",
         cached=True,
+        rates={"simclr": 0.4, "mocov2": 0.4, "byol": 0.4, "swav": 0.4},
+        queue=1024,
     )
 
 

@@ -39,8 +39,8 @@ from math import sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-from fastsiam.study.results import Result
-from fastsiam.study.tables import Claim
+from fastsiam.study.catalogue import Claim
+from fastsiam.study.record import Result, StudyRecord
 from fastsiam.training.guard import is_collapsed, lowest_spread
 
 Outcome = Literal["holds", "contradicted", "cannot be told"]
@@ -90,6 +90,18 @@ def interval(values: Sequence[float]) -> Interval | None:
     mean, t = fmean(values), _T[min(len(values) - 2, len(_T) - 1)]
     half = t * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
+
+
+def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
+    """Judge each of the paper's claims on a study; by the variants' names."""
+    rows = {row.variant: row.results for row in record.rows}
+    return {
+        row.variant: [
+            (claim, judge(claim, row.variant, rows, reference=record.reference))
+            for claim in row.claims
+        ]
+        for row in record.rows
+    }
 
 
 def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str) -> Verdict:

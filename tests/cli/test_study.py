@@ -16,7 +16,7 @@ def test_list_names_every_study() -> None:
     out = fastsiam("study", "list").stdout
     for study in STUDIES.values():
         assert f"{study.title} ({study.source})" in out
-        assert all(row.variant.title in out for row in study.rows)
+        assert all(row.title in out for row in study.rows)
 
 
 @pytest.mark.parametrize("verb", ["run", "table"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastsiam.study.results import Result
+from fastsiam.environment import environment
+from fastsiam.study.catalogue import STUDIES
+from fastsiam.study.record import Result, RowRecord, StudyRecord, setting
+from fastsiam.study.scales import scale
 
 
 def result(
@@ -43,3 +46,34 @@ def result(
 def row(*top1: float) -> tuple[Result, ...]:
     """Return the results of the seeds 0, 1, ... with these accuracies."""
     return tuple(result(seed, value) for seed, value in enumerate(top1))
+
+
+def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> StudyRecord:
+    """Return a study's record at demo scale; rows beyond the given ones have three seeds."""
+    size, study = scale("demo"), STUDIES[name]
+    return StudyRecord(
+        study=study.name,
+        title=study.title,
+        source=study.source,
+        figure=study.figure,
+        reference=study.reference,
+        scale=size.name,
+        network=size.title,
+        measure=size.measure,
+        chance=size.chance,
+        epochs=size.base.optim.epochs,
+        rows=tuple(
+            RowRecord(
+                variant=one.variant.name,
+                title=one.title,
+                setting=setting(size, one.variant),
+                paper=one.paper,
+                claims=one.claims,
+                results=tuple(rows[i]) if i < len(rows) else row(38, 32, 43),
+            )
+            for i, one in enumerate(study.rows)
+        ),
+        command=f"fastsiam study run {name} --scale demo",
+        date="2026-01-31",
+        environments=(environment(),),
+    )

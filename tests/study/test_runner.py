@@ -20,8 +20,7 @@ from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import read_record, study_record, write_record
-from fastsiam.study.results import read_result
+from fastsiam.study.record import read_record, read_result, study_record, write_record
 from fastsiam.study.runner import do_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells

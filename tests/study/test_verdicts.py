@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from fastsiam.study.results import Result
-from fastsiam.study.tables import Claim, ClaimKind
+from fastsiam.study.catalogue import Claim, ClaimKind
+from fastsiam.study.record import Result
 from fastsiam.study.verdicts import Outcome, Verdict, interval, judge, roughness
 from tests.study.results import result, row
 
