@@ -18,14 +18,13 @@ from fastsiam.config.flags import from_flags, to_flags
 ClaimKind = Literal[
     "collapses",
     "stands",
+    "degenerates",
     "works",
     "fails",
     "better",
     "worse",
     "alike",
-    "no better",
     "unstable",
-    "diverges",
 ]
 Changes = Mapping[str, Any]
 """Settings by their flags' names: a value, or a function of the recipe's settings."""
@@ -56,7 +55,7 @@ class Claim:
 
     kind: ClaimKind
     than: str = ""
-    """Name of the variant that a row is better or worse than, no better than, or alike to."""
+    """Name of the variant that a row is better or worse than, or alike to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +138,14 @@ def _row(
     claims: str,
     original: float | str | None = None,
 ) -> Row:
-    own = tuple(_claim(text) for text in claims.split(", ") if text)
+    own = tuple(claim for text in claims.split(", ") if text for claim in _claims(text))
     return Row(VARIANTS[variant], title, None if paper == "" else paper, own, original)
 
 
-def _claim(text: str) -> Claim:
-    """Read a claim such as ``works``, ``better than baseline`` or ``alike to baseline``."""
-    kind, *than = text.replace(" to ", " than ").split(" than ")
-    return Claim(kind, *than)  # type: ignore[arg-type]
+def _claims(text: str) -> list[Claim]:
+    """Read ``works``, ``alike to baseline``, or the two claims ``better than simclr swav``."""
+    kind, _, names = text.replace(" to ", " than ").partition(" than ")
+    return [Claim(kind, name) for name in names.split() or [""]]  # type: ignore[arg-type]
 
 
 def _study(

@@ -21,7 +21,7 @@ from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError
 from fastsiam.evaluate.records import read_records
 from fastsiam.files import explained, parsed_json, written_for_user
-from fastsiam.study.catalogue import Claim, Study, Variant
+from fastsiam.study.catalogue import STUDIES, Claim, Study, Variant
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
 from fastsiam.training.log import read_metrics
@@ -268,7 +268,7 @@ def write_record(path: Path, record: StudyRecord) -> None:
 
 
 def read_record(path: Path) -> StudyRecord:
-    """Read a record.
+    """Read a record; what the paper claims is as the catalogue has it now.
 
     Raises:
         DataError: the file cannot be read, or is no record of a study.
@@ -278,10 +278,13 @@ def read_record(path: Path) -> StudyRecord:
     try:
         plain = parsed_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
-        record: StudyRecord = from_plain(StudyRecord, plain | {"environments": ()})
+        claims = {row.variant.name: row.claims for row in STUDIES[plain["study"]].rows}
+        rows = [row | {"claims": ()} for row in plain.pop("rows")]
+        record: StudyRecord = from_plain(StudyRecord, plain | {"rows": rows, "environments": ()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no record of fastsiam study: {error}") from error
-    return replace(record, environments=environments)
+    own = tuple(replace(row, claims=claims.get(row.variant, ())) for row in record.rows)
+    return replace(record, rows=own, environments=environments)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:

@@ -48,7 +48,7 @@ def test_claims_are_of_rows_that_are_there() -> None:
         assert len(names) == len(set(names)) and study.reference in names
         for claim in row.claims:
             assert claim.kind in get_args(ClaimKind) and claim.than != row.variant.name
-            compares = claim.kind in ("better", "worse", "alike", "no better")
+            compares = claim.kind in ("better", "worse", "alike")
             assert (claim.than in names) == compares, (row, claim)
 
 
