@@ -28,8 +28,8 @@ ClaimKind = Literal[
 ]
 Changes = Mapping[str, Any]
 """Settings by their flags' names: a value, or a function of the recipe's settings."""
-RELATED = ("simclr", "mocov2", "byol", "swav")
-"""The methods that the paper compares SimSiam with (Table 4), by their names."""
+_METHODS = ("simclr", "mocov2", "byol", "swav", "simsiam")
+"""The methods of Table 4."""
 _FIGURE = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
 
 
@@ -41,12 +41,6 @@ class Variant:
     changes: Changes = field(default_factory=dict)
     method: str = ""
     """Whose base recipe is changed; empty: the scale's own."""
-
-    def of(self, base: TrainConfig) -> TrainConfig:
-        """Return a base recipe with the changes."""
-        flags = to_flags(base)
-        own = {k: value(flags) if callable(value) else value for k, value in self.changes.items()}
-        return from_flags(flags | own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +78,13 @@ class Study:
     """Name of the row whose gain over an untrained network the others are judged by."""
     figure: str
     """What the paper's figures are."""
+
+
+def changed(recipe: TrainConfig, changes: Changes) -> TrainConfig:
+    """Return a recipe with the changes."""
+    flags = to_flags(recipe)
+    own = {k: value(flags) if callable(value) else value for k, value in changes.items()}
+    return from_flags(flags | own)
 
 
 def _variant(name: str, changes: Changes) -> Variant:
@@ -166,7 +167,7 @@ VARIANTS: dict[str, Variant] = {
     variant.name: variant
     for variant in (
         *(_variant(name, changes) for name, changes in _DATA["variants"].items()),
-        *(_longer(method, times) for method in (*RELATED, "simsiam") for times in (1, 2, 3, 4, 8)),
+        *(_longer(method, times) for method in _METHODS for times in (1, 2, 3, 4, 8)),
     )
 }
 """Every variant by its name."""

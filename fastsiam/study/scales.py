@@ -1,27 +1,22 @@
 """The sizes at which the studies are run: a base recipe each, and how its networks are measured.
 
-At the scales ``paper`` and ``cifar`` the related methods are their own recipes, as long as the
-base. At the small ones a method has the base's network, views and epochs; heads, loss and rate are
-here.
+They are data, in ``scales.toml``. At the scales ``paper`` and ``cifar`` the related methods are
+their own recipes, as long as the base. At the small ones a method has the base's network, views and
+epochs, with heads, a loss and a rate of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from fastsiam.config import (
-    BYOLConfig,
-    MethodConfig,
-    MoCoV2Config,
-    SimCLRConfig,
-    SwAVConfig,
-    TrainConfig,
-)
+from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.catalogue import RELATED, Variant
+from fastsiam.study.catalogue import Changes, Variant, changed
 
 Measure = Literal["kNN top-1", "linear top-1"]
 Device = Literal["auto", "cuda", "cpu"]
@@ -89,7 +84,7 @@ class Scale:
 
     def changed(self, variant: Variant) -> TrainConfig:
         """Return the recipe as a variant changes it."""
-        return variant.of(self.base_of(variant))
+        return changed(self.base_of(variant), variant.changes)
 
     def settings(self, variant: Variant, *, seed: int) -> TrainConfig:
         """Return the settings of a variant's run."""
@@ -109,34 +104,17 @@ class Scale:
 
     def _small(self, method: str) -> TrainConfig:
         """Return the base recipe with another method's heads, loss and rate."""
-        base, numerics = self.base, self.base.numerics
+        base, numerics, heads = self.base, self.base.numerics, dict[str, Any](_METHODS[method])
         if method == "mocov2":
             numerics = replace(numerics, sync_bn=False, bn_images=_MOCO_GROUP)
+            heads["queue"] = self.queue
+        if method == "swav":
+            heads["frozen_epochs"] = min(1.0, base.optim.epochs / 10)
         return replace(
             base,
-            model=replace(base.model, method=self._heads(method)),
+            model=replace(base.model, method=METHOD_CONFIGS[method](**heads)),
             optim=replace(base.optim, lr=self.rates[method]),
             numerics=numerics,
-        )
-
-    def _heads(self, method: str) -> MethodConfig:
-        if method == "simclr":  # its paper's temperature for CIFAR-10 (appendix B.9)
-            return SimCLRConfig(
-                projector_layers=2, dim=128, projector_dim=512, predictor_dim=128, temperature=0.5
-            )
-        if method == "mocov2":  # as its authors' CIFAR-10 demo, whose runs are short, too
-            return MoCoV2Config(
-                dim=128, projector_dim=512, temperature=0.1, queue=self.queue, encoder_momentum=0.99
-            )
-        if method == "byol":  # its target is 33 steps behind; at 0.99 it would be a fifth of a run
-            return BYOLConfig(dim=256, projector_dim=512, predictor_dim=512, encoder_momentum=0.97)
-        return SwAVConfig(  # as many prototypes as a batch can be spread over
-            projector_layers=2,
-            dim=128,
-            projector_dim=512,
-            predictor_dim=128,
-            prototypes=100,
-            frozen_epochs=min(1.0, self.base.optim.epochs / 10),
         )
 
 
@@ -148,6 +126,19 @@ def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
     return replace(own, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
 
 
+def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **others: Any) -> Scale:
+    base = changed(RECIPES[recipe](), settings or {})
+    return Scale(name=name, recipe=recipe, base=base, **others)
+
+
+_DATA = tomllib.loads(Path(__file__).with_name("scales.toml").read_text())
+_METHODS: dict[str, Changes] = _DATA["methods"]
+SCALES: dict[ScaleName, Scale] = {
+    name: _scale(name, **scale) for name, scale in _DATA["scales"].items()
+}
+"""Every scale by its name."""
+
+
 def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
     """Return a scale.
 
@@ -155,94 +146,5 @@ def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
         name: of the scale.
         epochs: of the base recipe instead of the scale's own; 0 leaves these.
     """
-    found = SCALES[name]()
-    if not epochs:
-        return found
-    optim = replace(found.base.optim, epochs=epochs)
-    return replace(found, base=replace(found.base, optim=optim))
-
-
-def paper() -> Scale:
-    """The paper's own: the recipe as it is, and linear evaluation as in its appendix A."""
-    return Scale(
-        name="paper",
-        title="ResNet-50 on ImageNet",
-        recipe="imagenet",
-        base=RECIPES["imagenet"](),
-        images=1_281_167,
-        classes=1000,
-        measure="linear top-1",
-        seeds=1,
-        recipes={method: method for method in RELATED},
-        simsiam_batch=256,  # as Table 4
-    )
-
-
-def cifar() -> Scale:
-    """The paper's CIFAR-10 recipe, a quarter as long."""
-    recipe = RECIPES["cifar10"]()
-    return Scale(
-        name="cifar",
-        title="ResNet-18 on CIFAR-10",
-        recipe="cifar10",
-        base=replace(recipe, optim=replace(recipe.optim, epochs=200)),
-        images=50_000,
-        classes=10,
-        measure="kNN top-1",
-        recipes={method: f"{method}_cifar10" for method in RELATED},
-    )
-
-
-def cifar_small() -> Scale:
-    """A narrow network on 10,000 images of CIFAR-10: ``fastsiam convert cifar10 --limit 10000``."""
-    recipe = RECIPES["cifar10"]()
-    method = replace(recipe.model.method, dim=512, predictor_dim=128)  # type: ignore[call-arg]
-    return Scale(
-        name="cifar-small",
-        title="ResNet-18, 16 wide, on 10,000 images of CIFAR-10",
-        recipe="cifar10",
-        base=replace(
-            recipe,
-            augment=recipe.augment.changed(crop=24),
-            model=replace(recipe.model, width=16, method=method),
-            optim=replace(recipe.optim, epochs=6, batch=128, lr=0.2),
-            monitor=replace(recipe.monitor, knn_every=3),
-        ),
-        images=10_000,
-        classes=10,
-        measure="kNN top-1",
-        cached=True,
-        rates={"simclr": 0.4, "mocov2": 0.2, "byol": 0.2, "swav": 0.4},
-        queue=4096,
-    )
-
-
-def demo() -> Scale:
-    """The demo's recipe on its images, a little smaller: a run takes minutes on two cores."""
-    recipe = RECIPES["demo"]()
-    return Scale(
-        name="demo",
-        title="ResNet-10, 16 wide, on the demo's images",
-        recipe="demo",
-        base=replace(
-            recipe,
-            augment=recipe.augment.changed(crop=24),
-            optim=replace(recipe.optim, epochs=12),
-            step=replace(recipe.step, compile="off"),
-            monitor=replace(recipe.monitor, knn_every=4),
-        ),
-        images=4_000,
-        classes=10,
-        measure="kNN top-1",
-        cached=True,
-        rates={"simclr": 0.4, "mocov2": 0.4, "byol": 0.4, "swav": 0.4},
-        queue=1024,
-    )
-
-
-SCALES: dict[ScaleName, Callable[[], Scale]] = {
-    "paper": paper,
-    "cifar": cifar,
-    "cifar-small": cifar_small,
-    "demo": demo,
-}
+    found = SCALES[name]
+    return replace(found, base=changed(found.base, {"epochs": epochs})) if epochs else found

@@ -140,7 +140,8 @@ def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
 
 def holm(tests: Sequence[float]) -> dict[float, float]:
     """Return the p of tests, and what each is when all of them are judged together."""
-    corrected, highest = {}, 0.0
+    corrected: dict[float, float] = {}
+    highest = 0.0
     for place, p in enumerate(sorted(tests)):
         highest = max(highest, min(1.0, p * (len(tests) - place)))
         corrected.setdefault(p, highest)
