@@ -12,7 +12,7 @@ from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config.checks import or_nearest
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
 from fastsiam.study.catalogue import STUDIES, Study
-from fastsiam.study.record import StudyRecord, read_record, study_record, write_record
+from fastsiam.study.record import StudyRecord, collect, read_record, write_record
 from fastsiam.study.runs import folder_of, runs_of, seeds_in
 from fastsiam.study.scales import scale
 from fastsiam.study.table import as_markdown, as_text
@@ -91,7 +91,7 @@ def _collected(study: Study, config: StudyConfig) -> StudyRecord:
     runs = runs_of([study], size, folder, seeds=seeds_in(folder))
     for one in runs:
         one.check_settings()
-    return study_record(study, size, runs, config)
+    return collect(study, size, runs, config)
 
 
 def _studies(names: Iterable[str]) -> list[Study]:

@@ -185,9 +185,7 @@ def read_result(run: Run) -> Result | None:
     )
 
 
-def study_record(
-    study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
-) -> StudyRecord:
+def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig) -> StudyRecord:
     """Return the record of a study's runs that are done.
 
     Args:
@@ -199,14 +197,27 @@ def study_record(
     Raises:
         FastSiamError: a file cannot be read.
     """
-    results: dict[str, list[Result]] = {row.variant.name: [] for row in study.rows}
+    results: dict[str, list[Result]] = {}
     environments: list[dict[str, Any]] = []
     for run in runs:
         if (result := read_result(run)) is not None:
-            results[run.variant.name].append(result)
+            results.setdefault(run.variant.name, []).append(result)
             if (own := RunSettings.read(run.folder).environment) not in environments:
                 environments.append(own)
-    record = StudyRecord(
+    record = study_record(study, scale, results)
+    command = f"fastsiam study run {study.name} --scale {config.scale}"
+    command += f" --epochs {config.epochs}" if config.epochs else ""
+    seeds = 1 + max(record.seeds, default=-1)
+    command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
+    command += " --linear" if record.has_linear else ""
+    return replace(record, command=command, environments=tuple(environments), pixels=_pixels(runs))
+
+
+def study_record(
+    study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
+) -> StudyRecord:
+    """Return a study's record with results by the variants' names."""
+    return StudyRecord(
         study=study.name,
         title=study.title,
         source=study.source,
@@ -224,22 +235,16 @@ def study_record(
                 setting=setting(scale, row.variant),
                 paper=row.paper,
                 claims=row.claims,
-                results=tuple(results[row.variant.name]),
+                results=tuple(results.get(row.variant.name, ())),
                 original=row.original,
             )
             for row in study.rows
         ),
-        command=f"fastsiam study run {study.name} --scale {config.scale}",
+        command="",
         date=time.strftime("%Y-%m-%d"),
-        environments=tuple(environments),
+        environments=(),
         cached=scale.cached,
-        pixels=_pixels(runs),
     )
-    asked = f" --epochs {config.epochs}" if config.epochs else ""
-    seeds = 1 + max(record.seeds, default=-1)
-    asked += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
-    asked += " --linear" if record.has_linear else ""
-    return replace(record, command=record.command + asked)
 
 
 def setting(scale: Scale, variant: Variant) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastsiam.environment import environment
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import Result, RowRecord, StudyRecord, setting
+from fastsiam.study.record import Result, StudyRecord, study_record
 from fastsiam.study.scales import scale
 
 
@@ -50,29 +51,11 @@ def row(*top1: float) -> tuple[Result, ...]:
 
 def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> StudyRecord:
     """Return a study's record at demo scale; rows beyond the given ones have three seeds."""
-    size, study = scale("demo"), STUDIES[name]
-    return StudyRecord(
-        study=study.name,
-        title=study.title,
-        source=study.source,
-        figure=study.figure,
-        reference=study.reference,
-        scale=size.name,
-        network=size.title,
-        measure=size.measure,
-        chance=size.chance,
-        epochs=size.base.optim.epochs,
-        rows=tuple(
-            RowRecord(
-                variant=one.variant.name,
-                title=one.title,
-                setting=setting(size, one.variant),
-                paper=one.paper,
-                claims=one.claims,
-                results=tuple(rows[i]) if i < len(rows) else row(38, 32, 43),
-            )
-            for i, one in enumerate(study.rows)
-        ),
+    names = [one.variant.name for one in STUDIES[name].rows]
+    of_rows = [*rows, *[row(38, 32, 43)] * (len(names) - len(rows))]
+    found = study_record(STUDIES[name], scale("demo"), dict(zip(names, of_rows, strict=True)))
+    return replace(
+        found,
         command=f"fastsiam study run {name} --scale demo",
         date="2026-01-31",
         environments=(environment(),),
