@@ -284,12 +284,16 @@ def read_record(path: Path) -> StudyRecord:
         plain = parsed_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
         claims = {row.variant.name: row.claims for row in STUDIES[plain["study"]].rows}
-        rows = [row | {"claims": ()} for row in plain.pop("rows")]
-        record: StudyRecord = from_plain(StudyRecord, plain | {"rows": rows, "environments": ()})
+        plain["rows"] = [row | {"claims": ()} for row in plain["rows"]]
+        record: StudyRecord = from_plain(StudyRecord, plain | {"environments": ()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no record of fastsiam study: {error}") from error
-    own = tuple(replace(row, claims=claims.get(row.variant, ())) for row in record.rows)
-    return replace(record, rows=own, environments=environments)
+    names = {"", *(row.variant for row in record.rows)}
+    rows = [
+        replace(row, claims=tuple(x for x in claims.get(row.variant, ()) if x.than in names))
+        for row in record.rows
+    ]
+    return replace(record, rows=tuple(rows), environments=environments)
 
 
 def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from statistics import fmean, stdev
 
@@ -123,9 +123,8 @@ def _claimed(record: StudyRecord, claim: Claim) -> str:
     """Say a claim: what a row does, or how it compares with which other."""
     if not claim.than:
         return "does not collapse" if claim.kind == "stands" else claim.kind
-    return (
-        f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {record.row(claim.than).title!r}"
-    )
+    other = record.row(claim.than).title
+    return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {other!r}"
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:
@@ -139,7 +138,7 @@ def _mean(values: Sequence[float | None], digits: int) -> str:
 
 def _machines(record: StudyRecord) -> str:
     """Name machines and versions, each once."""
-    return " and ".join(_each(_machine(one) for one in record.environments)) or "no machine yet"
+    return " and ".join(dict.fromkeys(map(_machine, record.environments))) or "no machine yet"
 
 
 def _machine(environment: dict[str, object]) -> str:
@@ -149,7 +148,3 @@ def _machine(environment: dict[str, object]) -> str:
         f"{environment['cores']} cores of {environment['cpu']}, {', '.join(gpus) or 'no GPU'}, "
         f"fastsiam {environment['fastsiam']}, torch {packages['torch']}"
     )
-
-
-def _each(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))

@@ -28,9 +28,10 @@ def test_there_is_a_recipe_for_every_scale() -> None:
 @pytest.mark.parametrize("name", SCALES)
 def test_every_variant_is_a_run(name: ScaleName, tmp_path: Path) -> None:
     """Its settings are valid and survive the file that the run is begun with."""
-    size = scale(name)
+    size = scale(name).on("images", gpus=2, device="cpu")
     for run in runs_of(STUDIES.values(), size, tmp_path, seeds=[1]):
         assert run.config.numerics.seed == 1 and not run.config.run.trackers
+        assert (run.config.data.data, run.config.run.gpus) == ("images", 2)
         run.prepare()
         read = from_flags(merge(files=[read_settings(run.settings_file)]).flags)
         assert read == run.config, run.name

@@ -44,6 +44,13 @@ def test_records_of_version_0_2_are_read_and_judged_by_todays_claims() -> None:
         assert [row.claims for row in found.rows] == claims and found.seeds == [0, 1, 2]
 
 
+def test_a_row_that_a_record_lacks_is_not_compared_with(
+    table_1: StudyRecord, tmp_path: Path
+) -> None:
+    write_record(tmp_path / "x.json", replace(table_1, rows=table_1.rows[1:]))
+    assert "better" not in as_text(read_record(tmp_path / "x.json"))
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"environments": []}', '{"environments": 1}'])
 def test_other_files_are_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "table_1.json"
