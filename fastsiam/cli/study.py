@@ -98,7 +98,7 @@ def _studies(names: Iterable[str]) -> list[Study]:
     """Return studies by their names.
 
     Raises:
-        typer.BadParameter: there is none of a name.
+        typer.BadParameter: a name is unknown.
     """
     chosen = [one for name in names for one in (STUDIES if name == "all" else [name])]
     for name in chosen:

@@ -65,7 +65,7 @@ class Result:
     centred: bool = True
     """Whether BN centres the projections, so that their std is near 1 unless they collapse."""
     linear: float | None = None
-    """Top-1 of linear evaluation beside kNN, in percent; None if there is none."""
+    """Top-1 of linear evaluation beside kNN, in percent; None without one."""
 
     @property
     def gain(self) -> float:
