@@ -23,7 +23,7 @@ def images(scale: Scale, config: StudyRunConfig) -> str:
     """
     if not scale.makes_images:
         return str(DataConfig(data=config.data).root)
-    from fastsiam.jobs.demo import make_images_once
+    from fastsiam.demo import make_images_once
 
     folder = Path(config.out) / "images"
     make_images_once(folder)
@@ -54,8 +54,8 @@ def _check_settings(left: Sequence[Run]) -> None:
     import torch
 
     from fastsiam.distributed import Place
-    from fastsiam.jobs.subject import labelled_loaders
-    from fastsiam.jobs.train import preflight
+    from fastsiam.evaluate.subject import labelled_loaders
+    from fastsiam.train.command import preflight
 
     for run in left:
         preflight(run.config, world=run.config.run.gpus)
@@ -79,7 +79,7 @@ def _check_images(runs: Sequence[Run]) -> None:
     Images that all have other names count as the same if they are as many: another kind of
     container names them in its own way.
     """
-    from fastsiam.jobs.images import names_begun_with, training_names
+    from fastsiam.train.images import names_begun_with, training_names
 
     data, scale = runs[0].config.data, runs[0].scale
     names = training_names(data)
@@ -102,8 +102,8 @@ def _check_images(runs: Sequence[Run]) -> None:
 
 def _print_disk_space(left: Sequence[Run]) -> None:
     """Print how large the checkpoints of the runs that are left become; warn of a full disk."""
-    from fastsiam.checkpoint import KEPT
     from fastsiam.methods import method_skeleton
+    from fastsiam.run.checkpoint import KEPT
 
     sizes: dict[str, int] = {}
     for run in left:

@@ -19,12 +19,12 @@ from fastsiam.config.plain import from_plain
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError
-from fastsiam.evaluate.records import read_records
 from fastsiam.files import explained, parsed_json, written_for_user
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, Claim, Study, Variant
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
-from fastsiam.training.log import read_metrics
 
 _DIGITS = 5
 """Of the figures on a curve, which are for pictures."""

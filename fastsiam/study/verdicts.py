@@ -5,7 +5,7 @@ A claim *holds*, is *contradicted*, or *cannot be told* at this scale with these
 Some claims are judged by counting seeds; if it is so in some of them, it cannot be told:
 
 - **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank below 4
-  (``fastsiam.training.guard``, which warns of it in a run). **stands**, that is, does not collapse,
+  (``fastsiam.train.guard``, which warns of it in a run). **stands**, that is, does not collapse,
   is the reverse. Where no BN centres the projections z_std is below 1 from the start; then the
   bound is half of what it was at the first log line, or 0.1 if that is more.
 - **degenerates**: every seed ends with a loss below -0.9 and z_std below 0.1.
@@ -46,7 +46,7 @@ from typing import Literal
 
 from fastsiam.study.catalogue import Claim
 from fastsiam.study.record import Result, StudyRecord
-from fastsiam.training.guard import is_collapsed, lowest_spread
+from fastsiam.train.guard import is_collapsed, lowest_spread
 
 Outcome = Literal["holds", "contradicted", "cannot be told"]
 Results = Sequence[Result]
