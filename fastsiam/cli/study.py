@@ -11,12 +11,11 @@ import typer
 from fastsiam.cli.options import Commands, usage_errors
 from fastsiam.config.checks import or_nearest
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
-from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import StudyRecord, read_record, study_record, write_record
+from fastsiam.study.catalogue import STUDIES, Study
+from fastsiam.study.record import StudyRecord, collect, read_record, write_record
 from fastsiam.study.runs import folder_of, runs_of, seeds_in
 from fastsiam.study.scales import scale
 from fastsiam.study.table import as_markdown, as_text
-from fastsiam.study.tables import Study
 
 app = Commands(
     no_args_is_help=True,
@@ -36,7 +35,7 @@ def show_list() -> None:
     wide = max(map(len, STUDIES))
     for study in STUDIES.values():
         print(f"{study.name:{wide}}  {study.title} ({study.source})")
-        print(f"{'':{wide}}    {'; '.join(row.variant.title for row in study.rows)}")
+        print(f"{'':{wide}}    {'; '.join(row.title for row in study.rows)}")
 
 
 @app.command()
@@ -50,11 +49,10 @@ def run(names: Names, config: StudyRunConfig) -> None:
 
     chosen = _studies(names)
     size = scale(config.scale, epochs=config.epochs)
-    machine = preparation.machine(config, preparation.images(size, config))
+    images = preparation.images(size, config)
+    size = size.on(images, gpus=config.gpus, device=config.device)
     seeds = range(config.seeds or size.seeds)
-    runs = runs_of(
-        chosen, size, folder_of(config), seeds=seeds, machine=machine, linear=config.linear
-    )
+    runs = runs_of(chosen, size, folder_of(config), seeds=seeds, linear=config.linear)
     for one in runs:
         one.check_settings()
     with usage_errors():
@@ -93,14 +91,14 @@ def _collected(study: Study, config: StudyConfig) -> StudyRecord:
     runs = runs_of([study], size, folder, seeds=seeds_in(folder))
     for one in runs:
         one.check_settings()
-    return study_record(study, size, runs, config)
+    return collect(study, size, runs, config)
 
 
 def _studies(names: Iterable[str]) -> list[Study]:
     """Return studies by their names.
 
     Raises:
-        typer.BadParameter: there is none of a name.
+        typer.BadParameter: a name is unknown.
     """
     chosen = [one for name in names for one in (STUDIES if name == "all" else [name])]
     for name in chosen:

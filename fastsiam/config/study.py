@@ -62,7 +62,7 @@ class StudyRunConfig(StudyConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyTableConfig(StudyConfig):
-    """Table: of which figures, and what becomes of them."""
+    """Table: of which figures, and where they go."""
 
     record: str = setting("", "Show this file, which --json wrote, not the runs.")
     json: str = setting(

@@ -1,311 +1,178 @@
-"""The paper's experiments, each as rows of a table: what is changed, what the paper found.
+"""The paper's experiments: variants of a recipe, and studies whose rows are variants.
 
-A variant (``variants``) is one change of a scale's base recipe. Rows of several studies share
-variants, and so share runs.
+They are data, in ``catalogue.toml``; here is what they are made of.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
 
-from fastsiam.study.comparisons import COMPARISONS
-from fastsiam.study.tables import COLLAPSED, GOOD, Claim, Row, Study, worse_than
-from fastsiam.study.variants import (
-    Variant,
-    of_method,
-    part_of_dim,
-    times_batch,
-    times_epochs,
-    transfer,
-    two_pairs,
-    unchanged,
-    wide_predictor,
-    without_head_bn,
-)
+from fastsiam.config import TrainConfig
+from fastsiam.config.flags import from_flags, to_flags
 
-BASELINE = Variant("baseline", "SimSiam", unchanged)
-DECAYED = Variant(
-    "predictor-lr-decayed", "predictor's rate decayed", of_method(predictor_lr="cosine")
-)
-NO_PREDICTOR = Variant("no-predictor", "no predictor", of_method(predictor="none"))
-HALF_BATCH = Variant("half-batch", "1/2 of the batch", times_batch(0.5))
-TWICE_AS_LONG = Variant("epochs-2x", "2 x the epochs", times_epochs(2))
+ClaimKind = Literal[
+    "collapses",
+    "stands",
+    "degenerates",
+    "works",
+    "fails",
+    "better",
+    "worse",
+    "alike",
+    "unstable",
+]
+Changes = Mapping[str, Any]
+"""Settings by their flags' names: a value, or a function of the recipe's settings."""
+_METHODS = ("simclr", "mocov2", "byol", "swav", "simsiam")
+"""The methods of Table 4."""
+_FIGURE = "linear top-1 of ResNet-50 on ImageNet after 100 epochs"
 
-_STOP_GRADIENT = Study(
-    "stop-gradient",
-    "With and without stop-gradient",
-    "Fig. 2",
-    (
-        Row(replace(DECAYED, title="with stop-gradient"), 67.7, GOOD),
-        Row(
-            Variant(
-                "no-stop-gradient",
-                "without stop-gradient",
-                of_method(stop_gradient=False, predictor_lr="cosine"),
-            ),
-            0.1,
-            COLLAPSED,
-        ),
-    ),
-    reference=DECAYED.name,
-)
 
-_PREDICTOR = Study(
-    "predictor",
-    "The predictor",
-    "Table 1",
-    (
-        Row(DECAYED, 67.7, GOOD),
-        Row(NO_PREDICTOR, 0.1, COLLAPSED),
-        Row(
-            Variant("fixed-predictor", "fixed random predictor", of_method(predictor="fixed")),
-            1.5,
-            (Claim("fails"), Claim("stands")),
-        ),
-        Row(
-            replace(BASELINE, title="predictor's rate not decayed"),
-            68.1,
-            (*GOOD, Claim("better", DECAYED.name)),
-        ),
-    ),
-    reference=DECAYED.name,
-)
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One change of a method's base recipe, and the name of its runs' folders."""
 
-_BATCHES = (
-    (Variant("eighth-batch", "1/8 of the batch", times_batch(1 / 8)), 66.1),
-    (Variant("quarter-batch", "1/4 of the batch", times_batch(1 / 4)), 67.3),
-    (HALF_BATCH, 68.1),
-    (BASELINE, 68.1),
-    (Variant("batch-2x", "2 x the batch", times_batch(2)), 68.0),
-    (Variant("batch-4x", "4 x the batch", times_batch(4)), 67.9),
-    (Variant("batch-8x", "8 x the batch", times_batch(8)), 64.0),
-)
-_AS_GOOD = {"half-batch", "batch-2x", "batch-4x"}
-"""Batches whose differences from the base are "at the level of random variations"."""
+    name: str
+    changes: Changes = field(default_factory=dict)
+    method: str = ""
+    """Whose base recipe is changed; empty: the scale's own."""
 
-_BATCH = Study(
-    "batch",
-    "Batch sizes",
-    "Table 2",
-    tuple(
-        Row(
-            variant,
-            figure,
-            GOOD
-            if variant is BASELINE
-            else (*GOOD, Claim("alike", "baseline"))
-            if variant.name in _AS_GOOD
-            else worse_than("baseline"),
-        )
-        for variant, figure in _BATCHES
-    ),
-)
 
-_BATCH_NORM = Study(
-    "batch-norm",
-    "BN on the heads",
-    "Table 3",
-    (
-        Row(
-            Variant("head-bn-none", "no BN on the heads", without_head_bn),
-            34.6,
-            (Claim("stands"), Claim("worse", "baseline")),
-        ),
-        Row(
-            Variant("head-bn-hidden", "BN on hidden layers alone", of_method(head_bn="hidden")),
-            67.4,
-            worse_than("baseline"),
-        ),
-        Row(
-            Variant("output-affine", "default, output's BN affine", of_method(output_affine=True)),
-            68.1,
-            GOOD,
-        ),
-        Row(
-            replace(BASELINE, title="default, output's BN not affine"),
-            68.2,
-            (*GOOD, Claim("alike", "output-affine")),
-        ),
-        Row(
-            Variant("head-bn-all", "BN on all layers", of_method(head_bn="all")),
-            "unstable",
-            (Claim("unstable"), Claim("stands")),
-        ),
-    ),
-)
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the paper says of a row, apart from its figure; ``verdicts`` says how it is judged."""
 
-_SIMILARITY = Study(
-    "similarity",
-    "Similarity function",
-    "section 4.5",
-    (
-        Row(replace(BASELINE, title="cosine"), 68.1, GOOD),
-        Row(
-            Variant("cross-entropy", "cross-entropy", of_method(similarity="cross-entropy")),
-            63.2,
-            worse_than("baseline"),
-        ),
-    ),
-)
+    kind: ClaimKind
+    than: str = ""
+    """Name of the variant that a row is better or worse than, or alike to."""
 
-_SYMMETRY = Study(
-    "symmetry",
-    "Symmetrised loss",
-    "section 4.6; section 4.2 on the last row",
-    (
-        Row(replace(BASELINE, title="symmetric"), 68.1, GOOD),
-        Row(
-            Variant("asymmetric", "asymmetric", of_method(symmetric=False)),
-            64.8,
-            worse_than("baseline"),
-        ),
-        Row(
-            Variant("asymmetric-2x", "asymmetric, two pairs of each image", two_pairs),
-            67.3,
-            (*GOOD, Claim("better", "asymmetric")),
-        ),
-        Row(
-            Variant(
-                "asymmetric-no-predictor",
-                "asymmetric, no predictor",
-                of_method(symmetric=False, predictor="none"),
-            ),
-            "fails",
-            (Claim("fails"),),
-        ),
-    ),
-)
 
-_DIMENSION = Study(
-    "dimension",
-    "Output dimension",
-    "appendix B",
-    (
-        Row(
-            Variant("eighth-dim", "1/8 of the dimension", part_of_dim(8)),
-            65.3,
-            worse_than("baseline"),
-        ),
-        Row(
-            Variant("quarter-dim", "1/4 of the dimension", part_of_dim(4)),
-            67.2,
-            worse_than("baseline"),
-        ),
-        Row(
-            Variant("half-dim", "1/2 of the dimension", part_of_dim(2)),
-            67.5,
-            worse_than("baseline"),
-        ),
-        Row(BASELINE, 68.1, GOOD),
-        Row(
-            Variant("wide-predictor", "predictor's hidden layer as wide", wide_predictor),
-            "can be less stable or fail",
-        ),
-    ),
-)
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A variant's place in a study's table."""
 
-_ALTERNATION = Study(
-    "alternation",
-    "Alternating optimisation",
-    "section 5.2",
-    (
-        Row(replace(BASELINE, title="1 step"), 68.1, GOOD),
-        Row(
-            Variant("alternate-10", "10 steps", of_method(alternate_every=10)),
-            68.7,
-            (*GOOD, Claim("better", "baseline")),
-        ),
-        Row(
-            Variant("alternate-100", "100 steps", of_method(alternate_every=100)),
-            68.9,
-            (*GOOD, Claim("better", "baseline")),
-        ),
-        Row(Variant("alternate-epoch", "1 epoch", of_method(alternate_every=0)), 67.0, GOOD),
-    ),
-)
+    variant: Variant
+    title: str
+    paper: float | str | None
+    """The paper's accuracy in percent, or its word for it; None where it gives no figure."""
+    claims: tuple[Claim, ...]
+    original: float | str | None = None
+    """The figure of the method's own paper in percent, where the table has it beside."""
 
-_MOVING_AVERAGE = Study(
-    "moving-average",
-    "Moving average of each image's target",
-    "section 5.2",
-    (
-        Row(replace(BASELINE, title="predictor"), 68.1, GOOD),
-        Row(NO_PREDICTOR, 0.1, COLLAPSED),
-        Row(
-            Variant(
-                "moving-average",
-                "no predictor, moving average",
-                of_method(predictor="none", target_average=0.8),
-            ),
-            55.0,
-            worse_than("baseline"),
-        ),
-    ),
-)
 
-_SCHEDULES = (
-    (HALF_BATCH, 68.1),
-    (Variant("half-batch-2x", "2 x the epochs", times_epochs(2, batch=0.5)), 70.0),
-    (Variant("half-batch-4x", "4 x the epochs", times_epochs(4, batch=0.5)), 70.8),
-    (Variant("half-batch-8x", "8 x the epochs", times_epochs(8, batch=0.5)), 71.3),
-)
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A table or figure of the paper."""
 
-_SCHEDULE = Study(
-    "schedule",
-    "Longer training",
-    "Table 4",
-    (
-        Row(replace(HALF_BATCH, title="1 x the epochs"), 68.1, GOOD),
-        *(
-            Row(variant, figure, (*GOOD, Claim("better", shorter.name)))
-            for (shorter, _), (variant, figure) in pairwise(_SCHEDULES)
-        ),
-    ),
-    reference=HALF_BATCH.name,
-    figure="linear top-1 of ResNet-50 on ImageNet after 100, 200, 400 and 800 epochs",
-)
+    name: str
+    title: str
+    source: str
+    """Where the paper has it."""
+    rows: tuple[Row, ...]
+    reference: str
+    """Name of the row whose gain over an untrained network the others are judged by."""
+    figure: str
+    """What the paper's figures are."""
 
-_TRANSFER = Study(
-    "transfer",
-    "The recipe for transfer",
-    "section 6.1",
-    (
-        Row(replace(TWICE_AS_LONG, title="baseline"), None, GOOD),
-        Row(
-            Variant("transfer", "10 x the rate, 1/10 of the decay", transfer),
-            "similar",
-            (*GOOD, Claim("alike", TWICE_AS_LONG.name)),
-        ),
-    ),
-    reference=TWICE_AS_LONG.name,
-    figure="linear top-1 of ResNet-50 on ImageNet after 200 epochs",
-)
 
-_CIFAR10 = Study(
-    "cifar10",
-    "CIFAR-10",
-    "appendix D",
-    (Row(BASELINE, 91.8, GOOD),),
-    figure="linear top-1 of ResNet-18 on CIFAR-10 after 800 epochs",
-)
+def changed(recipe: TrainConfig, changes: Changes) -> TrainConfig:
+    """Return a recipe with the changes."""
+    flags = to_flags(recipe)
+    own = {k: value(flags) if callable(value) else value for k, value in changes.items()}
+    return from_flags(flags | own)
+
+
+def _variant(name: str, changes: Changes) -> Variant:
+    own = {flag: _multiple(flag, value) for flag, value in changes.items() if flag != "method"}
+    return Variant(name, own, changes.get("method", ""))
+
+
+def _multiple(flag: str, value: Any) -> Any:
+    """Return a value; for ``1/4 x dim`` the function of a recipe's settings that it means."""
+    factor, found, of = str(value).partition(" x")
+    if not found:
+        return value
+    share = Fraction(factor)
+
+    def multiple(flags: Mapping[str, Any]) -> Any:
+        base = flags[of.strip() or flag]
+        product = base * share.numerator / share.denominator
+        return product if isinstance(flags[flag], float) else round(product)
+
+    return multiple
+
+
+def _longer(method: str, times: int) -> Variant:
+    """Return a method's recipe, so many times as long."""
+    if times == 1:
+        return Variant(method, method=method)
+    others = _byol_times(times) if method == "byol" else {}
+    return Variant(
+        f"{method}-{times}x", {"epochs": _multiple("epochs", f"{times} x")} | others, method
+    )
+
+
+def _byol_times(times: int) -> dict[str, Callable[[Mapping[str, Any]], float]]:
+    """Return what depends on BYOL's length.
+
+    The paper's runs of 200 and 400 epochs, and of 800, follow BYOL's recipes for 300 and 1000: a
+    rate of 0.3 and 0.2 to 0.45 for 100 epochs, decay of 1e-6 and 1.5e-6 to 1e-6, momentum of 0.99
+    and 0.996 to 0.99 (section 6.1).
+    """
+    rate, decay, left = (4 / 9, 1.5, 0.4) if times >= 8 else (2 / 3, 1.0, 1.0)
+    return {
+        "lr": lambda flags: round(flags["lr"] * rate, 6),
+        "weight_decay": lambda flags: float(f"{flags['weight_decay'] * decay:.6g}"),
+        "encoder_momentum": lambda flags: round(1 - (1 - flags["encoder_momentum"]) * left, 6),
+    }
+
+
+def _row(
+    variant: str,
+    title: str,
+    paper: float | str,
+    claims: str,
+    original: float | str | None = None,
+) -> Row:
+    own = tuple(claim for text in claims.split(", ") if text for claim in _claims(text))
+    return Row(VARIANTS[variant], title, None if paper == "" else paper, own, original)
+
+
+def _claims(text: str) -> list[Claim]:
+    """Read ``works``, ``alike to baseline``, or the two claims ``better than simclr swav``."""
+    kind, _, names = text.replace(" to ", " than ").partition(" than ")
+    return [Claim(kind, name) for name in names.split() or [""]]  # type: ignore[arg-type]
+
+
+def _study(
+    name: str,
+    *,
+    title: str,
+    source: str,
+    rows: Sequence[Any],
+    reference: str = "baseline",
+    figure: str = _FIGURE,
+) -> Study:
+    return Study(name, title, source, tuple(_row(*row) for row in rows), reference, figure)
+
+
+_DATA = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text())
+
+VARIANTS: dict[str, Variant] = {
+    variant.name: variant
+    for variant in (
+        *(_variant(name, changes) for name, changes in _DATA["variants"].items()),
+        *(_longer(method, times) for method in _METHODS for times in (1, 2, 3, 4, 8)),
+    )
+}
+"""Every variant by its name."""
 
 STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (
-        _STOP_GRADIENT,
-        _PREDICTOR,
-        _BATCH,
-        _BATCH_NORM,
-        _SIMILARITY,
-        _SYMMETRY,
-        _DIMENSION,
-        _ALTERNATION,
-        _MOVING_AVERAGE,
-        _SCHEDULE,
-        *COMPARISONS,
-        _TRANSFER,
-        _CIFAR10,
-    )
+    name: _study(name, **study) for name, study in _DATA["studies"].items()
 }
 """Every study by its name, in the paper's order."""

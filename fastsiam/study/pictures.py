@@ -26,8 +26,7 @@ from fastsiam.report.drawing import (
     png,
     shown,
 )
-from fastsiam.study.record import RowRecord, StudyRecord
-from fastsiam.study.results import Result
+from fastsiam.study.record import Result, RowRecord, StudyRecord
 from fastsiam.study.verdicts import interval
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ def _bar(axes: Axes, y: float, row: RowRecord, colour: str, *, height: float) ->
 
 def _untrained(record: StudyRecord) -> float | None:
     """Return the mean top-1 of the networks before training; None where it was not measured."""
-    found = [one.untrained for row in record.rows for one in row.results]
+    found = [one.untrained for one in record.every_result]
     return fmean(found) if found and max(found) > record.chance else None
 
 

@@ -1,11 +1,10 @@
-"""What comes before the first run of a study: its images, room for it, this machine's devices."""
+"""What is checked before the first run of a study: its images, disk space, this machine's GPUs."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fastsiam.config import DataConfig, TrainConfig
@@ -14,7 +13,6 @@ from fastsiam.console import Console, size
 from fastsiam.errors import DataError
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Scale
-from fastsiam.study.variants import Change
 
 
 def images(scale: Scale, config: StudyRunConfig) -> str:
@@ -32,61 +30,54 @@ def images(scale: Scale, config: StudyRunConfig) -> str:
     return str(folder)
 
 
-def machine(config: StudyRunConfig, data: str) -> Change:
-    """Return the change of settings that makes them this machine's."""
-
-    def change(own: TrainConfig) -> TrainConfig:
-        return replace(
-            own,
-            data=replace(own.data, data=data),
-            run=replace(own.run, gpus=config.gpus, device=config.device),
-        )
-
-    return change
-
-
 def check(runs: Sequence[Run]) -> list[str]:
-    """Refuse runs that cannot work; return what the machine's GPUs are called, none on a CPU.
+    """Refuse runs that cannot work.
+
+    Returns:
+        The names of the machine's GPUs; none if the runs are on a CPU.
 
     Raises:
         ValueError: a batch cannot be shared by so many GPUs.
         FastSiamError: images, labels or devices are not there, or runs were begun on other images.
     """
-    left = [run for run in runs if not run.is_done]
-    _check_left(left)
+    left = {run.variant.name: run for run in runs if not run.is_done}
+    if left:
+        _check_settings(list(left.values()))
     _check_images(runs)
-    _say_room(left)
+    if left:
+        _print_disk_space([run for run in runs if not run.is_done])
     return _gpus(runs[0].config)
 
 
-def _check_left(left: Sequence[Run]) -> None:
-    """Refuse what cannot work of the runs that are left, by one of each variant."""
+def _check_settings(left: Sequence[Run]) -> None:
+    """Refuse what cannot work of the variants that are left, or with these labels."""
     import torch
 
     from fastsiam.distributed import Place
     from fastsiam.evaluate.subject import labelled_loaders
     from fastsiam.train.command import preflight
 
-    for run in {run.variant.name: run for run in left}.values():
+    for run in left:
         preflight(run.config, world=run.config.run.gpus)
-        bank, _ = labelled_loaders(
-            run.config.data,
-            run.config.augment,
-            resize=run.config.eval_resize,
-            place=Place(0, 1, torch.device("cpu")),
+    scale, config = left[0].scale, left[0].config
+    bank, _ = labelled_loaders(
+        config.data,
+        config.augment,
+        resize=config.eval_resize,
+        place=Place(0, 1, torch.device("cpu")),
+    )
+    if len(bank.classes) != scale.classes:
+        raise DataError(
+            f"{config.data.root} has {len(bank.classes):,} classes; --scale "
+            f"{scale.name} is for {scale.title}, {scale.classes:,} classes"
         )
-        if len(bank.classes) != run.scale.classes:
-            raise DataError(
-                f"{run.config.data.root} has {len(bank.classes):,} classes; --scale "
-                f"{run.scale.name} is for {run.scale.title}, {run.scale.classes:,} classes"
-            )
 
 
 def _check_images(runs: Sequence[Run]) -> None:
     """Refuse to continue beside runs of other images, whose figures are not comparable.
 
-    Images none of which has its old name are taken for the same if they are as many: a container
-    of another kind names them in its own way.
+    Images that all have other names count as the same if they are as many: another kind of
+    container names them in its own way.
     """
     from fastsiam.train.images import names_begun_with, training_names
 
@@ -109,21 +100,19 @@ def _check_images(runs: Sequence[Run]) -> None:
             )
 
 
-def _say_room(left: Sequence[Run]) -> None:
-    """Say how large the checkpoints of the runs that are left become, and warn of a full disk."""
-    if not left:
-        return
+def _print_disk_space(left: Sequence[Run]) -> None:
+    """Print how large the checkpoints of the runs that are left become; warn of a full disk."""
     from fastsiam.methods import method_skeleton
     from fastsiam.run.checkpoint import KEPT
 
-    need, sizes = 0, dict[str, int]()
+    sizes: dict[str, int] = {}
     for run in left:
         if run.variant.name not in sizes:
             method = method_skeleton(run.config.model, images=run.scale.images)
             weights = sum(x.nbytes for x in method.state_dict().values())
             momentum = sum(x.nbytes for x in method.parameters() if x.requires_grad)
             sizes[run.variant.name] = weights + momentum
-        need += KEPT * sizes[run.variant.name]
+    need = KEPT * sum(sizes[run.variant.name] for run in left)
     there = next(x for x in left[0].folder.absolute().parents if x.exists())
     free = shutil.disk_usage(there).free
     console = Console()
@@ -132,7 +121,7 @@ def _say_room(left: Sequence[Run]) -> None:
 
 
 def _gpus(config: TrainConfig) -> list[str]:
-    """Return what the machine's GPUs are called; none if the runs are on a CPU."""
+    """Return the names of the machine's GPUs; none if the runs are on a CPU."""
     import torch
 
     if config.run.device == "cpu" or not (count := torch.cuda.device_count()):

@@ -1,4 +1,4 @@
-"""The record of a study: its rows with what came of every seed, which tables and pictures show.
+"""The record of a study: its rows with the results of every seed, which tables and pictures show.
 
 ``fastsiam study table NAME --json FILE`` writes one. Verdicts are not in it: they follow from it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,18 +20,62 @@ from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
+from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
-from fastsiam.study.results import Result, read_result
+from fastsiam.study.catalogue import STUDIES, Claim, Study, Variant
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale
-from fastsiam.study.tables import Claim, Study
-from fastsiam.study.variants import Variant, unchanged
-from fastsiam.study.verdicts import Verdict, judge
+
+_DIGITS = 5
+"""Of the figures on a curve, which are for pictures."""
+_FLAT_LIST = re.compile(r"\[\n\s+([^\[\]{}]+)\n\s+\]")
+"""A list in JSON that holds numbers or texts alone, an item on each line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The results of one run."""
+
+    seed: int
+    top1: float
+    """The scale's measure after the last epoch, in percent; chance, if the run diverged."""
+    untrained: float
+    """Top-1 of the network before training, in percent; chance, where that was not measured."""
+    z_std: float | None
+    """Std of the l2-normalised projections times sqrt(d) at the end; None if the run diverged."""
+    rank: float | None
+    """Effective rank of the projections at the end; None if the run diverged."""
+    loss: float | None
+    """Loss at the end; None if the run diverged."""
+    batch: int
+    """Images of a batch."""
+    images: int
+    """Training images, which kNN has as its bank; 0 if no kNN evaluation was reached."""
+    diverged: bool
+    """Whether the loss was not finite, which ended the run."""
+    epochs: tuple[float, ...]
+    """Epoch of each log line, at which the curves of loss, z_std and rank have their values."""
+    loss_curve: tuple[float, ...]
+    z_std_curve: tuple[float, ...]
+    rank_curve: tuple[float, ...]
+    knn_epochs: tuple[float, ...]
+    """Epoch of each kNN evaluation; 0 is before training."""
+    knn_curve: tuple[float, ...]
+    """kNN top-1 in percent at each of them."""
+    centred: bool = True
+    """Whether BN centres the projections, so that their std is near 1 unless they collapse."""
+    linear: float | None = None
+    """Top-1 of linear evaluation beside kNN, in percent; None without one."""
+
+    @property
+    def gain(self) -> float:
+        """Points of top-1 that training brought."""
+        return self.top1 - self.untrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRecord:
-    """A row of a study's table."""
+    """A row of a study's table: as ``Row``, with its results."""
 
     variant: str
     """Name of its variant."""
@@ -38,13 +83,10 @@ class RowRecord:
     setting: str
     """What it changes of the scale's recipe, in that scale's numbers."""
     paper: float | str | None
-    """The paper's accuracy in percent, or its word for it; None where it gives no figure."""
     claims: tuple[Claim, ...]
-    """What the paper says of it."""
     results: tuple[Result, ...]
-    """What came of each seed that is done."""
+    """Of each seed that is done."""
     original: float | str | None = None
-    """The figure of the method's own paper in percent, where the table has it beside."""
 
     @property
     def linear(self) -> list[float]:
@@ -55,30 +97,25 @@ class RowRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord:
-    """A study at a scale, and what came of it."""
+    """A study at a scale: as ``Study`` and ``Scale``, with its results."""
 
     study: str
     """Name of the study."""
     title: str
     source: str
-    """Where the paper has it."""
     figure: str
-    """What the paper's figures are: never the measure of ours but at the paper's scale."""
     reference: str
-    """Name of the variant whose row the others' gains are judged by."""
     scale: str
     """Name of the scale."""
     network: str
     """Network and images of the scale."""
     measure: Measure
-    """What ours are, in percent."""
     chance: float
-    """Top-1 of a guess, in percent."""
     epochs: int
     """Of the base recipe."""
     rows: tuple[RowRecord, ...]
     command: str
-    """What makes the runs."""
+    """Makes the runs."""
     date: str
     """Day on which the record was made."""
     environments: tuple[dict[str, Any], ...]
@@ -89,58 +126,97 @@ class StudyRecord:
     """kNN top-1 of the raw pixels, in percent; None where no run of the study has it."""
 
     @property
-    def results(self) -> dict[str, tuple[Result, ...]]:
-        """What came of each row, by its variant's name."""
-        return {row.variant: row.results for row in self.rows}
+    def every_result(self) -> list[Result]:
+        """The results of all rows."""
+        return [one for row in self.rows for one in row.results]
 
     @property
     def has_linear(self) -> bool:
         """Whether any seed has a linear evaluation beside kNN."""
-        return any(one.linear is not None for row in self.rows for one in row.results)
+        return any(one.linear is not None for one in self.every_result)
 
     @property
-    def seeds(self) -> tuple[int, ...]:
+    def seeds(self) -> list[int]:
         """Seeds of which anything is done."""
-        return tuple(sorted({one.seed for row in self.rows for one in row.results}))
+        return sorted({one.seed for one in self.every_result})
 
     def row(self, variant: str) -> RowRecord:
         """Return the row of a variant, by its name."""
         return next(row for row in self.rows if row.variant == variant)
 
-    def verdicts(self, row: RowRecord) -> list[tuple[Claim, Verdict]]:
-        """Judge each of the paper's claims on a row."""
-        return [
-            (claim, judge(claim, row.variant, self.results, reference=self.reference))
-            for claim in row.claims
-        ]
+
+def read_result(run: Run) -> Result | None:
+    """Read the results of a run.
+
+    Returns:
+        None if it is not done.
+
+    Raises:
+        FastSiamError: a file cannot be read.
+    """
+    if not run.is_done:
+        return None
+    lines = read_metrics(run.folder)
+    knn = [line for line in lines if line["kind"] == "knn"]
+    points = _log_points(run, [line for line in lines if line["kind"] == "train"])
+    chance, diverged = run.scale.chance, run.is_diverged
+    last: Mapping[str, Any] = points[-1] if points and not diverged else {}
+    by_knn = run.scale.measure == "kNN top-1"
+    untrained = knn[0]["top1"] if by_knn and knn and not knn[0]["epoch"] else chance
+    measured = knn[-1]["top1"] if by_knn and knn else run.linear_top1
+    return Result(
+        seed=run.seed,
+        top1=chance if diverged or measured is None else measured,
+        untrained=untrained,
+        z_std=last.get("z_std"),
+        rank=last.get("rank"),
+        loss=last.get("loss"),
+        batch=run.config.optim.batch,
+        images=knn[0]["bank"] if knn else 0,
+        diverged=diverged,
+        epochs=_column(points, "epoch"),
+        loss_curve=_column(points, "loss"),
+        z_std_curve=_column(points, "z_std"),
+        rank_curve=_column(points, "rank"),
+        knn_epochs=_column(knn, "epoch"),
+        knn_curve=_column(knn, "top1"),
+        centred=run.config.model.method.centred,
+        linear=run.linear_top1 if by_knn and not diverged else None,
+    )
 
 
-def study_record(
-    study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig
-) -> StudyRecord:
+def collect(study: Study, scale: Scale, runs: Sequence[Run], config: StudyConfig) -> StudyRecord:
     """Return the record of a study's runs that are done.
 
     Args:
         study: whose rows there are.
         scale: of the runs.
-        runs: all that may be there; those of other studies are left out.
+        runs: all that may be there, of this study alone.
         config: how the runs were asked for.
 
     Raises:
         FastSiamError: a file cannot be read.
     """
-    results: dict[str, list[Result]] = {row.variant.name: [] for row in study.rows}
+    results: dict[str, list[Result]] = {}
     environments: list[dict[str, Any]] = []
     for run in runs:
-        if run.variant.name in results and (result := read_result(run)) is not None:
-            results[run.variant.name].append(result)
+        if (result := read_result(run)) is not None:
+            results.setdefault(run.variant.name, []).append(result)
             if (own := RunSettings.read(run.folder).environment) not in environments:
                 environments.append(own)
-    seeds = 1 + max((one.seed for row in results.values() for one in row), default=-1)
-    asked = f" --epochs {config.epochs}" if config.epochs else ""
-    asked += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
-    has_linear = any(one.linear is not None for row in results.values() for one in row)
-    asked += " --linear" if has_linear else ""
+    record = study_record(study, scale, results)
+    command = f"fastsiam study run {study.name} --scale {config.scale}"
+    command += f" --epochs {config.epochs}" if config.epochs else ""
+    seeds = 1 + max(record.seeds, default=-1)
+    command += f" --seeds {seeds}" if seeds not in (0, scale.seeds) else ""
+    command += " --linear" if record.has_linear else ""
+    return replace(record, command=command, environments=tuple(environments), pixels=_pixels(runs))
+
+
+def study_record(
+    study: Study, scale: Scale, results: Mapping[str, Sequence[Result]]
+) -> StudyRecord:
+    """Return a study's record with results by the variants' names."""
     return StudyRecord(
         study=study.name,
         title=study.title,
@@ -155,56 +231,49 @@ def study_record(
         rows=tuple(
             RowRecord(
                 variant=row.variant.name,
-                title=row.variant.title,
+                title=row.title,
                 setting=setting(scale, row.variant),
                 paper=row.paper,
                 claims=row.claims,
-                results=tuple(results[row.variant.name]),
+                results=tuple(results.get(row.variant.name, ())),
                 original=row.original,
             )
             for row in study.rows
         ),
-        command=f"fastsiam study run {study.name} --scale {config.scale}{asked}",
+        command="",
         date=time.strftime("%Y-%m-%d"),
-        environments=tuple(environments),
+        environments=(),
         cached=scale.cached,
-        pixels=_pixels(run for run in runs if run.variant.name in results),
     )
 
 
 def setting(scale: Scale, variant: Variant) -> str:
-    """Say in which settings a variant differs from the scale's base recipe.
+    """Return the settings in which a variant differs from the scale's base recipe.
 
     Returns:
         ``batch 64, warmup-epochs 1.2``; for a change of another method's recipe its name, and what
         the change is of that recipe: ``method simclr, epochs 12``.
     """
-    base, own = scale.base, scale.base_of(variant)
-    if own.model.method.name == base.model.method.name or variant.change is unchanged:
-        return ", ".join(_changes(base, scale.changed(variant)))
-    return ", ".join([f"method {own.model.method.name}", *_changes(own, scale.changed(variant))])
-
-
-def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
-    before, after = flags_by_section(base), flags_by_section(config)
-    for section in FIXED_SECTIONS:
-        for name, value in after[section].items():
-            if before[section].get(name) != value:
-                yield _said(name.replace("_", "-"), value)
+    base, own, changed = scale.base, scale.base_of(variant), scale.changed(variant)
+    if own.model.method.name == base.model.method.name or not variant.changes:
+        return ", ".join(_changes(base, changed))
+    return ", ".join([f"method {own.model.method.name}", *_changes(own, changed)])
 
 
 def write_record(path: Path, record: StudyRecord) -> None:
-    """Write a record: JSON, a line for each of its numbers' lists.
+    """Write a record: JSON, each list of numbers or texts in one line.
 
     Raises:
         FastSiamError: the file cannot be written.
     """
+    text = json.dumps(asdict(record), indent=2, allow_nan=False)
+    text = _FLAT_LIST.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
     with written_for_user(path) as temporary:
-        temporary.write_text(_lines(asdict(record)) + "\n")
+        temporary.write_text(text + "\n")
 
 
 def read_record(path: Path) -> StudyRecord:
-    """Read a record.
+    """Read a record; what the paper claims is as the catalogue has it now.
 
     Raises:
         DataError: the file cannot be read, or is no record of a study.
@@ -214,16 +283,39 @@ def read_record(path: Path) -> StudyRecord:
     try:
         plain = parsed_json(content)
         environments = tuple(map(dict, plain.pop("environments")))
+        claims = {row.variant.name: row.claims for row in STUDIES[plain["study"]].rows}
+        plain["rows"] = [row | {"claims": ()} for row in plain["rows"]]
         record: StudyRecord = from_plain(StudyRecord, plain | {"environments": ()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is no record of fastsiam study: {error}") from error
-    return replace(record, environments=environments)
+    names = {"", *(row.variant for row in record.rows)}
+    rows = [
+        replace(row, claims=tuple(x for x in claims.get(row.variant, ()) if x.than in names))
+        for row in record.rows
+    ]
+    return replace(record, rows=tuple(rows), environments=environments)
 
 
-def _said(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+def _changes(base: TrainConfig, config: TrainConfig) -> Iterator[str]:
+    before, after = flags_by_section(base), flags_by_section(config)
+    for section in FIXED_SECTIONS:
+        for flag, value in after[section].items():
+            if before[section].get(flag) != value:
+                name = flag.replace("_", "-")
+                if isinstance(value, bool):
+                    yield name if value else f"no {name}"
+                else:
+                    yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def _log_points(run: Run, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the lines that a signal caused: an undisturbed run has none there."""
+    every = run.config.run.log_every
+    return [line for line in lines if line["step"] % every == 0 or line is lines[-1]]
+
+
+def _column(lines: Iterable[Mapping[str, Any]], name: str) -> tuple[float, ...]:
+    return tuple(float(f"{line[name]:.{_DIGITS}g}") for line in lines)
 
 
 def _pixels(runs: Iterable[Run]) -> float | None:
@@ -236,19 +328,3 @@ def _pixels(runs: Iterable[Run]) -> float | None:
                 if line["features"] == "pixels" and (line["k"], line["temperature"]) == votes:
                     return float(line["top1"])
     return None
-
-
-def _lines(value: Any, indent: str = "") -> str:
-    """Write plain values as JSON: what holds numbers or texts alone stands on one line."""
-    deeper = indent + "  "
-    inner = value.values() if isinstance(value, Mapping) else value
-    if not isinstance(value, Mapping | list | tuple) or not value:
-        return json.dumps(value, allow_nan=False)
-    if isinstance(value, list | tuple) and not any(isinstance(x, Mapping) for x in inner):
-        return json.dumps(value, allow_nan=False)
-    if isinstance(value, Mapping):
-        parts = [f"{json.dumps(name)}: {_lines(one, deeper)}" for name, one in value.items()]
-        begin, end = "{}"
-    else:
-        parts, (begin, end) = [_lines(one, deeper) for one in value], "[]"
-    return f"{begin}\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}{end}"

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +20,7 @@ from fastsiam.errors import NOT_FINITE, FastSiamError, Interrupted
 from fastsiam.files import explained, written_for_user
 from fastsiam.kernels import cores
 from fastsiam.signals import ending_with, signal_name, stops_handled
-from fastsiam.study.results import Result, read_result
+from fastsiam.study.record import Result, read_result
 from fastsiam.study.runs import Run
 
 _TICK = 0.1
@@ -46,14 +46,12 @@ def do_runs(runs: Sequence[Run], config: StudyRunConfig, *, gpus: Sequence[str] 
     left = [run for run in runs if not run.is_done]
     for run in left:
         run.check_free()
+    Console().say(f"{len(runs):,} runs, {len(runs) - len(left):,} of them done")
     # Of all the runs, not of those that are left: a resumed run keeps its number of cores.
     config = replace(config, parallel=min(config.parallel, len(runs)))
-    console = Console()
-    done = len(runs) - len(left)
-    console.say(f"{len(runs):,} runs, {done:,} of them done")
-    work = _Work(console, total=len(left))
+    work = _Work(left, slots(config, gpus))
     with stops_handled(work.stop, again=work.kill):
-        work.go(deque(left), slots=slots(config, gpus))
+        work.finish()
 
 
 def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -80,41 +78,42 @@ def slots(config: StudyRunConfig, gpus: Sequence[str]) -> list[dict[str, str]]:
 
 @dataclass(slots=True)
 class _Task:
-    """A run at work: the process that has its next stage, and where it has its cores or GPUs."""
+    """A run at work: the process of its stage, and the environment of its cores or GPUs."""
 
     run: Run
     slot: dict[str, str]
     process: subprocess.Popen[bytes]
-    began: float = field(default_factory=time.monotonic)
+    began: float
 
 
 class _Work:
     """Runs at work side by side, until all are done, one fails, or a signal comes."""
 
-    def __init__(self, console: Console, *, total: int) -> None:
-        self._console, self._left = console, total
+    def __init__(self, runs: Sequence[Run], slots: list[dict[str, str]]) -> None:
+        self._console = Console()
+        self._waiting, self._slots, self._left = deque(runs), slots, len(runs)
         self._tasks: list[_Task] = []
         self._failures: list[FastSiamError] = []
         self._signal = 0
 
-    def go(self, waiting: deque[Run], *, slots: list[dict[str, str]]) -> None:
+    def finish(self) -> None:
         """Do the runs; after a failure or a signal no further one begins."""
         try:
             while True:
-                while waiting and slots and not self._failures and not self._signal:
-                    self._begin(waiting.popleft(), slots.pop(0))
+                while self._waiting and self._slots and not self._failures and not self._signal:
+                    self._begin(self._waiting.popleft(), self._slots.pop(0))
                 if not self._tasks:
                     break
                 time.sleep(_TICK)
                 for task in [task for task in self._tasks if task.process.poll() is not None]:
                     self._tasks.remove(task)
-                    if not self._goes_on(task):
-                        slots.append(task.slot)
+                    if not self._continues(task):
+                        self._slots.append(task.slot)
         finally:
             self.kill()
         if self._signal and self._left:
             raise Interrupted(
-                f"{signal.Signals(self._signal).name}: stopped, runs left: {self._left:,}; "
+                f"{signal_name(self._signal)}: stopped, runs left: {self._left:,}; "
                 "the same command continues from there",
                 exit_code=128 + self._signal,
             )
@@ -137,45 +136,41 @@ class _Work:
                 os.killpg(task.process.pid, signal.SIGKILL)
 
     def _begin(self, run: Run, slot: dict[str, str]) -> None:
-        """Begin a run, or continue with it."""
         run.prepare()
         again = "continues" if (run.folder / "checkpoints").exists() else "begins"
         self._console.say(f"{run.name} {again}; its output is in {run.log_file}")
-        self._add(_Task(run, slot, _started(run, slot)))
+        self._start(run, slot, time.monotonic())
 
-    def _add(self, task: _Task) -> None:
-        """Count a process among those at work; a signal that came as it started is passed on."""
+    def _start(self, run: Run, slot: dict[str, str], began: float) -> None:
+        """Start a run's next stage; a signal that comes meanwhile is passed on."""
+        task = _Task(run, slot, _started(run, slot), began)
         self._tasks.append(task)
         if self._signal:
             task.process.terminate()
 
-    def _goes_on(self, task: _Task) -> bool:
-        """See how a stage of a run ended; tell whether another one follows."""
+    def _continues(self, task: _Task) -> bool:
+        """See how a stage of a run ended; start the next one if there is one."""
         run, code = task.run, task.process.returncode
         if self._signal and not run.is_done:
             return False
         last = _last_lines(run.log_file, _RANKS_LINES) if code > 0 else []
-        if lines := [line for line in last if NOT_FINITE in line]:
-            _note_divergence(run, lines[0])
-        elif code and not run.is_done:
+        if lost := [line for line in last if NOT_FINITE in line]:
+            with written_for_user(run.diverged_file) as temporary:
+                temporary.write_text(f"{lost[0]}\n")
+        result = read_result(run)
+        if result is None and (code or not run.is_trained):
             self._failures.append(_failed(run, code))
             return False
-        if not run.is_trained and not run.is_diverged:
-            self._failures.append(_failed(run, 0))
-            return False
-        if not run.is_done:
-            self._add(_Task(run, task.slot, _started(run, task.slot), task.began))
+        if result is None:
+            self._start(run, task.slot, task.began)
             return True
         self._left -= 1
-        result = read_result(run)
-        assert result is not None
         took = duration(time.monotonic() - task.began)
-        self._console.say(f"{run.name}: {figures(result, run)} in {took}; {self._left:,} left")
+        self._console.say(f"{run.name}: {_figures(result, run)} in {took}; {self._left:,} left")
         return False
 
 
-def figures(result: Result, run: Run) -> str:
-    """Say in a few words what came of a run."""
+def _figures(result: Result, run: Run) -> str:
     if result.diverged:
         return "diverged: its loss was not finite"
     return (
@@ -211,11 +206,6 @@ def _started(run: Run, slot: dict[str, str]) -> subprocess.Popen[bytes]:
             process_group=0,
             preexec_fn=ending_with(os.getpid()),
         )
-
-
-def _note_divergence(run: Run, line: str) -> None:
-    with written_for_user(run.diverged_file) as temporary:
-        temporary.write_text(f"{line}\n")
 
 
 def _failed(run: Run, code: int) -> FastSiamError:

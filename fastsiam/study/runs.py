@@ -20,9 +20,8 @@ from fastsiam.files import written_for_user
 from fastsiam.run.folder import user_of
 from fastsiam.run.log import read_metrics
 from fastsiam.run.records import read_records
+from fastsiam.study.catalogue import Study, Variant
 from fastsiam.study.scales import Scale
-from fastsiam.study.tables import Study
-from fastsiam.study.variants import Change, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What lines about it call it."""
+        """Its name in messages."""
         return self.folder.name
 
     @property
@@ -49,23 +48,18 @@ class Run:
 
     @property
     def log_file(self) -> Path:
-        """The file with what its processes said."""
+        """The file with the output of its processes."""
         return self.folder / "study.log"
 
     @property
     def diverged_file(self) -> Path:
-        """The file that says that the loss was not finite, and so ended the run."""
+        """The file that exists if the loss was not finite, which ended the run."""
         return self.folder / "diverged"
 
     @property
     def is_diverged(self) -> bool:
         """Whether the loss was not finite: the run has ended, and is not tried again."""
         return self.diverged_file.exists()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.is_diverged or (self.is_trained and self.is_measured)
 
     @property
     def is_trained(self) -> bool:
@@ -76,10 +70,12 @@ class Run:
         )
 
     @property
-    def is_measured(self) -> bool:
-        """Whether the figures of the table are there."""
-        by_knn = self.scale.measure == "kNN top-1" and not self.linear
-        return by_knn or self.linear_top1 is not None
+    def is_done(self) -> bool:
+        """Whether nothing is left to do: it diverged, or the table's figures are there."""
+        needs_linear = self.linear or self.scale.measure == "linear top-1"
+        return self.is_diverged or (
+            self.is_trained and not (needs_linear and self.linear_top1 is None)
+        )
 
     @property
     def linear_top1(self) -> float | None:
@@ -97,7 +93,7 @@ class Run:
         return found[-1] if found else None
 
     def prepare(self) -> None:
-        """Write down what is asked for.
+        """Write the settings that are asked for.
 
         Raises:
             FastSiamError: the folder cannot be written.
@@ -149,7 +145,6 @@ def runs_of(
     folder: Path,
     *,
     seeds: Iterable[int],
-    machine: Change = lambda config: config,
     linear: bool = False,
 ) -> list[Run]:
     """Return the runs of studies, each once: all rows with the first seed, then with the next.
@@ -159,7 +154,6 @@ def runs_of(
         scale: the recipe that they change.
         folder: where they go, each into a folder of its own.
         seeds: of each row.
-        machine: gives settings what is this machine's: images, devices.
         linear: whether a linear evaluation is due where the scale is measured by kNN.
     """
     variants = {row.variant.name: row.variant for study in studies for row in study.rows}
@@ -169,7 +163,7 @@ def runs_of(
             variant,
             seed,
             scale,
-            machine(scale.settings(variant, seed=seed)),
+            scale.settings(variant, seed=seed),
             linear,
         )
         for seed in seeds

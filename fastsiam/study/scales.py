@@ -1,23 +1,32 @@
-"""The sizes at which the studies are run: a base recipe each, and how its networks are measured."""
+"""The sizes at which the studies are run: a base recipe each, and how its networks are measured.
+
+They are data, in ``scales.toml``. At the scales ``paper`` and ``cifar`` the related methods are
+their own recipes, as long as the base. At the small ones a method has the base's network, views and
+epochs, with heads, a loss and a rate of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from fastsiam.config import TrainConfig
+from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.study import ScaleName
-from fastsiam.study.related import RELATED, small, with_recipes
-from fastsiam.study.variants import Change, Variant, times_batch, unchanged
+from fastsiam.study.catalogue import Changes, Variant, changed
 
 Measure = Literal["kNN top-1", "linear top-1"]
+Device = Literal["auto", "cuda", "cpu"]
 
 _LOG_LINES = 25
 """Lines of metrics of a run, about."""
 _SAVES = 20
 """Checkpoints of a long run, at most; a killed run repeats at most such a part."""
+_MOCO_GROUP = 32
+"""Images that share BN statistics: 256 on 8 GPUs were MoCo's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +39,6 @@ class Scale:
     recipe: str
     """Name of the recipe that the base is made of."""
     base: TrainConfig
-    methods: Mapping[str, Change]
-    """What turns the base into the recipe of each method."""
     images: int
     """Training images that it is meant for."""
     classes: int
@@ -40,6 +47,14 @@ class Scale:
     """Whether linear evaluation is of features computed once, without augmentation (--cached)."""
     seeds: int = 3
     """Runs of each row if nobody says how many."""
+    recipes: Mapping[str, str] = field(default_factory=dict)
+    """Names of the related methods' own recipes, by the methods."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Rates (for a batch of 256) of the methods that have no recipe of their own."""
+    queue: int = 0
+    """MoCo's among them, in projections; every image adds two in an epoch."""
+    simsiam_batch: int = 0
+    """Batch of SimSiam among the related methods; 0 is the base's."""
 
     @property
     def makes_images(self) -> bool:
@@ -51,16 +66,28 @@ class Scale:
         """Top-1 of a guess, in percent."""
         return 100 / self.classes
 
+    def on(self, data: str, *, gpus: int, device: Device) -> Scale:
+        """Return the scale with this machine's images and devices."""
+        own = replace(self.base.data, data=data)
+        run = replace(self.base.run, gpus=gpus, device=device)
+        return replace(self, base=replace(self.base, data=own, run=run))
+
     def base_of(self, variant: Variant) -> TrainConfig:
         """Return the recipe that a variant changes: its method's."""
-        return self.methods[variant.method](self.base) if variant.method else self.base
+        base, method = self.base, variant.method
+        if method == "simsiam":
+            batch = self.simsiam_batch or base.optim.batch
+            return replace(base, optim=replace(base.optim, batch=batch))
+        if method in self.recipes:
+            return _with_recipe(base, self.recipes[method])
+        return self._small(method) if method else base
 
     def changed(self, variant: Variant) -> TrainConfig:
         """Return the recipe as a variant changes it."""
-        return variant.change(self.base_of(variant))
+        return changed(self.base_of(variant), variant.changes)
 
     def settings(self, variant: Variant, *, seed: int) -> TrainConfig:
-        """Return the settings of a variant's run, all but those of the machine."""
+        """Return the settings of a variant's run."""
         config = self.changed(variant)
         per_epoch = max(1, self.images // config.optim.batch)
         total = config.optim.epochs * per_epoch
@@ -75,111 +102,49 @@ class Scale:
             ),
         )
 
+    def _small(self, method: str) -> TrainConfig:
+        """Return the base recipe with another method's heads, loss and rate."""
+        base, numerics, heads = self.base, self.base.numerics, dict[str, Any](_METHODS[method])
+        if method == "mocov2":
+            numerics = replace(numerics, sync_bn=False, bn_images=_MOCO_GROUP)
+            heads["queue"] = self.queue
+        if method == "swav":
+            heads["frozen_epochs"] = min(1.0, base.optim.epochs / 10)
+        return replace(
+            base,
+            model=replace(base.model, method=METHOD_CONFIGS[method](**heads)),
+            optim=replace(base.optim, lr=self.rates[method]),
+            numerics=numerics,
+        )
+
+
+def _with_recipe(base: TrainConfig, name: str) -> TrainConfig:
+    """Return a recipe as long as the base, on its images; its warm-up is in proportion."""
+    own, epochs = RECIPES[name](), base.optim.epochs
+    warmup = own.optim.warmup_epochs * epochs / own.optim.epochs
+    optim = replace(own.optim, epochs=epochs, warmup_epochs=warmup)
+    return replace(own, optim=optim, monitor=base.monitor, data=base.data, run=base.run)
+
+
+def _scale(name: Any, *, recipe: str, settings: Changes | None = None, **others: Any) -> Scale:
+    base = changed(RECIPES[recipe](), settings or {})
+    return Scale(name=name, recipe=recipe, base=base, **others)
+
+
+_DATA = tomllib.loads(Path(__file__).with_name("scales.toml").read_text())
+_METHODS: dict[str, Changes] = _DATA["methods"]
+SCALES: dict[ScaleName, Scale] = {
+    name: _scale(name, **scale) for name, scale in _DATA["scales"].items()
+}
+"""Every scale by its name."""
+
 
 def scale(name: ScaleName, *, epochs: int = 0) -> Scale:
     """Return a scale.
 
     Args:
         name: of the scale.
-        epochs: of the base recipe, in place of the scale's own; 0 leaves these.
+        epochs: of the base recipe instead of the scale's own; 0 leaves these.
     """
-    found = SCALES[name]()
-    if not epochs:
-        return found
-    optim = replace(found.base.optim, epochs=epochs)
-    return replace(found, base=replace(found.base, optim=optim))
-
-
-def paper() -> Scale:
-    """The paper's own: the recipe as it is, and linear evaluation as in its appendix A."""
-    return Scale(
-        name="paper",
-        title="ResNet-50 on ImageNet",
-        recipe="imagenet",
-        base=RECIPES["imagenet"](),
-        methods={
-            "simsiam": times_batch(0.5),  # Table 4 has 256
-            **with_recipes({name: name for name in RELATED}),
-        },
-        images=1_281_167,
-        classes=1000,
-        measure="linear top-1",
-        seeds=1,
-    )
-
-
-def cifar() -> Scale:
-    """The paper's CIFAR-10 recipe, a quarter as long."""
-    recipe = RECIPES["cifar10"]()
-    return Scale(
-        name="cifar",
-        title="ResNet-18 on CIFAR-10",
-        recipe="cifar10",
-        base=replace(recipe, optim=replace(recipe.optim, epochs=200)),
-        methods={
-            "simsiam": unchanged,
-            **with_recipes({name: f"{name}_cifar10" for name in RELATED}),
-        },
-        images=50_000,
-        classes=10,
-        measure="kNN top-1",
-    )
-
-
-def cifar_small() -> Scale:
-    """A narrow network on 10,000 images of CIFAR-10: ``fastsiam convert cifar10 --limit 10000``."""
-    recipe = RECIPES["cifar10"]()
-    method = replace(recipe.model.method, dim=512, predictor_dim=128)  # type: ignore[call-arg]
-    return Scale(
-        name="cifar-small",
-        title="ResNet-18, 16 wide, on 10,000 images of CIFAR-10",
-        recipe="cifar10",
-        base=replace(
-            recipe,
-            augment=recipe.augment.changed(crop=24),
-            model=replace(recipe.model, width=16, method=method),
-            optim=replace(recipe.optim, epochs=6, batch=128, lr=0.2),
-            monitor=replace(recipe.monitor, knn_every=3),
-        ),
-        methods={
-            "simsiam": unchanged,
-            **small({"simclr": 0.4, "mocov2": 0.2, "byol": 0.2, "swav": 0.4}, queue=4096),
-        },
-        images=10_000,
-        classes=10,
-        measure="kNN top-1",
-        cached=True,
-    )
-
-
-def demo() -> Scale:
-    """The demo's recipe on its images, a little smaller: a run takes minutes on two cores."""
-    recipe = RECIPES["demo"]()
-    return Scale(
-        name="demo",
-        title="ResNet-10, 16 wide, on the demo's images",
-        recipe="demo",
-        base=replace(
-            recipe,
-            augment=recipe.augment.changed(crop=24),
-            optim=replace(recipe.optim, epochs=12),
-            step=replace(recipe.step, compile="off"),
-            monitor=replace(recipe.monitor, knn_every=4),
-        ),
-        methods={
-            "simsiam": unchanged,
-            **small({"simclr": 0.4, "mocov2": 0.4, "byol": 0.4, "swav": 0.4}, queue=1024),
-        },
-        images=4_000,
-        classes=10,
-        measure="kNN top-1",
-        cached=True,
-    )
-
-
-SCALES: dict[ScaleName, Callable[[], Scale]] = {
-    "paper": paper,
-    "cifar": cifar,
-    "cifar-small": cifar_small,
-    "demo": demo,
-}
+    found = SCALES[name]
+    return replace(found, base=changed(found.base, {"epochs": epochs})) if epochs else found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from statistics import fmean, stdev
 
 from fastsiam.report.markdown import markdown
+from fastsiam.study.catalogue import Claim
 from fastsiam.study.record import RowRecord, StudyRecord
-from fastsiam.study.tables import Claim
+from fastsiam.study.verdicts import Verdict, judge_all
 
 
 def as_text(record: StudyRecord) -> str:
@@ -49,22 +50,24 @@ def cells(record: StudyRecord) -> tuple[list[str], list[list[str]]]:
         "loss",
         "verdict",
     ]
-    return heads, [_row(record, row) for row in record.rows]
+    verdicts = judge_all(record)
+    return heads, [_row(record, row, verdicts[row.variant]) for row in record.rows]
 
 
 def reasons(record: StudyRecord) -> list[str]:
     """Return a line for each verdict: on which claim, and by which figures."""
+    verdicts = judge_all(record)
     return [
         f"{row.title}: {_claimed(record, claim)}: {verdict.outcome} ({verdict.reason})"
         for row in record.rows
-        for claim, verdict in record.verdicts(row)
+        for claim, verdict in verdicts[row.variant]
     ]
 
 
 def caption(record: StudyRecord) -> str:
     """Say in one line what the figures are, and on what they were measured."""
     seeds = ", ".join(map(str, record.seeds)) or "that will be done"
-    images = {one.images for row in record.rows for one in row.results if one.images}
+    images = {one.images for one in record.every_result if one.images}
     many = f" ({' or '.join(f'{count:,}' for count in sorted(images))} training images)"
     return (
         f"The paper's figures: {record.figure}. Ours: {record.measure} of {record.network}"
@@ -81,17 +84,18 @@ def _beside(record: StudyRecord) -> str:
         how = "cached features of central crops" if record.cached else "random crops and flips"
         said += f"linear evaluation on {how}, at the best of several rates; "
     if record.pixels is not None:
-        untrained = [one.untrained for row in record.rows for one in row.results]
+        untrained = [one.untrained for one in record.every_result]
         said += f"kNN of raw pixels: {record.pixels:.1f}%, "
         said += f"of untrained networks: {_mean(untrained, 1)}%; "
     return said
 
 
-def _row(record: StudyRecord, row: RowRecord) -> list[str]:
+def _row(
+    record: StudyRecord, row: RowRecord, verdicts: Sequence[tuple[Claim, Verdict]]
+) -> list[str]:
     results = row.results
     diverged = sum(one.diverged for one in results)
     seeds = f"{len(results)}" + (f", {diverged} diverged" if diverged else "")
-    verdicts = record.verdicts(row)
     return [
         row.title,
         row.setting or "as the recipe",
@@ -118,8 +122,9 @@ def _figure(value: float | str | None) -> str:
 def _claimed(record: StudyRecord, claim: Claim) -> str:
     """Say a claim: what a row does, or how it compares with which other."""
     if not claim.than:
-        return str(claim)
-    return f"{claim} {'to' if claim.kind == 'alike' else 'than'} {record.row(claim.than).title!r}"
+        return "does not collapse" if claim.kind == "stands" else claim.kind
+    other = record.row(claim.than).title
+    return f"{claim.kind} {'to' if claim.kind == 'alike' else 'than'} {other!r}"
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:
@@ -133,7 +138,7 @@ def _mean(values: Sequence[float | None], digits: int) -> str:
 
 def _machines(record: StudyRecord) -> str:
     """Name machines and versions, each once."""
-    return " and ".join(_each(_machine(one) for one in record.environments)) or "no machine yet"
+    return " and ".join(dict.fromkeys(map(_machine, record.environments))) or "no machine yet"
 
 
 def _machine(environment: dict[str, object]) -> str:
@@ -143,7 +148,3 @@ def _machine(environment: dict[str, object]) -> str:
         f"{environment['cores']} cores of {environment['cpu']}, {', '.join(gpus) or 'no GPU'}, "
         f"fastsiam {environment['fastsiam']}, torch {packages['torch']}"
     )
-
-
-def _each(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))

@@ -1,29 +1,33 @@
-"""Verdicts on the paper's claims, by criteria that were written down before the runs.
+"""Verdicts on the paper's claims.
 
-A claim *holds*, is *contradicted*, or *cannot be told* at this scale with these seeds. A claim
-about accuracy or about the loss is judged by a 95% confidence interval (Student's t) of a
-difference, or ratio, that is paired over seeds; so it needs two seeds at least.
+A claim *holds*, is *contradicted*, or *cannot be told* at this scale with these seeds.
+
+Some claims are judged by counting seeds; if it is so in some of them, it cannot be told:
 
 - **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank below 4
-  (``fastsiam.train.guard``, which warns of it in a run). In none: contradicted. In some: cannot
-  be told. **stands**, that is, does not collapse, is the reverse. Where no BN centres the
-  projections z_std is below 1 from the start; in place of 0.5 stands half of what it was at the
-  first log line, or 0.1 if that is more. (So does the guard since it met methods without that BN;
-  the rule was added after the runs of Table 3 and before those of the related methods.)
-- *Gain* is top-1 after training minus top-1 of the same network untrained (minus chance where that
-  was not measured). The study's reference row is what the paper compares with.
-- **works**: a row's gain is above a quarter of the reference's gain, by the whole interval; wholly
-  below: contradicted. **fails** is the reverse. Unless the reference itself gains, its whole
-  interval being above 0, neither can be told.
-- **better**, **worse** than another row: the interval of the difference of top-1 lies on that side
-  of 0; on the other: contradicted. Here and below a seed that diverged in both rows is left out.
-- **alike** to another row: the interval lies within 1 point either way; wholly outside:
-  contradicted.
-- **no better** than another row: the interval lies below 1 point; wholly above: contradicted.
-- **diverges**: every seed's loss ceased to be finite; no seed's: contradicted.
+  (``fastsiam.train.guard``, which warns of it in a run). **stands**, that is, does not collapse,
+  is the reverse. Where no BN centres the projections z_std is below 1 from the start; then the
+  bound is half of what it was at the first log line, or 0.1 if that is more.
+- **degenerates**: every seed ends with a loss below -0.9 and z_std below 0.1.
+
+The others are judged by a mean over seeds, in Student's t test (two-sided) against a border; so
+they need two seeds at least. *Gain* is top-1 after training minus top-1 of the same network
+untrained (minus chance where that was not measured).
+
+- **works**: the gain is above 0; below: contradicted. This depends on the row's own runs alone.
+- **fails**: the gain is below a quarter of the gain of the study's reference row; above:
+  contradicted. Unless the reference itself works, it cannot be told.
+- **better**, **worse** than another row: the difference of top-1 is on that side of 0; on the
+  other: contradicted.
+- **alike** to another row: the difference is within 1 point either way; outside: contradicted.
 - **unstable**: the mean absolute change of the loss from log line to log line, over the second half
-  of the run, is more than 1.5 times the reference's, by the whole interval; or a seed diverged that
-  did not diverge in the reference. Wholly below: contradicted.
+  of the run, is more than 1.5 times the reference's; less: contradicted. It holds, too, if a seed
+  diverged that did not diverge in the reference.
+
+A row is compared with another one seed by seed; a seed that diverged in both is left out. Tests
+that compare rows are corrected for their number in the study by Holm's method: the chance that any
+of them holds or is contradicted by accident is 5%. Whether a row works is tested at 5% by itself,
+so that the same runs get the same verdict in every study.
 
 A seed that diverged, its loss not being finite, has the top-1 of chance. It says nothing about
 collapse: "a model with a diverging loss, which is another pattern of failure, may also exhibit a
@@ -32,34 +36,31 @@ chance-level accuracy" (section 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
-from math import sqrt
+from math import atan, cos, inf, pi, sin, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
-from fastsiam.study.results import Result
-from fastsiam.study.tables import Claim
+from fastsiam.study.catalogue import Claim
+from fastsiam.study.record import Result, StudyRecord
 from fastsiam.train.guard import is_collapsed, lowest_spread
 
 Outcome = Literal["holds", "contradicted", "cannot be told"]
+Results = Sequence[Result]
 
+LEVEL = 0.05
+"""Of the tests: of their two sides together, and of all that compare rows of a study together."""
 SHARE = 0.25
-"""Of the reference's gain: more is working, less is failing."""
+"""Of the reference's gain: less is failing."""
 MARGIN = 1.0
 """Points of top-1 within which two rows are alike."""
 ROUGHNESS = 1.5
 """Times the reference's change of the loss between log lines: more is unstable."""
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Student's t for 95%, two-sided, with 1, 2, ... degrees of freedom; with more, the last is a
-little too wide."""
-
-Results = Sequence[Result]
+DEGENERATE_LOSS, DEGENERATE_STD = -0.9, 0.1
+"""Nearer to -1 and to 0 a run has degenerated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class Verdict:
 
     outcome: Outcome
     reason: str
+    comparison: float | None = None
+    """p of the test that compares two rows, before it is corrected; None where there is no such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,75 @@ def interval(values: Sequence[float]) -> Interval | None:
     """Return the 95% confidence interval of a mean; None for fewer than two values."""
     if len(values) < 2:
         return None
-    mean, t = fmean(values), _T[min(len(values) - 2, len(_T) - 1)]
-    half = t * stdev(values) / sqrt(len(values))
+    mean = fmean(values)
+    half = _quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
+def within(t: float, freedom: int) -> float:
+    """Return the probability that Student's t is between -t and t.
+
+    For whole degrees of freedom this is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    angle, odd = atan(t / sqrt(freedom)), freedom % 2
+    term, total = cos(angle) ** odd, 0.0
+    for k in range(odd, freedom - 1, 2):
+        if k > 1:
+            term *= (k - 1) / k * cos(angle) ** 2
+        total += term
+    total *= sin(angle)
+    return 2 / pi * (angle + total) if odd else total
+
+
+@cache
+def _quantile(freedom: int) -> float:
+    """Return the t with which an interval covers 95%."""
+    low, high = 1.0, 13.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle, freedom) < 1 - LEVEL else (low, middle)
+    return low
+
+
+def judge_all(record: StudyRecord) -> dict[str, list[tuple[Claim, Verdict]]]:
+    """Judge each of the paper's claims on a study; by the variants' names."""
+    rows = {row.variant: row.results for row in record.rows}
+    found = {
+        row.variant: [
+            (claim, judge(claim, row.variant, rows, reference=record.reference))
+            for claim in row.claims
+        ]
+        for row in record.rows
+    }
+    tests = [one.comparison for row in found.values() for _, one in row]
+    corrected = holm([p for p in tests if p is not None])
+    return {
+        name: [(claim, _corrected(verdict, corrected)) for claim, verdict in row]
+        for name, row in found.items()
+    }
+
+
+def holm(tests: Sequence[float]) -> dict[float, float]:
+    """Return the p of tests, and what each is when all of them are judged together."""
+    corrected: dict[float, float] = {}
+    highest = 0.0
+    for place, p in enumerate(sorted(tests)):
+        highest = max(highest, min(1.0, p * (len(tests) - place)))
+        corrected.setdefault(p, highest)
+    return corrected
+
+
+def _corrected(verdict: Verdict, corrected: Mapping[float, float]) -> Verdict:
+    if verdict.comparison is None:
+        return verdict
+    p = corrected[verdict.comparison]
+    reason = f"{verdict.reason}; p {verdict.comparison:.2g}, corrected {p:.2g}"
+    outcome = verdict.outcome if p < LEVEL else "cannot be told"
+    return replace(verdict, outcome=outcome, reason=reason)
+
+
 def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str) -> Verdict:
-    """Judge a claim on a row of a study.
+    """Judge a claim on a row of a study by itself.
 
     Args:
         claim: what the paper says.
@@ -104,99 +169,67 @@ def judge(claim: Claim, row: str, rows: Mapping[str, Results], *, reference: str
     own = rows.get(row, ())
     match claim.kind:
         case "collapses" | "stands":
-            return _of_collapse(own, collapses=claim.kind == "collapses")
-        case "works" | "fails":
-            return _of_gain(own, rows.get(reference, ()), works=claim.kind == "works")
-        case "better" | "worse":
-            return _of_order(own, rows.get(claim.than, ()), better=claim.kind == "better")
-        case "alike":
-            return _of_likeness(own, rows.get(claim.than, ()))
-        case "no better":
-            return _of_no_help(own, rows.get(claim.than, ()))
+            return _by_count(own, _is_collapsed, wanted=claim.kind == "collapses")
+        case "degenerates":
+            return _by_count(own, _is_degenerate, wanted=True)
+        case "works":
+            return _works(own)
+        case "fails":
+            return _fails(own, rows.get(reference, ()))
         case "unstable":
-            return _of_stability(own, rows.get(reference, ()))
-        case "diverges":
-            return _of_divergence(own)
+            return _is_unstable(own, rows.get(reference, ()))
+        case _:
+            return _compared(claim, own, rows.get(claim.than, ()))
 
 
-def _of_collapse(own: Results, *, collapses: bool) -> Verdict:
-    ended = [
-        (one, one.z_std, one.rank) for one in own if one.z_std is not None and one.rank is not None
-    ]
+def _by_count(own: Results, is_so: Callable[[Result], bool], *, wanted: bool) -> Verdict:
+    """Judge by whether something is so in every seed that came to its end, or in none."""
+    ended = [one for one in own if None not in (one.z_std, one.rank, one.loss)]
     if not ended:
-        return _unknown("no seed came to its end")
-    fallen = [one for one, spread, rank in ended if _is_collapsed(one, spread, rank)]
-    said = (
-        f"{len(fallen)} of {len(ended)} seeds collapsed; "
-        f"std {_range([spread for _, spread, _ in ended], 2)}, "
-        f"rank {_range([rank for *_, rank in ended], 1)}"
+        return Verdict("cannot be told", "no seed came to its end")
+    count = sum(map(is_so, ended))
+    reason = (
+        f"{count} of {len(ended)} seeds; loss {_range([one.loss for one in ended], 2)}, "
+        f"std {_range([one.z_std for one in ended], 2)}, "
+        f"rank {_range([one.rank for one in ended], 1)}"
     )
-    if 0 < len(fallen) < len(ended):
-        return _unknown(said)
-    return Verdict("holds" if bool(fallen) == collapses else "contradicted", said)
+    if 0 < count < len(ended):
+        return Verdict("cannot be told", reason)
+    return Verdict("holds" if bool(count) == wanted else "contradicted", reason)
 
 
-def _is_collapsed(one: Result, spread: float, rank: float) -> bool:
+def _is_collapsed(one: Result) -> bool:
+    assert one.z_std is not None and one.rank is not None
     bound = lowest_spread(one.z_std_curve[0], centred=one.centred)
-    return is_collapsed(spread, rank, batch=one.batch, bound=bound)
+    return is_collapsed(one.z_std, one.rank, batch=one.batch, bound=bound)
 
 
-def _of_gain(own: Results, reference: Results, *, works: bool) -> Verdict:
-    pairs = _pairs(own, reference)
-    beyond = interval([one.gain - SHARE * other.gain for one, other in pairs])
-    gained = interval([other.gain for _, other in pairs])
-    if beyond is None or gained is None:
-        return _too_few(pairs)
-    said = (
-        f"gain {fmean(one.gain for one, _ in pairs):.2f} points; minus a quarter of the "
-        f"reference's ({SHARE * gained.mean:.2f}): {beyond}"
-    )
-    if gained.low <= 0:
-        return _unknown(f"the reference's own gain is not above 0: {gained}; {said}")
-    return _by_side(beyond, 0, above=works, said=said)
+def _is_degenerate(one: Result) -> bool:
+    assert one.z_std is not None and one.loss is not None
+    return one.loss < DEGENERATE_LOSS and one.z_std < DEGENERATE_STD
 
 
-def _of_order(own: Results, other: Results, *, better: bool) -> Verdict:
-    pairs, sign = _comparable(own, other), 1 if better else -1
-    found = interval([sign * (one.top1 - two.top1) for one, two in pairs])
-    if found is None:
-        return _too_few(pairs)
-    said = f"{'better' if better else 'worse'} by {found} points"
-    return _by_side(found, 0, above=True, said=said)
+def _works(own: Results) -> Verdict:
+    verdict = _by_mean([one.gain for one in own], "gain {} points", low=0)
+    return replace(verdict, comparison=None)
 
 
-def _of_likeness(own: Results, other: Results) -> Verdict:
-    pairs = _comparable(own, other)
-    found = interval([one.top1 - two.top1 for one, two in pairs])
-    if found is None:
-        return _too_few(pairs)
-    said = f"differs by {found} points"
-    if found.low >= -MARGIN and found.high <= MARGIN:
-        return Verdict("holds", said)
-    if found.low > MARGIN or found.high < -MARGIN:
-        return Verdict("contradicted", said)
-    return _unknown(said)
+def _fails(own: Results, reference: Results) -> Verdict:
+    reference_works = _works(reference)
+    if reference_works.outcome != "holds":
+        return Verdict("cannot be told", f"the reference itself: {reference_works.reason}")
+    beyond = [one.gain - SHARE * other.gain for one, other in _pairs(own, reference)]
+    return _by_mean(beyond, "gain minus a quarter of the reference's {} points", high=0)
 
 
-def _of_no_help(own: Results, other: Results) -> Verdict:
-    pairs = _comparable(own, other)
-    found = interval([one.top1 - two.top1 for one, two in pairs])
-    if found is None:
-        return _too_few(pairs)
-    return _by_side(found, MARGIN, above=False, said=f"differs by {found} points")
+def _compared(claim: Claim, own: Results, other: Results) -> Verdict:
+    differences = [one.top1 - two.top1 for one, two in _comparable(own, other)]
+    low = {"better": 0.0, "alike": -MARGIN}.get(claim.kind, -inf)
+    high = {"worse": 0.0, "alike": MARGIN}.get(claim.kind, inf)
+    return _by_mean(differences, "differs by {} points", low=low, high=high)
 
 
-def _of_divergence(own: Results) -> Verdict:
-    if not own:
-        return _unknown("no seed came to its end")
-    lost = sum(one.diverged for one in own)
-    said = f"{lost} of {len(own)} seeds diverged"
-    if 0 < lost < len(own):
-        return _unknown(said)
-    return Verdict("holds" if lost else "contradicted", said)
-
-
-def _of_stability(own: Results, reference: Results) -> Verdict:
+def _is_unstable(own: Results, reference: Results) -> Verdict:
     lost = {one.seed for one in own if one.diverged}
     if lost - {one.seed for one in reference if one.diverged}:
         return Verdict("holds", f"{len(lost)} of {len(own)} seeds diverged")
@@ -205,10 +238,7 @@ def _of_stability(own: Results, reference: Results) -> Verdict:
         for one, other in _comparable(own, reference)
         if (of_one := roughness(one)) is not None and (of_other := roughness(other))
     ]
-    found = interval(ratios)
-    if found is None:
-        return _too_few(ratios)
-    return _by_side(found, ROUGHNESS, above=True, said=f"loss {found} times as rough")
+    return _by_mean(ratios, "loss {} times as rough", low=ROUGHNESS)
 
 
 def roughness(result: Result) -> float | None:
@@ -218,6 +248,28 @@ def roughness(result: Result) -> float | None:
     """
     losses = result.loss_curve[len(result.loss_curve) // 2 :]
     return fmean(abs(b - a) for a, b in pairwise(losses)) if len(losses) > 1 else None
+
+
+def _by_mean(
+    values: Sequence[float], reason: str, *, low: float = -inf, high: float = inf
+) -> Verdict:
+    """Judge by whether the mean over seeds lies between two borders.
+
+    Args:
+        values: of the seeds.
+        reason: has ``{}`` where the interval goes.
+        low: the lower border.
+        high: the upper border.
+    """
+    found = interval(values)
+    if found is None:
+        return Verdict("cannot be told", f"seeds to judge by: {len(values)}; it takes two")
+    distance = min(abs(found.mean - border) for border in (low, high))
+    error = stdev(values) / sqrt(len(values))
+    t = distance / error if error else inf * distance if distance else 0.0
+    p = 1 - within(t, len(values) - 1)
+    outcome: Outcome = "holds" if low < found.mean < high else "contradicted"
+    return Verdict(outcome if p < LEVEL else "cannot be told", reason.format(found), p)
 
 
 def _pairs(own: Results, other: Results) -> list[tuple[Result, Result]]:
@@ -231,23 +283,7 @@ def _comparable(own: Results, other: Results) -> list[tuple[Result, Result]]:
     return [pair for pair in _pairs(own, other) if not all(one.diverged for one in pair)]
 
 
-def _by_side(found: Interval, border: float, *, above: bool, said: str) -> Verdict:
-    """Judge an interval that should lie above a border, or below it."""
-    if found.low > border or found.high < border:
-        return Verdict("holds" if (found.low > border) == above else "contradicted", said)
-    return _unknown(said)
-
-
-def _unknown(reason: str) -> Verdict:
-    return Verdict("cannot be told", reason)
-
-
-def _too_few(pairs: Sequence[object]) -> Verdict:
-    if not pairs:
-        return _unknown("no seed of both rows can be compared")
-    return _unknown(f"{len(pairs)} seed of both rows: an interval takes two")
-
-
-def _range(values: Sequence[float], digits: int) -> str:
-    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+def _range(values: Sequence[float | None], digits: int) -> str:
+    there = [value for value in values if value is not None]
+    low, high = f"{min(there):.{digits}f}", f"{max(there):.{digits}f}"
     return low if low == high else f"{low} to {high}"

@@ -16,7 +16,7 @@ def test_list_names_every_study() -> None:
     out = fastsiam("study", "list").stdout
     for study in STUDIES.values():
         assert f"{study.title} ({study.source})" in out
-        assert all(row.variant.title in out for row in study.rows)
+        assert all(row.title in out for row in study.rows)
 
 
 @pytest.mark.parametrize("verb", ["run", "table"])
@@ -61,7 +61,7 @@ def test_a_table_of_nothing_yet_and_its_record(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     out = ["--out", str(tmp_path / "out")]
     shown = fastsiam("study", "table", "predictor", *out, "--json", str(file)).stdout
-    assert "no predictor" in shown and "no seed of both rows can be compared" in shown
+    assert "no predictor" in shown and "seeds to judge by: 0; it takes two" in shown
     assert [row["paper"] for row in json.loads(file.read_text())["rows"]] == [67.7, 0.1, 1.5, 68.1]
     assert fastsiam("study", "table", "predictor", "--record", str(file)).stdout == shown
     page = fastsiam("study", "table", "predictor", "--record", str(file), "--markdown").stdout

@@ -20,70 +20,40 @@ from PIL import Image
 from fastsiam.report.drawing import BLUE
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.pictures import picture
-from fastsiam.study.record import RowRecord, StudyRecord, write_record
-from fastsiam.study.results import Result
+from fastsiam.study.record import Result, StudyRecord, write_record
 from fastsiam.study.verdicts import interval
 from tests.processes import fastsiam
+from tests.study import results
 
 SEEDS = (38.0, 32.0, 43.0)
 """Top-1 of three seeds."""
+LINES = ((3.0, 6.0, 9.0, 12.0), (0.99, 0.95, 0.9, 0.9), (80.0, 60.0, 50.0, 40.0))
+"""Epochs, std and rank of the log lines."""
 
 
 def result(seed: int, top1: float, *, diverged: bool = False) -> Result:
-    """Return what came of a run; one that diverged ended after two of four log lines."""
+    """Return the results of a run; one that diverged ended after two of four log lines."""
     lines = 2 if diverged else 4
-    return Result(
-        seed=seed,
-        top1=10.0 if diverged else top1,
-        untrained=22.0,
-        z_std=None if diverged else 0.9,
-        rank=None if diverged else 40.0,
-        loss=None if diverged else -0.8,
-        batch=128,
-        images=4000,
-        diverged=diverged,
-        epochs=(3.0, 6.0, 9.0, 12.0)[:lines],
+    epochs, z_std, rank = (column[:lines] for column in LINES)
+    return replace(
+        results.result(seed, top1, untrained=22.0, diverged=diverged),
+        epochs=epochs,
         loss_curve=(-0.2 - seed / 10, -0.5, -0.7, -0.8)[:lines],
-        z_std_curve=(0.99, 0.95, 0.9, 0.9)[:lines],
-        rank_curve=(80.0, 60.0, 50.0, 40.0)[:lines],
+        z_std_curve=z_std,
+        rank_curve=rank,
         knn_epochs=(0.0, 12.0)[: lines // 2],
         knn_curve=(22.0, top1)[: lines // 2],
     )
 
 
-def results(*top1: float) -> tuple[Result, ...]:
+def of_seeds(*top1: float) -> tuple[Result, ...]:
     return tuple(result(seed, value) for seed, value in enumerate(top1))
 
 
 def record(name: str = "predictor", rows: Sequence[Sequence[Result]] = ()) -> StudyRecord:
     """Return a study's record with these rows' results; rows beyond them have three seeds."""
-    study = STUDIES[name]
-    return StudyRecord(
-        study=name,
-        title=study.title,
-        source=study.source,
-        figure=study.figure,
-        reference=study.reference,
-        scale="demo",
-        network="ResNet-10, 16 wide, on the demo's images",
-        measure="kNN top-1",
-        chance=10.0,
-        epochs=12,
-        rows=tuple(
-            RowRecord(
-                variant=row.variant.name,
-                title=row.variant.title,
-                setting="",
-                paper=row.paper,
-                claims=row.claims,
-                results=tuple(rows[i]) if i < len(rows) else results(*SEEDS),
-            )
-            for i, row in enumerate(study.rows)
-        ),
-        command=f"fastsiam study run {name}",
-        date="2026-11-22",
-        environments=(),
-    )
+    others = [of_seeds(*SEEDS)] * (len(STUDIES[name].rows) - len(rows))
+    return results.record(name, [*rows, *others])
 
 
 def parts(figure: Figure) -> tuple[list[Axes], Axes]:
@@ -171,7 +141,7 @@ def test_curves_are_means_in_bands_of_all_seeds() -> None:
 
 
 def test_one_seed_has_neither_whisker_nor_band() -> None:
-    one = results(38.0)
+    one = of_seeds(38.0)
     curves, bars = parts(picture(record(rows=[one] * 4)))
     assert not any(axes.collections for axes in curves)
     assert [xs(line) for line in bars.lines[:-2]] == [[38.0]] * 4
@@ -179,7 +149,7 @@ def test_one_seed_has_neither_whisker_nor_band() -> None:
 
 
 def test_a_diverged_seed_ends_its_curve_with_a_cross() -> None:
-    rows = [(*results(38.0, 32.0), result(2, 0, diverged=True))]
+    rows = [(*of_seeds(38.0, 32.0), result(2, 0, diverged=True))]
     curves, bars = parts(picture(record(rows=rows)))
     crosses = [line for line in curves[0].lines if line.get_marker() == "x"]
     assert [(xs(x), ys(x)) for x in crosses] == [([6.0], [-0.5])]
@@ -202,7 +172,7 @@ def test_a_study_of_which_nothing_is_done_is_drawn() -> None:
 
 def test_what_was_not_measured_is_not_drawn() -> None:
     """The paper's scale has no linear accuracy before training: chance stands for it."""
-    rows = [[replace(one, untrained=10.0) for one in results(*SEEDS)]] * 4
+    rows = [[replace(one, untrained=10.0) for one in of_seeds(*SEEDS)]] * 4
     shown = replace(record(rows=rows), measure="linear top-1")
     figure = picture(shown)
     bars = parts(figure)[1]

@@ -1,4 +1,4 @@
-"""What is said, and refused, before the first run of a study begins."""
+"""What is printed, and refused, before the first run of a study begins."""
 
 from __future__ import annotations
 

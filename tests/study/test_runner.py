@@ -14,15 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastsiam.config import TrainConfig
 from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import FastSiamError, Interrupted
 from fastsiam.run import checkpoint
 from fastsiam.run.log import read_metrics
 from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
-from fastsiam.study.record import read_record, study_record, write_record
-from fastsiam.study.results import read_result
+from fastsiam.study.record import collect, read_record, read_result, write_record
 from fastsiam.study.runner import do_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
@@ -113,7 +111,7 @@ def test_linear_evaluation_beside_knn(data: Path, copy: Path, tmp_path: Path) ->
     do_runs([run], CPU)
     assert run.linear_top1 is not None and replace(run, scale=SCALE).linear_top1 is None
     study = replace(STUDIES["stop-gradient"], rows=STUDIES["stop-gradient"].rows[:1])
-    record = study_record(study, run.scale, [run], StudyConfig())
+    record = collect(study, run.scale, [run], StudyConfig())
     write_record(tmp_path / "record.json", record)
     assert read_record(tmp_path / "record.json") == record
     heads, [row] = cells(record)
@@ -188,17 +186,6 @@ def test_a_failure_ends_the_study_after_what_is_beside_it(
         do_runs([bad, good, other], replace(CPU, parallel=2))
     assert "\n" not in str(error.value)
     assert good.is_done and not other.folder.exists()
-
-
-def test_a_run_that_the_program_refuses_is_named(data: Path, tmp_path: Path) -> None:
-    good = tiny_runs(data, tmp_path, tiny())[0]
-    bad = replace(good, folder=tmp_path / "bad", config=_with_batch(good, 4096))
-    with pytest.raises(FastSiamError, match=r"bad failed \(.*4,?096.*\); see .*study.log"):
-        do_runs([bad], CPU)
-
-
-def _with_batch(run: Run, batch: int) -> TrainConfig:
-    return replace(run.config, optim=replace(run.config.optim, batch=batch))
 
 
 def test_a_study_that_is_killed_goes_on_bit_for_bit(data: Path, done: Path, tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def tiny(*, epochs: int = 2, **optim: float) -> Scale:
         title="a ResNet-10 on stripes",
         recipe="demo",
         base=base,
-        methods={},
         images=24,
         classes=3,
         measure="kNN top-1",
@@ -52,14 +51,12 @@ def tiny_runs(
 ) -> list[Run]:
     """Return a study's runs at such a scale."""
 
-    def machine(config: TrainConfig) -> TrainConfig:
-        return replace(
-            config,
-            data=DataConfig(data=str(data), pipeline="memory", workers=0),
-            run=replace(config.run, device="cpu"),
-        )
-
-    return runs_of([STUDIES[study]], scale, out, seeds=range(seeds), machine=machine)
+    base = replace(
+        scale.base,
+        data=DataConfig(data=str(data), pipeline="memory", workers=0),
+        run=replace(scale.base.run, device="cpu"),
+    )
+    return runs_of([STUDIES[study]], replace(scale, base=base), out, seeds=range(seeds))
 
 
 def study(data: str, out: str, epochs: int) -> None:

@@ -61,7 +61,7 @@ def mocov2_cifar10() -> TrainConfig:
     rate is .03 for a batch of 256 and its weight decay 5e-4, of a loss that is the sum of both
     directions. Ours is their mean: twice the rate and half the weight decay make the same steps.
     The demo's head is one layer (``--projector-layers 1``); two, 512 wide, make it MoCo v2's, as in
-    lightly's benchmark (kNN 90.0 with a queue of 8192 and a higher rate).
+    lightly's benchmark (kNN 89.9 with a queue of 8192 and a higher rate).
     """
     return TrainConfig(
         augment=_views({"scale_min": 0.08}, {"scale_min": 0.08}),
@@ -75,7 +75,7 @@ def mocov2_cifar10() -> TrainConfig:
 
 
 def byol_cifar10() -> TrainConfig:
-    """BYOL on CIFAR-10: kNN 91.1 in lightly's benchmark.
+    """BYOL on CIFAR-10: kNN 91.0 in lightly's benchmark.
 
     ``fastsiam train --recipe byol_cifar10 --data /data/cifar10``. From that benchmark: SGD, heads
     with 1024 hidden units and 256 outputs, target's momentum .99, the same at all steps, crops of
@@ -99,7 +99,7 @@ def swav_cifar10() -> TrainConfig:
     """SwAV of two views on CIFAR-10; no published run has these settings.
 
     ``fastsiam train --recipe swav_cifar10 --data /data/cifar10``. From lightly's benchmark (kNN
-    88.1, with Adam): a head of 512-512-128, 512 prototypes, which a batch of 512 images can be
+    88.4, with Adam): a head of 512-512-128, 512 prototypes, which a batch of 512 images can be
     balanced over without a queue, crops of 14% to 100% of the image. From SwAV's own recipe for
     small batches: LARS on all parameters, rate .6 x batch / 256 along a cosine to a thousandth,
     weight decay 1e-6, prototypes as they are initialised for an epoch. solo-learn takes LARS with a
