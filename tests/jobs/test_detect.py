@@ -25,7 +25,7 @@ from fastsiam.evaluate.records import read_records
 from fastsiam.jobs import detect, epochs
 from fastsiam.jobs.detect import evaluate_detection
 from fastsiam.jobs.train import train_here
-from fastsiam.report.evaluations import evaluations
+from fastsiam.report.evaluations import evaluation_tables
 from tests.configs import with_settings
 from tests.detection.made import make_detection_set
 from tests.processes import Forked, fastsiam
@@ -84,8 +84,9 @@ def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture
     assert read_records(run) == [record]
     plain = json.loads((run / "eval" / files[0]).read_text())
     assert plain["mean"] == means and plain["deviation"] == spread
-    page = evaluations({"run": [record]})
-    assert "Detection" in page and "C4 of torchvision" in page and "backbone resnet10" in page
+    (table,) = evaluation_tables({"run": [record]})
+    assert table.title == "Detection"
+    assert "C4 of torchvision" in str(table.rows) and "backbone resnet10" in str(table.rows)
 
 
 def test_masks_of_coco(run: Path, made: Path) -> None:
