@@ -30,7 +30,7 @@ from fastsiam.jobs.subject import Subject, open_subject
 from fastsiam.pipelines import build_eval_loader, open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_whole
-from fastsiam.report.pictures import Captioned, picture_rows, save_picture
+from fastsiam.report.pictures import Captioned, picture_grid, save_picture
 from fastsiam.views.batch import EvalLoader
 
 _GROUP_ROWS = 8192
@@ -330,7 +330,7 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
                 alike = own == kind if own and kind else None  # without labels nobody knows
                 row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
         rows.append(row)
-    return picture_rows(rows)
+    return picture_grid(rows)
 
 
 def _loader(subject: Subject, split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:
