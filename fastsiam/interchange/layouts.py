@@ -216,7 +216,7 @@ def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translat
 
     Args:
         state: what the file holds.
-        foreign: the backbone is none of fastsiam's ResNets: it keeps its library's names.
+        foreign: the backbone is another library's, and keeps that library's names.
     """
     state = _unwrapped(state)
     layout = next(

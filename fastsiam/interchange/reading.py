@@ -81,20 +81,19 @@ def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
 
 def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
     try:
-        facts = plain.Facts.of(content)
+        model, epoch, seen = plain.facts(content)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(
             f"{path} is a plain file of another version of fastsiam, or damaged: {error}"
         ) from error
-    model = BackboneConfig(**facts.backbone)
     weights = {f"backbone.{key}": value for key, value in content["state_dict"].items()}
     return Pretrained(
         path=path,
         layout="plain",
         model=model,
         state=_checked(path, weights, _skeleton(model, {})),
-        epoch=facts.epoch,
-        input=facts.input,
+        epoch=epoch,
+        input=seen,
     )
 
 

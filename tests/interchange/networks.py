@@ -1,4 +1,4 @@
-"""Networks whose weights go in and out: runs of ours, and models of other programs."""
+"""Networks whose weights go in and out: runs, and models of other programs."""
 
 from __future__ import annotations
 
