@@ -30,11 +30,11 @@ from fastsiam.files import explained, write_json
 from fastsiam.interchange import plain, weight_files
 from fastsiam.interchange.loading import snippet
 from fastsiam.interchange.pretrained import Input, Pretrained
+from fastsiam.methods.optim import decaying_rate, peak_lr
+from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.training.numerics import keep_freed_memory
-from fastsiam.training.optim import decaying_rate, peak_lr
 
 WEIGHTS, RESULT = "backbone.pt", "result.json"
 """Files of a run: a plain file of the backbone, and what is known of the run."""

@@ -13,9 +13,9 @@ import fastsiam
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
-from fastsiam.evaluate.records import Record
 from fastsiam.files import quoted
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import Record
 
 from .layouts import AUTHORS
 from .loading import normalisation, snippet

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.evaluate.records import Record
 from fastsiam.files import explained
 from fastsiam.methods import method_skeleton
 from fastsiam.model.backbones import BLOCKS, skeleton
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.records import Record
 
 from . import plain, weight_files
 from .card import model_card

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
-from fastsiam import checkpoint as checkpoints
-from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import BackboneConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import method_skeleton
 from fastsiam.model.backbones import BLOCKS, classifier_keys, skeleton
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.checkpoint import Checkpoint
 
 from . import plain, weight_files
 from .heads import build_parts, fold_biases

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastsiam.console import rounded
-from fastsiam.evaluate.records import DataFacts, ImageFacts, Record
 from fastsiam.report.page import Best, Table
+from fastsiam.run.records import DataFacts, ImageFacts, Record
 
 _FEATURES = {"trained": "trained", "untrained": "untrained", "pixels": "raw pixels"}
 """What kNN compares, in the order of the rows."""

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import FastSiamConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
+from fastsiam.run import checkpoint as checkpoints
 from tests.configs import changed_model
 from tests.interchange.networks import TINY, X, same, saved_run
 
