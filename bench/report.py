@@ -19,8 +19,8 @@ from fastsiam.bench.records import Record, grouped, read
 from fastsiam.bench.tables import caption, differences, rows_of, table
 from fastsiam.errors import DataError
 from fastsiam.files import explained, written_whole
-from fastsiam.report import html as page
 from fastsiam.report.drawing import png
+from fastsiam.report.page import Figure, Section, Table, flat, render
 from fastsiam.study import record as studies_of
 from fastsiam.study import table as studies
 
@@ -67,7 +67,7 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     facts = dict.fromkeys(
         f"{_where(one)}; fastsiam {one.environment['fastsiam']}; {one.date}" for one, *_ in runs
     )
-    whole = page.whole("fastsiam bench", " / ".join(facts), "".join(sections))
+    whole = render("fastsiam bench", " / ".join(facts), sections)
     written = {"index.html": whole.encode(), "tables.md": "\n".join(tables).encode(), **pictures}
     with explained(DataError, f"cannot write the report to {out}"):
         for name, content in written.items():
@@ -214,18 +214,19 @@ def _where(one: Record) -> str:
     return f"{machine['cores']} cores of {machine['cpu']}, {gpus}"
 
 
-def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) -> str:
-    figures = "".join(
-        page.figure(picture, "image/png", f"{title}: {Path(name).stem}")
-        for name, picture in drawn.items()
-    )
+def _section(title: str, records: Sequence[Record], drawn: Mapping[str, bytes]) -> Section:
     heads, rows = rows_of(records)
     facts = [(one.name, _said(one.facts)) for one in records if one.facts]
-    return (
-        f"{page.heading(title, caption(records))}"
-        f'<div class="charts">{figures}</div>'
-        f"{page.table(rows, heads)}<details><summary>Conditions</summary>"
-        f"{page.table(_conditions(records))}{page.table(facts)}</details>"
+    return Section(
+        title=title,
+        facts=caption(records),
+        figures=[
+            Figure(picture, "image/png", f"{title}: {Path(name).stem}")
+            for name, picture in drawn.items()
+        ],
+        columns=False,
+        tables=[Table(rows, heads)],
+        details=[Table(_conditions(records)), Table(facts)],
     )
 
 
@@ -252,7 +253,7 @@ def _conditions(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def _said(values: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name} {_value(value)}" for name, value in page.flat(values).items())
+    return "; ".join(f"{name} {_value(value)}" for name, value in flat(values).items())
 
 
 def _value(value: Any) -> str:

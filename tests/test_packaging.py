@@ -64,6 +64,8 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
         "cli/__init__.py",
         "train/command.py",
         "kernels/source/job.h",
+        "interchange/card.md.jinja",
+        "report/page.html.jinja",
         "kernels/kernels.stamp",
         *(f"kernels/{build.library(kind)}" for kind in library.kinds()),
     ):

@@ -29,7 +29,7 @@ from fastsiam.files import explained, written_whole
 from fastsiam.pipelines import build_eval_loader, open_split
 from fastsiam.pipelines.store import Split
 from fastsiam.pipelines.subsets import open_whole
-from fastsiam.report.pictures import Captioned, picture_rows, save_picture
+from fastsiam.report.pictures import Captioned, picture_grid, save_picture
 from fastsiam.run.records import check_targets
 from fastsiam.views.batch import EvalLoader
 
@@ -330,7 +330,7 @@ def draw_neighbours(path: Path, config: NeighboursConfig, place: Place) -> Image
                 alike = own == kind if own and kind else None  # without labels nobody knows
                 row.append((bank.decode(tag), f"{cosine:.2f} {own}", alike))
         rows.append(row)
-    return picture_rows(rows)
+    return picture_grid(rows)
 
 
 def _loader(subject: Subject, split: Split, chosen: NDArray[np.int64] | None = None) -> EvalLoader:

@@ -27,7 +27,6 @@ from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
 from fastsiam.interchange import Input, Pretrained, load_pretrained
-from fastsiam.methods import build_method
 from fastsiam.model.numerics import autocast_type, keep_freed_memory
 from fastsiam.pipelines import build_eval_loader, has_validation, open_split
 from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
@@ -375,7 +374,7 @@ def _untrained(pretrained: Pretrained) -> Pretrained:
     """Return the network as its run began."""
     own = pretrained.config
     torch.manual_seed(own.numerics.seed if own else 0)
-    state = build_method(pretrained.model).state_dict()
+    state = pretrained.build().state_dict()
     return replace(pretrained, state=state, epoch=0.0, left_out=())
 
 

@@ -1,10 +1,10 @@
-"""Weights in and out: of our runs, and in the layouts of other programs."""
+"""Weights in and out: of runs, and in the layouts of other programs."""
 
 from __future__ import annotations
 
 from .export import FORMATS, export_weights, exports_of
 from .pretrained import Input, Pretrained
-from .recognise import load_pretrained
+from .reading import load_pretrained
 
 __all__ = [
     "FORMATS",

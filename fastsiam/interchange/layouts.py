@@ -1,4 +1,4 @@
-"""Names of weights in other programs, and ours: tables of prefixes, read from the programs' code.
+"""Names of weights in other programs, as tables of prefixes, read from the programs' code.
 
 - simsiam: facebookresearch/simsiam, simsiam/builder.py: torchvision's ResNet whose ``fc`` is the
   projector; its last layer has a bias that is never trained.
@@ -18,22 +18,70 @@ chigur/byol-convert make of them has torchvision's names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fastsiam.config import Stem
+from fastsiam.config import MethodConfig, MoCoV2Config, SimSiamConfig, Stem, SwAVConfig
 
-from .foreign_heads import numbered
+from .heads import Head, numbered
 
 _WRAPPERS = ("module.", "model.")
 """Prefixes of DistributedDataParallel (AveragedModel too) and of LightningModules."""
 
-_LAYERS = range(8)
-"""More layers than any head has."""
-
 Rules = tuple[tuple[str, str | None], ...]
+"""Pattern at the start of a key, and its replacement in fastsiam; None leaves the key out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authors:
+    """How the authors of a method write their checkpoints, which are read and written."""
+
+    method: type[MethodConfig]
+    parts: Mapping[str, str]
+    """What stands before the names of each part, behind "module."."""
+    heads: Mapping[str, Head]
+    """Their heads; a width of 0 is that of the backbone's features, of -1 any."""
+    zero_bias: str = ""
+    """Layer before a BN that has a bias there, and none in fastsiam."""
+    renamed: tuple[str, str] = ("", "")
+    """A layer in fastsiam's numbers and in theirs: they number no BN that is not there."""
+    program: str = "main_lincls.py -a {arch}"
+    """Their linear evaluation."""
+
+    @property
+    def rules(self) -> Rules:
+        """Rules that read what is written."""
+        by_length = sorted(self.parts.items(), key=lambda item: -len(item[1]))
+        return tuple((re.escape(theirs), f"{part}.") for part, theirs in by_length)
+
+
+AUTHORS = {
+    "simsiam": Authors(
+        method=SimSiamConfig,
+        parts={"backbone": "encoder.", "projector": "encoder.fc.", "predictor": "predictor."},
+        heads={
+            "projector": Head(widths=(0, 0, -1), hidden_bn=True, output_bn=True),
+            "predictor": Head(widths=(-1, -1), hidden_bn=True, output_bn=False),
+        },
+        zero_bias="encoder.fc.6",
+    ),
+    "moco": Authors(
+        method=MoCoV2Config,
+        parts={"backbone": "encoder_q.", "projector": "encoder_q.fc."},
+        heads={"projector": Head(widths=(0, -1), hidden_bn=False, output_bn=False)},
+        renamed=("encoder_q.fc.3.", "encoder_q.fc.2."),
+    ),
+    "swav": Authors(
+        method=SwAVConfig,
+        parts={"backbone": "", "projector": "projection_head.", "prototypes": "prototypes."},
+        heads={"projector": Head(widths=(-1, -1), hidden_bn=True, output_bn=False)},
+        zero_bias="projection_head.0",
+        program="eval_linear.py",
+    ),
+}
+"""The layouts that are of one method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,30 +89,24 @@ class Layout:
     """How a program names the parts of a method."""
 
     name: str
-    marks: tuple[str, ...]
+    marks: tuple[str, ...] = ()
     """Patterns, each at the start of one key at least."""
     rules: Rules
-    """Pattern at the start of a key, and what stands there with us; None leaves the key out."""
-    method: str = ""
-    """The only method that it is of; empty if there are several."""
+    small_stem: Stem = "cifar"
+    """What a 3x3 first convolution means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """A file's weights by our names."""
+    """A file's weights by fastsiam's names."""
 
     layout: str
     weights: dict[str, Tensor]
     origin: dict[str, str]
     """What each weight is called in the file."""
-    left_out: list[str]
+    left_out: list[str] = field(default_factory=list)
     """Keys that a rule leaves out."""
-    method: str
-    """The method that the layout is of; empty if there are several."""
-    momentum: bool
-    """Whether a momentum encoder, or the queue of its projections, is left out."""
     small_stem: Stem
-    """What a 3x3 first convolution means in this layout."""
 
 
 _BACKBONE: Rules = ((r"(backbone|encoder)\.", "backbone."),)
@@ -80,37 +122,22 @@ _MOMENTUM: Rules = (
     (r"(encoder_k|target_net)\.", None),
     (r"(queue|queue_ptr)$", None),
 )
-"""What follows an encoder while it is trained, and the projections that are kept of it."""
+"""Momentum encoders, and the queues of their projections."""
 
 LAYOUTS = (
-    Layout(
-        name="simsiam",
-        marks=(r"encoder\.fc\.0\.",),
-        rules=((r"encoder\.fc\.", "projector."), *_BACKBONE, (r"predictor\.", "predictor.")),
-        method="simsiam",
-    ),
+    Layout(name="simsiam", marks=(r"encoder\.fc\.0\.",), rules=AUTHORS["simsiam"].rules),
     Layout(
         name="moco",
         marks=(r"encoder_q\.(conv1|fc)\.",),
-        rules=(
-            *_MOMENTUM,
-            (r"encoder_q\.fc\.(?=weight|bias)", "projector.0."),  # of the first version
-            (r"encoder_q\.fc\.", "projector."),
-            (r"encoder_q\.", "backbone."),
-        ),
-        method="mocov2",
+        rules=(*_MOMENTUM, *AUTHORS["moco"].rules),
     ),
     Layout(
         name="swav",
         marks=(r"projection_head\.(\d\.)?weight", r"conv1\."),
         rules=(
-            (r"projection_head\.(?=weight|bias)", "projector.0."),
-            (r"projection_head\.", "projector."),
-            (r"prototypes\.prototypes\d+\.", None),  # several sets of them, which we have not
-            (r"prototypes\.", "prototypes."),
-            ("", "backbone."),
+            (r"prototypes\.prototypes\d+\.", None),  # several sets of prototypes
+            *AUTHORS["swav"].rules,
         ),
-        method="swav",
     ),
     Layout(
         name="mmselfsup",
@@ -119,14 +146,14 @@ LAYOUTS = (
             (r"(encoder|encoder_q|online_net)\.[01]\.", None),  # before 1.0: all of it once more
             *_MOMENTUM,
             *_BACKBONE,
-            (r"neck\.fc\.", "projector.0."),
-            (r"neck\.(mlp|projection_neck)\.", "projector."),
+            (r"neck\.(fc|mlp|projection_neck)\.", "projector."),
             (r"neck\.bn\.", None),  # SwAV's, which is in its Sequential, too
             (r"head\.loss\.prototypes\.", "prototypes."),
-            *((rf"neck\.fc{i}\.", f"projector.{3 * i}.") for i in _LAYERS),
-            *((rf"neck\.bn{i}\.", f"projector.{3 * i + 1}.") for i in _LAYERS),
-            *((rf"head\.predictor\.fc{i}\.", f"predictor.{3 * i}.") for i in _LAYERS),
-            *((rf"head\.predictor\.bn{i}\.", f"predictor.{3 * i + 1}.") for i in _LAYERS),
+            # layer i and its BN become 10i and 10i + 1, to be numbered
+            (r"neck\.fc(\d)\.", r"projector.\g<1>0."),
+            (r"neck\.bn(\d)\.", r"projector.\g<1>1."),
+            (r"head\.predictor\.fc(\d)\.", r"predictor.\g<1>0."),
+            (r"head\.predictor\.bn(\d)\.", r"predictor.\g<1>1."),
             (r"data_preprocessor\.", None),
         ),
     ),
@@ -150,26 +177,26 @@ LAYOUTS = (
             *_CLASSIFIERS,
             *_MOMENTUM,
             *_BACKBONE,
-            (r"projector\.", "projector."),
-            (r"predictor\.", "predictor."),
             # torch's weight_norm, old and new; its lengths are all 1 there
             (r"prototypes\.(weight_v|parametrizations\.weight\.original1)", "prototypes.weight"),
             (r"prototypes\.(weight_g|parametrizations\.weight\.original0)", None),
         ),
+        small_stem="cifar-pad2",
     ),
     Layout(  # its linear evaluation
         name="solo-learn",
         marks=(r"backbone\.", r"classifier\.weight"),
         rules=(*_CLASSIFIERS, *_BACKBONE),
+        small_stem="cifar-pad2",
     ),
     Layout(
         name="torchvision",
         marks=(r"(backbone|encoder\.(conv1|0))\.",),
         rules=(*_CLASSIFIERS, *_BACKBONE, (r"(data_preprocessor|head)\.", None)),
     ),
-    Layout(name="torchvision", marks=(), rules=((r"linear\.", None), ("", "backbone."))),
+    Layout(name="torchvision", rules=((r"linear\.", None), ("", "backbone."))),
 )
-"""The layouts that are known, the most peculiar first."""
+"""The known layouts, the most specific first."""
 
 _CHILDREN = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
 """A ResNet's, as ``nn.Sequential`` numbers them."""
@@ -184,32 +211,30 @@ _DETECTRON2 = (
 """torchvision's names to detectron2's (detectron2/modeling/backbone/resnet.py)."""
 
 
-def translated(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translation:
-    """Give weights the names that they have with us; those that no rule knows keep their own.
+def translate(state: Mapping[str, Tensor], *, foreign: bool = False) -> Translation:
+    """Give weights fastsiam's names; those that no rule knows keep their own.
 
     Args:
         state: what the file holds.
-        foreign: the backbone is known to be none of our ResNets: it keeps its library's names.
+        foreign: the backbone is another library's, and keeps that library's names.
     """
     state = _unwrapped(state)
-    layout = next(x for x in LAYOUTS if all(_is_in(state, mark) for mark in x.marks))
-    new = {key: _by_rules(key, layout.rules) for key in state}
+    layout = next(
+        x for x in LAYOUTS if all(any(re.match(mark, key) for key in state) for mark in x.marks)
+    )
+    new = {key: name for key in state if (name := _by_rules(key, layout.rules)) is not None}
     # In lightly's ResNetGenerator ReLU and pooling are no modules: its stages follow at once.
     lightlys = not foreign and "backbone.2.0.conv1.weight" in new.values()
-    if not foreign and "backbone.0.weight" in new.values():
-        new = {key: name and _unnumbered(name, lightlys) for key, name in new.items()}
-    names = {key: name if foreign else _torchvisions(name) for key, name in new.items() if name}
-    names = numbered(names, state)
-    left_out = [key for key in state if key not in names]
-    stems: dict[str, Stem] = {"solo-learn": "cifar-pad2"}
+    if not foreign:
+        numbers = "backbone.0.weight" in new.values()
+        new = {k: _torchvisions(name, numbers, lightlys) for k, name in new.items()}
+    names = numbered(new, state)
     return Translation(
         layout=layout.name,
         weights={name: state[key] for key, name in names.items()},
         origin={name: key for key, name in names.items()},
-        left_out=left_out,
-        method=layout.method,
-        momentum=any(_by_rules(key, _MOMENTUM) is None for key in left_out),
-        small_stem="cifar-no-relu" if lightlys else stems.get(layout.name, "cifar"),
+        left_out=[key for key in state if key not in names],
+        small_stem="cifar-no-relu" if lightlys else layout.small_stem,
     )
 
 
@@ -221,29 +246,23 @@ def _unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _is_in(state: Iterable[str], mark: str) -> bool:
-    return any(re.match(mark, key) for key in state)
-
-
-def _torchvisions(name: str) -> str:
-    """Rename the shortcuts of lightly's ResNets."""
-    return re.sub(r"^(backbone\.layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
-
-
 def _by_rules(key: str, rules: Rules) -> str | None:
-    for pattern, ours in rules:
+    for pattern, own in rules:
         if re.match(pattern, key):
-            return None if ours is None else re.sub(f"^{pattern}", ours, key, count=1)
-    return key
+            if own is None:
+                return None
+            key = re.sub(f"^{pattern}", own, key, count=1)
+            break
+    return re.sub(r"^projector\.(?=weight|bias)", "projector.0.", key)  # a head of one layer
 
 
-def _unnumbered(name: str, lightlys: bool) -> str:
-    """Undo ``nn.Sequential``'s numbers."""
+def _torchvisions(name: str, numbers: bool, lightlys: bool) -> str:
+    """Undo ``nn.Sequential``'s numbers; rename the shortcuts of lightly's ResNets."""
     children = [x for x in _CHILDREN if not (lightlys and x in ("relu", "maxpool"))]
-    found = re.match(r"backbone\.(\d)\.", name)
-    if not found or int(found[1]) >= len(children):
-        return name
-    return f"backbone.{children[int(found[1])]}.{name[found.end() :]}"
+    match = re.match(r"backbone\.(\d)\.", name)
+    if numbers and match and int(match[1]) < len(children):
+        name = f"backbone.{children[int(match[1])]}.{name[match.end() :]}"
+    return re.sub(r"^(backbone\.layer\d\.\d+)\.shortcut\.", r"\1.downsample.", name)
 
 
 def to_detectron2(name: str) -> str:

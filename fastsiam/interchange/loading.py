@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from fastsiam.config import ModelConfig
+from fastsiam.config import BackboneConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD
 from fastsiam.model.backbones import skeleton
 
+from .layouts import AUTHORS
 from .pretrained import Pretrained
 
 _PADDING = {"cifar": 1, "cifar-pad2": 2, "cifar-no-relu": 1}
-
-
-AUTHORS = {
-    "simsiam": ("module.encoder.", ("fc.", "module.")),
-    "moco": ("module.encoder_q.", ("fc.",)),
-    "swav": ("module.", ("projection_head.", "prototypes.")),
-}
-"""Of the authors' formats: what stands before the encoder's names, and how other parts' begin."""
 
 
 def snippet(pretrained: Pretrained, format: str, file: str) -> str:
@@ -24,7 +17,7 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
 
     Args:
         pretrained: the weights.
-        format: the layout of their file: torchvision, timm, plain or one of ``AUTHORS``.
+        format: the layout of their file: torchvision, timm, plain, or that of a method's authors.
         file: its name.
     """
     model, load = pretrained.model, f'torch.load("{file}", map_location="cpu", weights_only=True)'
@@ -35,12 +28,16 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     elif format == "plain" or format in AUTHORS:
         load += '["state_dict"]'
     if format in AUTHORS:
-        prefix, others = AUTHORS[format]
-        starts = ", ".join(f'"{x}"' for x in others) + ("," if len(others) == 1 else "")
+        prefix, *others = (f"module.{start}" for start in AUTHORS[format].parts.values())
+        starts = dict.fromkeys(
+            other.removeprefix(prefix) if other.startswith(prefix) else "module."
+            for other in others
+        )
+        listed = ", ".join(f'"{start}"' for start in starts) + ("," if len(starts) == 1 else "")
         loaded = [
             f"state = {load}",
             f'state = {{k.removeprefix("{prefix}"): v for k, v in state.items()}}',
-            f"state = {{k: v for k, v in state.items() if not k.startswith(({starts}))}}",
+            f"state = {{k: v for k, v in state.items() if not k.startswith(({listed}))}}",
             "model.load_state_dict(state)",
         ]
     else:
@@ -49,10 +46,10 @@ def snippet(pretrained: Pretrained, format: str, file: str) -> str:
     return "\n".join(["import torch", *imports, "", *built, *loaded, end])
 
 
-def _built(model: ModelConfig) -> tuple[list[str], list[str]]:
+def _built(model: BackboneConfig) -> tuple[list[str], list[str]]:
     """Return imports and lines that build the network, by the library that has it.
 
-    Our ResNets of another width than 64 are fastsiam's alone.
+    ResNets of another width than 64 are fastsiam's alone.
     """
     if model.backbone.startswith("timm/"):
         return _timms(model)
@@ -62,12 +59,12 @@ def _built(model: ModelConfig) -> tuple[list[str], list[str]]:
     return ["from fastsiam.model.backbones import ResNet"], [f"model = {network}"]
 
 
-def _timms(model: ModelConfig) -> tuple[list[str], list[str]]:
+def _timms(model: BackboneConfig) -> tuple[list[str], list[str]]:
     name = model.backbone.removeprefix("timm/")
     return ["import timm"], [f'model = timm.create_model("{name}", num_classes=0)']
 
 
-def _torchvisions(model: ModelConfig) -> tuple[list[str], list[str]]:
+def _torchvisions(model: BackboneConfig) -> tuple[list[str], list[str]]:
     imports = ["import torchvision"]
     lines = [f'model = torchvision.models.get_model("{model.backbone}")']
     if model.backbone == "resnet10":
@@ -83,25 +80,6 @@ def _torchvisions(model: ModelConfig) -> tuple[list[str], list[str]]:
         lines.append("model.relu = torch.nn.Identity()")
     classifier = skeleton(model).classifier
     return imports, [*lines, f'model.set_submodule("{classifier}", torch.nn.Identity())']
-
-
-def detectron2_settings(pretrained: Pretrained, file: str) -> str:
-    """Return the lines of a settings file of detectron2's that take a file of weights."""
-    mean, std = normalisation(pretrained)
-    depth = pretrained.model.backbone.removeprefix("resnet")
-    lines = [
-        "MODEL:",
-        f'  WEIGHTS: "{file}"',
-        f"  PIXEL_MEAN: [{', '.join(f'{255 * x:.3f}' for x in mean)}]",
-        f"  PIXEL_STD: [{', '.join(f'{255 * x:.3f}' for x in std)}]",
-        "  RESNETS:",
-        f"    DEPTH: {depth}",
-        *(["    RES2_OUT_CHANNELS: 64"] if depth in ("18", "34") else []),
-        "    STRIDE_IN_1X1: False",
-        "INPUT:",
-        '  FORMAT: "RGB"',
-    ]
-    return "\n".join(lines)
 
 
 def normalisation(pretrained: Pretrained) -> tuple[tuple[float, ...], tuple[float, ...]]:

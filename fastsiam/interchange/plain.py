@@ -1,49 +1,20 @@
 """Plain files: the backbone's weights, the code that rebuilds it, and what is known of it.
 
 Every network has one. Beside its ``state_dict`` a file holds the ``snippet`` and, as ``fastsiam``,
-the ``Facts`` that make it a network again here. A ``.safetensors`` file has both as metadata.
+the facts that make it a network again here. A ``.safetensors`` file has both as metadata.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import fastsiam
 from fastsiam.config import BackboneConfig
 
 from .pretrained import Input, Pretrained
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a plain file says of its network."""
-
-    backbone: dict[str, Any]
-    """Its ``backbone``, ``stem`` and ``width``."""
-    epoch: float | None
-    """Epochs that it was trained for, if that is known."""
-    input: Input | None
-    """How it takes images, if that is known."""
-
-    @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Facts:
-        """Return the facts of a file's content.
-
-        Raises:
-            KeyError, TypeError, ValueError, OverflowError: they are no facts.
-        """
-        plain = content["fastsiam"]
-        backbone, epoch, seen = plain["backbone"], plain["epoch"], plain["input"]
-        kinds = {"backbone": str, "stem": str, "width": int}
-        if {name: type(value) for name, value in backbone.items()} != kinds:
-            raise ValueError(f"no backbone: {backbone}")
-        BackboneConfig(**backbone)
-        if epoch is not None and not (isinstance(epoch, float) and 0 <= epoch < math.inf):
-            raise ValueError(f"no number of epochs: {epoch}")
-        return cls(backbone=backbone, epoch=epoch, input=None if seen is None else _input(**seen))
 
 
 def is_plain(content: Any) -> bool:
@@ -63,14 +34,30 @@ def content(pretrained: Pretrained, weights: Mapping[str, Any], snippet: str) ->
         weights: of its backbone, by its own names.
         snippet: Python that rebuilds it out of the file.
     """
-    model = pretrained.model
-    facts = Facts(
-        backbone={"backbone": model.backbone, "stem": model.stem, "width": model.width},
-        epoch=pretrained.epoch,
-        input=pretrained.input,
-    )
-    about = {"version": fastsiam.__version__, **asdict(facts)}
+    model, seen = pretrained.model, pretrained.input
+    about = {
+        "version": fastsiam.__version__,
+        "backbone": {"backbone": model.backbone, "stem": model.stem, "width": model.width},
+        "epoch": pretrained.epoch,
+        "input": seen and asdict(seen),
+    }
     return {"state_dict": dict(weights), "snippet": snippet, "fastsiam": about}
+
+
+def facts(content: Mapping[str, Any]) -> tuple[BackboneConfig, float | None, Input | None]:
+    """Return a file's backbone, its epochs and how it takes images, as far as they are known.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError: the content is not that of a plain file.
+    """
+    about = content["fastsiam"]
+    backbone, epoch, seen = about["backbone"], about["epoch"], about["input"]
+    kinds = {"backbone": str, "stem": str, "width": int}
+    if {name: type(value) for name, value in backbone.items()} != kinds:
+        raise ValueError(f"no backbone: {backbone}")
+    if epoch is not None and not (isinstance(epoch, float) and 0 <= epoch < math.inf):
+        raise ValueError(f"no number of epochs: {epoch}")
+    return BackboneConfig(**backbone), epoch, None if seen is None else _input(**seen)
 
 
 def _input(*, crop: Any, resize: Any, mean: Any, std: Any) -> Input:

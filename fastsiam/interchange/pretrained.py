@@ -1,8 +1,7 @@
-"""A trained network as it was read: its weights by our names, and what is known of it."""
+"""A trained network as it was read: its weights by fastsiam's names, and what is known of it."""
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -13,11 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.config import BackboneConfig, MethodConfig, ModelConfig, TrainConfig
 from fastsiam.console import counted
 from fastsiam.errors import CheckpointError, in_a_line
-from fastsiam.methods import Method, build_method
-from fastsiam.model.backbones import Backbone
+from fastsiam.methods import build_method
+from fastsiam.model.backbones import Backbone, build_backbone
+
+from .heads import build_parts
+from .layouts import AUTHORS
 
 _SHOWN = 3
 """Keys that a line names; of the others it gives the number."""
@@ -51,40 +53,51 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pretrained:
-    """A trained network: of a run of ours, or out of a file of another program."""
+    """A trained network: of a run, or out of a file of another program."""
 
     path: Path
     """The file that it came from."""
     layout: str
     """fastsiam, plain (``export --format plain``), simsiam, moco, swav (their authors'), mmselfsup,
     solo-learn, lightly, torchvision or timm."""
-    model: ModelConfig
-    """The network; inferred from names and shapes for the files of other programs."""
+    model: BackboneConfig
+    """The backbone, of a run with its method; inferred from names and shapes for the files of other
+    programs."""
     state: dict[str, Tensor]
-    """Weights by our names: ``backbone.*``, and, where the file has them, ``projector.*`` and the
-    method's other parts; of a run of ours also what else its method keeps, such as a momentum
-    encoder or a row for each image. On the CPU, float32 but for counters."""
-    epoch: float | None
+    """Weights by fastsiam's names: ``backbone.*``, and, where the file has them, ``projector.*``
+    and other parts; of a run also what else its method keeps, such as a momentum encoder or a row
+    for each image. On the CPU, float32 but for counters."""
+    epoch: float | None = None
     """Epochs done, if the file says so."""
-    config: TrainConfig | None
-    """All settings, of a run of ours."""
-    images: int | None
-    """Training images, of a run of ours."""
-    left_out: tuple[str, ...]
+    method: type[MethodConfig] | None = None
+    """The method, of a run and where the file's layout is of one method."""
+    config: TrainConfig | None = None
+    """All settings, of a run."""
+    images: int | None = None
+    """Training images, of a run."""
+    left_out: tuple[str, ...] = ()
     """Keys of the file that are knowingly not used: classifiers, preprocessing, averages, momentum
     encoders and queues."""
     input: Input | None = None
-    """How it takes images, if that is known: of our runs and plain files."""
+    """How it takes images, if that is known: of runs and plain files."""
     stem_assumed: bool = False
-    """Whether the padding of the 3x3 stem is a guess: neither said nor known of the layout."""
-    method_told: bool = True
-    """Whether the file tells the method; else it is the one whose heads are usually such."""
+    """Whether the padding of the 3x3 stem is a guess: neither named nor known of the layout."""
 
     @property
     def run(self) -> Path | None:
-        """The run's folder, of a checkpoint of ours that lies in one."""
+        """The run's folder, of a checkpoint that lies in one."""
         folder = self.path.absolute().parent
         return folder.parent if self.config and folder.name == "checkpoints" else None
+
+    def build(self) -> nn.Module:
+        """Build all parts with new weights; seed torch before for repeatable ones.
+
+        Raises:
+            BackendError: timm is needed, and not installed.
+        """
+        if isinstance(self.model, ModelConfig):
+            return build_method(self.model)
+        return build_parts(build_backbone(self.model), self.state)
 
     def network(self, layer: Literal["backbone", "projector"] = "backbone") -> Backbone:
         """Build the network up to a layer, with its weights: float32, on the CPU, in eval mode.
@@ -95,20 +108,21 @@ class Pretrained:
             CheckpointError: there is no projector, or the weights do not fit.
             BackendError: timm is needed, and not installed.
         """
-        with torch.random.fork_rng(devices=[]):
-            method = build_method(self.model)
-        before = itertools.takewhile(lambda part: part != layer, method.parts)
-        parts = (*before, layer)
+        parts = ("backbone",) if layer == "backbone" else ("backbone", "projector")
         state = self.part(*parts)
-        network = parts_of(method, parts)
+        with torch.random.fork_rng(devices=[]):
+            built = self.build()
+        network = nn.Sequential(OrderedDict((part, built.get_submodule(part)) for part in parts))
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
             raise CheckpointError(
                 f"{self.path} does not hold the weights of {self.model.backbone}"
             ) from error
-        found = method.backbone if layer == "backbone" else _Projected(network, method.dim)
-        return found.eval()
+        if layer == "projector":
+            return _Projected(network).eval()
+        backbone: Backbone = network.get_submodule("backbone")  # type: ignore[assignment]
+        return backbone.eval()
 
     def has(self, part: str) -> bool:
         """Tell whether the file holds weights of a part of the method."""
@@ -133,7 +147,7 @@ class Pretrained:
     def described(self, source: object) -> str:
         """Return that line with another name for where the weights come from."""
         of = {
-            **{name: f"{name} (the authors' layout)" for name in ("simsiam", "moco", "swav")},
+            **{name: f"{name} (the authors' layout)" for name in AUTHORS},
             "fastsiam": "a run of fastsiam",
             "plain": "a plain file",
         }
@@ -148,11 +162,13 @@ class Pretrained:
 
 
 class _Projected(Backbone):
-    """An encoder and the projector behind it."""
+    """A backbone and the projector behind it."""
 
-    def __init__(self, parts: nn.Sequential, dim: int) -> None:
+    def __init__(self, parts: nn.Sequential) -> None:
         super().__init__()
-        self.parts, self.features = parts, dim
+        self.parts = parts
+        layers = [x for x in parts[-1].modules() if isinstance(x, nn.Linear)]
+        self.features = layers[-1].out_features
 
     def forward(self, x: Tensor) -> Tensor:
         """Return projections (N, dim) of normalised images (N, 3, S, S)."""
@@ -163,11 +179,6 @@ class _Projected(Backbone):
 def title(backbone: str) -> str:
     """Return a network's name as people write it."""
     return re.sub(r"^resnet(\d+)$", r"ResNet-\1", backbone)
-
-
-def parts_of(method: Method, parts: Iterable[str]) -> nn.Sequential:
-    """Put some of a method's parts one behind the other."""
-    return nn.Sequential(OrderedDict((part, method.get_submodule(part)) for part in parts))
 
 
 def listed(keys: Iterable[str]) -> str:

@@ -150,7 +150,7 @@ def write_text(content: str, path: Path) -> None:
 
 
 def _safetensors(path: Path) -> dict[str, Any]:
-    """Read the tensors; those of a plain file of ours as ``state_dict``, beside its facts."""
+    """Read the tensors; those of a plain file as ``state_dict``, beside its facts."""
     with safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get("fastsiam")
     state = load_file(path)

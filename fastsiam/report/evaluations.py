@@ -1,123 +1,76 @@
-"""What ``fastsiam eval`` found of runs, as tables: kNN over k and T, classifiers by their rates."""
+"""What ``fastsiam eval`` measured of runs, as tables: kNN over k and T, classifiers, detection."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastsiam.console import rounded
-from fastsiam.report import html as page
+from fastsiam.report.page import Best, Table
 from fastsiam.run.records import DataFacts, ImageFacts, Record
 
 _FEATURES = {"trained": "trained", "untrained": "untrained", "pixels": "raw pixels"}
 """What kNN compares, in the order of the rows."""
-_HEADS = ("run", "epoch", "measure", "best top-1 (%)", "top-5 (%)", "rate: top-1", "images", "on")
-
-
+_TRAINED_HEADS = (
+    "run", "epoch", "measure", "best top-1 (%)", "top-5 (%)", "rate: top-1", "images", "on",
+)  # fmt: skip
 _DETECTION_HEADS = (
     "run", "epoch", "task", "detector", "AP50", "AP", "AP75", "trials", "not the protocol's", "on",
 )  # fmt: skip
 
 
-def evaluations(found: Mapping[str, Sequence[Record]]) -> str:
-    """Return the section of a page, HTML; empty if nothing was evaluated.
+def evaluation_tables(records: Mapping[str, Sequence[Record]]) -> list[Table]:
+    """Return a kNN table for each run and set of images, and one table of each other kind.
 
     Args:
-        found: the records of each run, by the run's name.
+        records: evaluations of each run, by the run's name.
     """
-    parts = [part for run, records in found.items() for part in _knn_of(run, records)]
-    trained = [
-        _trained_row(run, record)
-        for run, records in found.items()
-        for record in records
-        if record.kind not in ("knn", "detect")
-    ]
+    every = [(run, record) for run, of_run in records.items() for record in of_run]
+    trained = [_trained_row(*one) for one in every if one[1].kind not in ("knn", "detect")]
+    detected = [row for one in every if one[1].kind == "detect" for row in _detection_rows(*one)]
+    tables = [table for run, of_run in records.items() for table in _knn_tables(run, of_run)]
     if trained:
-        parts.append(page.subheading("Trained with labels") + page.table(trained, _HEADS))
-    detected = [
-        row
-        for run, records in found.items()
-        for record in records
-        if record.kind == "detect"
-        for row in _detection_rows(run, record)
-    ]
+        tables.append(Table(trained, _TRAINED_HEADS, "Trained with labels"))
     if detected:
-        parts.append(page.subheading("Detection") + page.table(detected, _DETECTION_HEADS))
-    return "<h2>Evaluations</h2>" + "".join(parts) if parts else ""
+        tables.append(Table(detected, _DETECTION_HEADS, "Detection"))
+    return tables
 
 
-@dataclass(frozen=True, slots=True)
-class _Figure:
-    """One accuracy of kNN."""
-
-    features: str
-    epoch: float | None
-    k: int
-    temperature: float
-    top1: float
-
-    @property
-    def row(self) -> tuple[int, float, int]:
-        """What decides the row in a grid, and the order of the rows."""
-        return list(_FEATURES).index(self.features), self.epoch or 0.0, self.k
-
-    @property
-    def heads(self) -> tuple[str, str, str]:
-        epoch = "" if self.epoch is None else rounded(self.epoch)
-        return _FEATURES[self.features], epoch, f"{self.k}"
-
-
-def _knn_of(run: str, records: Iterable[Record]) -> list[str]:
-    """Return a grid of a run's kNN accuracies for each set of images."""
+def _knn_tables(run: str, records: Iterable[Record]) -> Iterator[Table]:
+    """Yield a run's kNN accuracies for each set of images and precision."""
     alike: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.kind == "knn":
             images = _images(record.data, record.images)
             alike.setdefault((images, record.images.precision), []).append(record)
-    parts = []
     for (images, _), group in alike.items():
-        figures = [
-            _Figure(
-                line["features"],
-                line.get("epoch"),
-                line["k"],
-                line["temperature"],
-                line["top1"],
-            )
-            for record in group
-            for line in record.results
-        ]
         dates = " to ".join(dict.fromkeys((group[0].date, group[-1].date)))
-        parts.append(page.subheading(f"kNN top-1 (%) of {run}", f"{images}; {dates}"))
-        parts.append(_grid(figures))
-    return parts
+        lines = [line for record in group for line in record.results]
+        yield _grid(lines, f"kNN top-1 (%) of {run}", f"{images}; {dates}")
 
 
-def _grid(figures: Sequence[_Figure]) -> str:
-    """Return accuracies as rows of k and columns of T; the best of trained features is marked."""
-    temperatures = sorted({figure.temperature for figure in figures})
-    best = {
-        kind: max(figure.top1 for figure in figures if figure.features == kind)
-        for kind in {figure.features for figure in figures}
-    }
-    rows: dict[Any, dict[float, _Figure]] = {}
-    for figure in sorted(figures, key=lambda figure: figure.row):
-        rows.setdefault(figure.heads, {})[figure.temperature] = figure
-    table = [
-        [
-            *heads,
-            *(
-                page.Cell(
-                    f"{row[t].top1:.2f}" if t in row else "",
-                    best=t in row and row[t].top1 == best[row[t].features],
-                )
-                for t in temperatures
-            ),
-        ]
-        for heads, row in rows.items()
-    ]
-    return page.table(table, ("features", "epoch", "k", *(f"T {t:g}" for t in temperatures)))
+def _grid(lines: Iterable[Mapping[str, Any]], title: str, facts: str) -> Table:
+    """Return accuracies in rows of k and columns of T; the best of each features is highlighted."""
+    grid: dict[tuple[int, float, int], dict[float, float]] = {}
+    best: dict[int, float] = {}
+    heads: dict[tuple[int, float, int], tuple[str, str, str]] = {}
+    for line in lines:
+        kind, epoch = list(_FEATURES).index(line["features"]), line.get("epoch")
+        row = kind, epoch or 0.0, line["k"]
+        grid.setdefault(row, {})[line["temperature"]] = line["top1"]
+        best[kind] = max(line["top1"], best.get(kind, 0.0))
+        at = "" if epoch is None else rounded(epoch)
+        heads[row] = _FEATURES[line["features"]], at, f"{line['k']}"
+    columns = sorted({temperature for top1 in grid.values() for temperature in top1})
+
+    def cell(row: tuple[int, float, int], temperature: float) -> str | Best:
+        top1 = grid[row].get(temperature)
+        if top1 is None:
+            return ""
+        return Best(f"{top1:.2f}") if top1 == best[row[0]] else f"{top1:.2f}"
+
+    rows = [[*heads[row], *(cell(row, column) for column in columns)] for row in sorted(grid)]
+    return Table(rows, ("features", "epoch", "k", *(f"T {t:g}" for t in columns)), title, facts)
 
 
 def _trained_row(run: str, record: Record) -> list[Any]:
@@ -130,7 +83,6 @@ def _trained_row(run: str, record: Record) -> list[Any]:
         f"{protocol['epochs']} epochs",
         *(["cached features"] if protocol.get("cached") else []),
     ]
-    rates = ", ".join(f"{line['lr']:g}: {line['top1']:.2f}" for line in record.results)
     epoch = record.network.epoch
     return [
         run,
@@ -138,7 +90,7 @@ def _trained_row(run: str, record: Record) -> list[Any]:
         ", ".join(how),
         f"{best['top1']:.2f}",
         f"{best['top5']:.2f}",
-        rates,
+        ", ".join(f"{line['lr']:g}: {line['top1']:.2f}" for line in record.results),
         _images(record.data, record.images),
         record.date,
     ]

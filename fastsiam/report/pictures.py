@@ -16,7 +16,8 @@ from fastsiam.files import written_for_user
 Captioned = tuple[Image.Image, str, bool | None]
 """A picture, the text below it, and whether that is good news; None where it is neither."""
 
-_GAP, _LINE = 4, 14
+_GAP, _APART, _LINE = 4, 8, 14
+"""Pixels between pictures, beside the first one of a group, and of a line of text."""
 _NEWS = {None: (60, 60, 60), True: (0, 110, 0), False: (190, 0, 0)}
 """Colours of texts: plain, good news, bad news."""
 
@@ -54,49 +55,48 @@ def contact_sheet(
     *,
     columns: int,
 ) -> Image.Image:
-    """Arrange rows of a source and its views, below a line with what the views are.
+    """Arrange sources, each with its views to its right.
 
     Args:
-        sources: N images of any size; shown shrunk, with a border that keeps their shape.
-        views: names, and arrays (N, S, S, 3) uint8 that are shown beside the sources in their
-            order; S may differ.
+        sources: N images of any size.
+        views: names, and arrays (N, S, S, 3) uint8; S may differ.
         columns: sources in a row.
     """
-    names, arrays = ["source", *(name for name, _ in views)], [array for _, array in views]
-    cell, shown = max(96, *(array.shape[1] for array in arrays)), 1 + len(views)
-    width, height = shown * cell + (shown + 1) * _GAP, cell + 2 * _GAP
-    columns, rows = min(columns, len(sources)), -(-len(sources) // columns)
-    sheet = Image.new("RGB", (columns * width, _LINE + rows * height), "white")
-    for place in range(columns * shown):
-        left = place // shown * width + _GAP + place % shown * (cell + _GAP)
-        _write(sheet, names[place % shown], left, _GAP // 2, cell)
-    for i, source in enumerate(sources):
-        left, top = (i % columns) * width + _GAP, _LINE + (i // columns) * height + _GAP
-        pictures = [source, *(Image.fromarray(array[i]) for array in arrays)]
-        for place, picture in enumerate(pictures):
-            _paste(sheet, picture, left + place * (cell + _GAP), top, cell)
-    return sheet
+    side = max(96, *(array.shape[1] for _, array in views))
+    groups: list[list[Captioned]] = [
+        [(source, "source", None), *((Image.fromarray(x[i]), name, None) for name, x in views)]
+        for i, source in enumerate(sources)
+    ]
+    return picture_grid(groups, columns=columns, side=side)
 
 
-def picture_rows(rows: Sequence[Sequence[Captioned]]) -> Image.Image:
-    """Arrange rows of pictures of any size with a line of text below each.
+def picture_grid(
+    groups: Sequence[Sequence[Captioned]], *, columns: int = 1, side: int = 112
+) -> Image.Image:
+    """Arrange groups of pictures with a line of text below each picture.
 
-    The first of a row stands apart. Good news is green, bad news is red.
+    Good news is green, bad news is red.
+
+    Args:
+        groups: pictures of any size; the first one of a group stands apart from the others.
+        columns: groups in a row.
+        side: side in pixels of the square that a picture is fitted into.
     """
-    cell, apart = 112, 12
-    width, height = cell + 2 * _GAP, cell + _LINE + 2 * _GAP
-    size = width * max(map(len, rows)) + apart, height * len(rows)
-    sheet = Image.new("RGB", size, "white")
-    for y, row in enumerate(rows):
-        for x, (picture, text, good) in enumerate(row):
-            left, top = x * width + _GAP + apart * (x > 0), y * height + _GAP
-            _paste(sheet, picture, left, top, cell)
-            _write(sheet, text, left, top + cell + 1, cell, good)
+    columns = min(columns, len(groups))
+    step, height = side + _GAP, side + _LINE + 2 * _GAP
+    width = step * max(map(len, groups)) + 2 * _APART
+    sheet = Image.new("RGB", (columns * width, -(-len(groups) // columns) * height), "white")
+    for i, group in enumerate(groups):
+        for place, (picture, text, good) in enumerate(group):
+            left = i % columns * width + _GAP + place * step + _APART * (place > 0)
+            top = i // columns * height + _GAP
+            _paste(sheet, picture, left, top, side)
+            _write(sheet, text, left, top + side + 1, side, good)
     return sheet
 
 
 def _write(
-    sheet: Image.Image, text: str, left: int, top: int, most: int, good: bool | None = None
+    sheet: Image.Image, text: str, left: int, top: int, most: int, good: bool | None
 ) -> None:
     """Write a text, cut off where it takes more than so many pixels."""
     draw = ImageDraw.Draw(sheet)

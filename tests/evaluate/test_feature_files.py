@@ -146,7 +146,7 @@ def test_neighbours(run: Path, tmp_path: Path) -> None:
     """One row for each query: itself and its k nearest."""
     config = NeighboursConfig(images=3, k=4, workers=0)
     sheet = draw_neighbours(run, config, HERE)
-    assert sheet.size == (5 * 120 + 12, 3 * 134)
+    assert sheet.size == (5 * 116 + 16, 3 * 134)
     assert sheet.tobytes() == draw_neighbours(run, config, HERE).tobytes()
     other = draw_neighbours(run, NeighboursConfig(images=3, k=4, workers=0, seed=1), HERE)
     assert sheet.tobytes() != other.tobytes()
@@ -160,7 +160,7 @@ def noted_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Captioned]]:
         rows.extend(found)
         return Image.new("RGB", (1, 1))
 
-    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_rows", note)
+    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_grid", note)
     return rows
 
 
@@ -221,7 +221,7 @@ def test_the_command_line(run: Path, tmp_path: Path) -> None:
     assert np.load(out).shape == (12, 32)
     picture = tmp_path / "n.png"
     fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)
-    assert Image.open(picture).size == (9 * 120 + 12, 2 * 134)
+    assert Image.open(picture).size == (9 * 116 + 16, 2 * 134)
     bad = fastsiam("features", str(run), "--out", "features.txt", code=2).stderr
     assert "out must end in .npy, .parquet or .npz" in bad
     bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr

@@ -1,4 +1,4 @@
-"""Networks whose weights go in and out: runs of ours, and models of other programs."""
+"""Networks whose weights go in and out: runs, and models of other programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fastsiam.config import ModelConfig, TrainConfig
+from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
 from fastsiam.interchange import Pretrained
 from fastsiam.methods import Method, SimSiam, build_method
 from fastsiam.run import checkpoint as checkpoints
@@ -66,10 +66,10 @@ def saved_run(
 
 
 def untrained(model: ModelConfig, **settings: Any) -> Pretrained:
-    fields: dict[str, Any] = {"layout": "simsiam", "epoch": None, "config": None, "images": None}
+    """Return fresh weights as if read from a file of SimSiam's authors."""
     state = build_method(model).state_dict()
-    fields |= {"path": Path("x.pth"), "left_out": (), "state": state}
-    return Pretrained(model=model, **{**fields, **settings})
+    fields: dict[str, Any] = {"path": Path("x.pth"), "layout": "simsiam", "method": SimSiamConfig}
+    return Pretrained(model=model, state=state, **fields | settings)
 
 
 def same(a: Tensor, b: Tensor) -> None:
@@ -116,11 +116,3 @@ def resnets() -> dict[str, Tensor]:
 
 def prefixed(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {prefix + key: value for key, value in state.items()}
-
-
-def ours(pretrained: Pretrained) -> SimSiam:
-    """Build the whole method of what was read."""
-    method = build_method(pretrained.model)
-    assert isinstance(method, SimSiam)
-    method.load_state_dict(pretrained.state)
-    return method.eval()

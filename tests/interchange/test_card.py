@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fastsiam.config import AugmentConfig, FastSiamConfig
 from fastsiam.errors import DataError
 from fastsiam.interchange import export_weights, load_pretrained
 from tests.configs import changed_model, with_settings
-from tests.interchange.networks import R18, saved_run, untrained
+from tests.interchange.networks import R18, TINY, saved_run, untrained
 
 
 def test_the_card_claims_no_more_than_is_known(tmp_path: Path) -> None:
@@ -59,3 +60,21 @@ def test_the_card_says_how_the_rate_goes_and_what_bn_sees(tmp_path: Path) -> Non
         assert f"| learning rate | {rate} |" in card
         assert ("| BN statistics | of 32 images each |" in card) == bool(settings)
         assert "| stop-gradient | yes |" in card
+
+
+def test_the_card_says_the_variant(tmp_path: Path) -> None:
+    model = changed_model(TINY, head_bn="hidden", predictor="none", target_average=0.8)
+    saved_run(tmp_path / "run", model)
+    export_weights(load_pretrained(tmp_path / "run"), format="plain", out=tmp_path / "w.pt")
+    card = (tmp_path / "w.pt.md").read_text()
+    assert "| head bn | hidden |" in card and "| predictor | none |" in card
+    assert "| average | of each image's targets, momentum 0.8 |" in card
+    read = load_pretrained(tmp_path / "run")
+    assert read.config is not None and "| views |" not in card
+    four = replace(
+        read.config,
+        augment=AugmentConfig.alike(4),
+        model=replace(TINY, method=FastSiamConfig()),
+    )
+    export_weights(replace(read, config=four), format="plain", out=tmp_path / "four.pt")
+    assert "| views | 4 of each image |" in (tmp_path / "four.pt.md").read_text()

@@ -5,52 +5,143 @@ from __future__ import annotations
 import pickle
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import nn
 
-from fastsiam.config import ModelConfig
+from fastsiam.config import (
+    OWN_BACKBONES,
+    BYOLConfig,
+    FastSiamConfig,
+    MoCoV2Config,
+    ModelConfig,
+    SwAVConfig,
+)
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import export_weights, exports_of, load_pretrained
-from fastsiam.interchange.export import SHARED_RESNETS
+from fastsiam.interchange.export import SHARED_RESNETS, refusals
+from fastsiam.interchange.layouts import AUTHORS
+from fastsiam.methods import build_method
 from fastsiam.model.backbones import skeleton
 from tests.configs import changed_model, model_of
 from tests.interchange.networks import R18, TINY, Authors, X, same, saved_run, untrained
+from tests.tiers import rest_slow
+
+SMALL = changed_model(R18, dim=16)
+small = partial(changed_model, SMALL)
+HEAD: dict[str, Any] = {"projector_layers": 2, "dim": 16}
+MOCO = ModelConfig(backbone="resnet18", method=MoCoV2Config(**HEAD, projector_dim=512))
+SWAV = ModelConfig(method=SwAVConfig(**HEAD, projector_dim=24, prototypes=12))
+R50 = model_of(dim=64, predictor_dim=16)
+
+EXPORTS = {
+    "plain, narrow": ("plain", ".safetensors", TINY, "fastsiam"),
+    "plain, 64 wide": ("plain", ".pt", SMALL, "torchvision"),
+    "plain of timm": ("plain", ".safetensors", small(backbone="timm/test_vit"), "timm"),
+    "torchvision": ("torchvision", ".pth", changed_model(R18, projector_layers=2), "torchvision"),
+    "small stem": ("torchvision", ".safetensors", small(stem="cifar"), "torchvision"),
+    "timm": ("timm", ".safetensors", R50, "timm"),
+    "timm's own": ("timm", ".safetensors", small(backbone="timm/test_efficientnet"), "timm"),
+    "simsiam": ("simsiam", ".pth.tar", R18, "torchvision"),
+    "moco": ("moco", ".pth", MOCO, "torchvision"),
+    "swav": ("swav", ".pth", SWAV, "torchvision"),
+    "fastsiam's heads": (
+        "simsiam",
+        ".pth",
+        replace(R18, method=FastSiamConfig(dim=512, predictor_dim=32)),
+        "torchvision",
+    ),
+    "plain, other stem": (
+        "plain",
+        ".pth",
+        changed_model(TINY, stem="cifar-pad2", width=6),
+        "fastsiam",
+    ),
+    "plain, bottlenecks": ("plain", ".bin", small(backbone="resnet50", width=8), "fastsiam"),
+    "plain, small stem": ("plain", ".pth.tar", small(stem="cifar"), "torchvision"),
+    "plain, no ReLU": (
+        "plain",
+        ".safetensors",
+        small(backbone="resnet10", stem="cifar-no-relu"),
+        "torchvision",
+    ),
+    "plain of torchvision": (
+        "plain",
+        ".safetensors",
+        small(backbone="mobilenet_v3_small"),
+        "torchvision",
+    ),
+    "plain of timm's ResNet": ("plain", ".safetensors", small(backbone="timm/resnet18"), "timm"),
+    "padded stem": (
+        "torchvision",
+        ".pth.tar",
+        small(backbone="resnet10", stem="cifar-pad2"),
+        "torchvision",
+    ),
+    "no ReLU": (
+        "torchvision",
+        ".bin",
+        small(backbone="resnet10", stem="cifar-no-relu"),
+        "torchvision",
+    ),
+    "torchvision's own": (
+        "torchvision",
+        ".pth",
+        small(backbone="shufflenet_v2_x0_5"),
+        "torchvision",
+    ),
+    "torchvision, R50": ("torchvision", ".safetensors", R50, "torchvision"),
+    "timm's ResNet": ("timm", ".safetensors", small(backbone="timm/test_resnet"), "timm"),
+    "both": ("timm", ".safetensors", small(backbone="resnext50_32x4d"), "timm"),
+    "timm's as torchvision's": (
+        "torchvision",
+        ".pth",
+        small(backbone="timm/resnet18"),
+        "torchvision",
+    ),
+}
+"""Format, ending and network of a file, and the library that its snippet builds it by."""
 
 
-@pytest.mark.parametrize(
-    "model, ending",
-    [
-        (changed_model(R18, projector_layers=2), ".pth"),
-        (changed_model(R18, stem="cifar", dim=16), ".safetensors"),
-        (changed_model(R18, backbone="resnet10", stem="cifar-pad2", dim=16), ".pth.tar"),
-        (changed_model(R18, backbone="resnet10", stem="cifar-no-relu", dim=16), ".bin"),
-        (changed_model(R18, backbone="mobilenet_v3_small", dim=16), ".safetensors"),
-        (changed_model(R18, backbone="shufflenet_v2_x0_5", dim=16), ".pth"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.backbone}-{value.stem}",
-)
-def test_torchvision_loads_it_by_the_cards_snippet(
-    model: ModelConfig, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", rest_slow(list(EXPORTS), fast=11))
+def test_files_are_loaded_by_their_cards_snippet_and_read_back(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = saved_run(tmp_path / "run", model)
+    """The same features to the last bit; authors' layouts hold the heads, too."""
+    format, ending, model, library = EXPORTS[case]
+    if library == "timm" or model.backbone.startswith("timm/"):
+        pytest.importorskip("timm")
+    side = 160 if model.backbone == "timm/test_vit" else 64
+    x = nn.functional.interpolate(X, side)
+    method = saved_run(tmp_path / "run", model, side=side)
     read = load_pretrained(tmp_path / "run")
-    out = tmp_path / f"weights{ending}"
-    card = tmp_path / f"weights{ending}.md"
-    assert export_weights(read, format="torchvision", out=out) == [out, card]
+    out, card = tmp_path / f"w{ending}", tmp_path / f"w{ending}.md"
+    assert export_weights(read, format=format, out=out) == [out, card]
     monkeypatch.chdir(tmp_path)
-    theirs = by_snippet(card)
-    assert type(theirs).__module__.startswith("torchvision")
+    rebuilt = by_snippet(card)
+    assert type(rebuilt).__module__.split(".")[0] == library
     with torch.no_grad():
-        same(theirs(X), method.backbone(X))
-    stored = load_file(out) if ending == ".safetensors" else torch.load(out, weights_only=True)
-    assert set(stored) == set(theirs.state_dict())
-    assert all(x.dtype in (torch.float32, torch.int64) for x in stored.values())
+        expected = method.backbone(x)
+        same(rebuilt(x), expected)
+    own = model.backbone in OWN_BACKBONES or format == "plain"
+    name = "" if own else model.backbone
+    name = name if format in ("plain", "timm") else name.removeprefix("timm/")
+    back = load_pretrained(out, backbone=name, stem=model.stem if own else "")
+    assert torch.equal(back.network()(x), expected)
+    kept = tuple(f"{part}." for part in AUTHORS[format].parts) if format in AUTHORS else "backbone."
+    assert back.state.keys() == {key for key in read.state if key.startswith(kept)}
+    assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
+    if format in AUTHORS:
+        assert (back.layout, back.epoch) == (format, 7)
+    if format == "plain":
+        assert (back.layout, back.epoch, back.input) == ("plain", read.epoch, read.input)
+        assert snippet_in(out) in card.read_text()
 
 
 def by_snippet(card: Path) -> Any:
@@ -61,42 +152,27 @@ def by_snippet(card: Path) -> Any:
     return names["model"]
 
 
-def test_resnet50_goes_to_torchvision_and_timm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("timm")
-    monkeypatch.chdir(tmp_path)
-    method = saved_run(tmp_path / "run", model_of(dim=64, predictor_dim=16), side=64)
-    read = load_pretrained(tmp_path / "run")
-    for format in ("torchvision", "timm"):
-        export_weights(read, format=format, out=tmp_path / f"{format}.safetensors")
-        theirs = by_snippet(tmp_path / f"{format}.safetensors.md")
-        assert type(theirs).__module__.split(".")[0] == format
-        with torch.no_grad():
-            same(theirs(X), method.backbone(X))
+def snippet_in(path: Path) -> str:
+    """Return the lines that lie in a plain file, as other programs find them."""
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            return str(file.metadata()["snippet"])
+    return str(torch.load(path, weights_only=True)["snippet"])
 
 
-@pytest.mark.parametrize("name", ["timm/test_efficientnet", "timm/test_resnet", "resnext50_32x4d"])
-def test_timm_loads_it(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("timm")
-    monkeypatch.chdir(tmp_path)
-    method = saved_run(tmp_path / "run", model_of(backbone=name, dim=16, predictor_dim=4))
-    out = tmp_path / "w.safetensors"
-    export_weights(load_pretrained(tmp_path / "run"), format="timm", out=out)
-    theirs = by_snippet(tmp_path / "w.safetensors.md")
-    with torch.no_grad():
-        same(theirs(X), method.backbone(X))
-    back = load_pretrained(out, backbone=name)
-    assert back.layout == ("timm" if name.startswith("timm") else "torchvision")
-    assert torch.equal(back.network()(X), method.backbone(X))
-
-
-def test_the_authors_layout_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strictly into their model with the same outputs, and back bit for bit."""
-    method = saved_run(tmp_path / "run", R18)
-    read = load_pretrained(tmp_path / "run")
+@pytest.mark.parametrize(
+    "model",
+    [
+        R18,
+        changed_model(R18, predictor="fixed", alternate_every=3),
+        replace(R18, method=FastSiamConfig(dim=512, predictor_dim=32)),
+    ],
+    ids=["simsiam", "fixed, frozen encoder", "fastsiam"],
+)
+def test_the_authors_program_loads_its_layout_strictly(model: ModelConfig, tmp_path: Path) -> None:
+    method = saved_run(tmp_path / "run", model)
     out = tmp_path / "checkpoint_0007.pth.tar"
-    assert export_weights(read, format="simsiam", out=out)[1].name == "checkpoint_0007.pth.tar.md"
+    export_weights(load_pretrained(tmp_path / "run"), format="simsiam", out=out)
     content = torch.load(out, weights_only=True)
     assert (content["arch"], content["epoch"]) == ("resnet18", 7)
     assert not content["state_dict"]["module.encoder.fc.6.bias"].any()
@@ -104,12 +180,20 @@ def test_the_authors_layout_both_ways(tmp_path: Path, monkeypatch: pytest.Monkey
     theirs.load_state_dict(content["state_dict"])
     with torch.no_grad():
         same(theirs["module"].eval()(X), method.predictor(method.projector(method.backbone(X))))
-    back = load_pretrained(out)
-    assert (back.layout, back.model, back.epoch) == ("simsiam", R18, 7)
-    assert set(back.state) == set(read.state)
+
+
+def test_weights_of_a_method_that_is_not_told_are_written_if_they_fit(tmp_path: Path) -> None:
+    """Heads of solo-learn's layout, as SimSiam's authors have them and as MoCo's do."""
+    method = build_method(R18)
+    torch.save(method.state_dict(), tmp_path / "solo.ckpt")
+    read = load_pretrained(tmp_path / "solo.ckpt")
+    assert (read.layout, read.method) == ("solo-learn", None)
+    export_weights(read, format="simsiam", out=tmp_path / "w.pth")
+    back = load_pretrained(tmp_path / "w.pth")
     assert all(torch.equal(value, read.state[key]) for key, value in back.state.items())
-    monkeypatch.chdir(tmp_path)
-    assert torch.equal(by_snippet(tmp_path / "checkpoint_0007.pth.tar.md")(X), method.backbone(X))
+    with pytest.raises(CheckpointError, match=r"as moco \(a predictor: the authors have none\)"):
+        export_weights(read, format="moco", out=tmp_path / "v.pth")
+    assert (tmp_path / "w.pth.md").read_text().startswith("# ResNet-18, converted by fastsiam")
 
 
 DETECTRON2_STAGE = {  # one block of detectron2's BottleneckBlock, written by hand
@@ -167,18 +251,6 @@ def test_detectron2s_names(tmp_path: Path) -> None:
         assert line in card
 
 
-@pytest.mark.parametrize("format", ["torchvision", "simsiam", "detectron2"])
-def test_timms_shared_resnets_go_everywhere(format: str, tmp_path: Path) -> None:
-    pytest.importorskip("timm")
-    theirs = replace(R18, backbone="timm/resnet18")
-    method = saved_run(tmp_path / "run", theirs)
-    out = tmp_path / ("w.pkl" if format == "detectron2" else "w.pth")
-    export_weights(load_pretrained(tmp_path / "run"), format=format, out=out)
-    if format != "detectron2":
-        assert torch.equal(load_pretrained(out).network()(X), method.backbone(X))
-    assert "ResNet-18, pre-trained" in Path(f"{out}.md").read_text()
-
-
 def test_shared_resnets_have_the_same_names() -> None:
     pytest.importorskip("timm")
     for name in SHARED_RESNETS:
@@ -212,7 +284,7 @@ def test_shared_resnets_have_the_same_names() -> None:
         (
             changed_model(R18, head_bn="hidden"),
             "simsiam",
-            "head-bn hidden: the authors' heads are those of default",
+            "BN on the hidden layers of the projector: the authors' has it on all layers",
             "plain or --format torchvision or --format timm or --format detectron2",
         ),
         (
@@ -256,7 +328,7 @@ def test_what_a_format_cannot_hold_is_refused(
 
 def test_a_run_without_predictor_has_none_for_the_authors_layout(tmp_path: Path) -> None:
     model = changed_model(R18, predictor="none")
-    with pytest.raises(CheckpointError, match=r"\(no predictor in the file\): use --format plain"):
+    with pytest.raises(CheckpointError, match=r"\(no predictor\): use --format plain"):
         export_weights(untrained(model), format="simsiam", out=tmp_path / "w.pt")
     assert exports_of(model).endswith("detectron2; not simsiam (no predictor)")
 
@@ -275,7 +347,7 @@ def test_exports_that_cannot_be_are_refused(tmp_path: Path) -> None:
     headless = replace(
         pretrained, state={k: v for k, v in pretrained.state.items() if k[:4] == "back"}
     )
-    with pytest.raises(CheckpointError, match=r"\(no projector in the file\): use --format plain"):
+    with pytest.raises(CheckpointError, match=r"\(no projector\): use --format plain"):
         export_weights(headless, format="simsiam", out=tmp_path / "w.pth")
     for format, name in (("simsiam", "w.safetensors"), ("detectron2", "w.pth"), ("timm", "w")):
         with pytest.raises(ValueError, match=f"a file of format {format} ends in"):
@@ -315,3 +387,31 @@ def test_the_users_files_are_not_destroyed(force: bool, tmp_path: Path) -> None:
             export_weights(read, format="torchvision", out=tmp_path / "b.pth")
     assert (tmp_path / "b.pth").exists() == force
     assert ((tmp_path / "b.pth.md").read_text() == "mine") != force
+
+
+def test_an_authors_format_holds_its_own_method_alone(tmp_path: Path) -> None:
+    read, method = untrained(MOCO, method=MoCoV2Config), MoCoV2Config(**HEAD, projector_dim=512)
+    with pytest.raises(CheckpointError, match=r"as simsiam \(the heads of MoCo v2\): use .*moco"):
+        export_weights(read, format="simsiam", out=tmp_path / "w.pth")
+    for other, why in (
+        (replace(MOCO, width=4), "width 4"),
+        (replace(MOCO, method=replace(method, projector_layers=3)), "of 3 layers"),
+        (replace(MOCO, method=replace(method, projector_dim=9)), "9 wide"),
+        (replace(MOCO, method=BYOLConfig()), "heads of BYOL"),
+    ):
+        assert why in refusals(other)["moco"]
+    r50 = ModelConfig(method=SwAVConfig(projector_layers=2))
+    for other, why in (
+        (replace(r50, backbone="resnet18"), "ResNet-50 alone"),
+        (replace(r50, stem="cifar"), "cifar stem"),
+        (replace(r50, method=SwAVConfig(projector_layers=2, predictor="trained")), "predictor"),
+        (replace(r50, method=SwAVConfig()), "of 3 layers"),
+        (replace(r50, method=method), "heads of MoCo v2"),
+    ):
+        assert why in refusals(other)["swav"]
+    assert not refusals(replace(r50, width=128))["swav"]
+
+
+def test_a_run_says_its_own_methods_format_alone() -> None:
+    model = MOCO
+    assert exports_of(model) == "exports: plain, torchvision, timm, moco, detectron2"

@@ -1,11 +1,16 @@
-"""Weights in, in the layouts of other programs: the same outputs, nothing left over."""
+"""Weights in, in the layouts of other programs: the same outputs, nothing left over.
+
+Networks are written from the programs' code, as ``fastsiam/interchange/layouts.py`` names it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import collections
 import itertools
-from copy import deepcopy
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,173 +19,50 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
-from torchvision.models import resnet
 
-from fastsiam.config import ModelConfig, Stem
-from fastsiam.errors import CheckpointError
-from fastsiam.interchange import Pretrained, export_weights, load_pretrained
-from tests.configs import changed_model, model_of
-from tests.interchange.networks import R18, Authors, X, ours, prefixed, resnets, same, trained
+from fastsiam.config import BackboneConfig, Stem
+from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.model.backbones import build_backbone
+from tests.interchange.networks import Authors, X, prefixed, resnets, same, trained
 from tests.tiers import rest_slow
 
-
-def test_the_authors_files_are_read(tmp_path: Path) -> None:
-    """Their frozen bias is not zero but as it was drawn; it is folded away."""
-    theirs = trained(Authors("resnet18", 256, 32))
-    assert theirs.encoder.fc[6].bias.abs().max() > 0
-    state = prefixed(theirs.state_dict(), "module.")
-    content = {"epoch": 100, "arch": "resnet18", "state_dict": state, "optimizer": {"state": {}}}
-    torch.save(content, tmp_path / "checkpoint_0099.pth.tar")
-    read = load_pretrained(tmp_path / "checkpoint_0099.pth.tar")
-    expected = changed_model(R18, dim=256, projector_dim=512)
-    assert (read.layout, read.model, read.epoch) == ("simsiam", expected, 100)
-    method = ours(read)
-    with torch.no_grad():
-        same(method.projector(method.backbone(X)), theirs.encoder(X))
-        same(method.predictor(method.projector(method.backbone(X))), theirs(X))
-    assert str(read).startswith("ResNet-18 of simsiam (the authors' layout), 100 epochs, from ")
+SMALL = BackboneConfig(backbone="resnet10", width=4)
+FEATURES = 32
+"""Of it."""
 
 
-def test_lightlys_networks_are_read(tmp_path: Path) -> None:
-    """torchvision's children in an ``nn.Sequential``, as in lightly's examples."""
-    heads = pytest.importorskip("lightly.models.modules.heads")
-    children = list(torchvision.models.resnet18().children())[:-1]
-    theirs = nn.ModuleDict(
-        {
-            "backbone": nn.Sequential(*children),
-            "projection_head": heads.SimSiamProjectionHead(512, 96, 64),
-            "prediction_head": heads.SimSiamPredictionHead(64, 24, 64),
-        }
-    )
-    read = lightlys(theirs, tmp_path)
-    assert read.model == model_of(backbone="resnet18", dim=64, projector_dim=96, predictor_dim=24)
+@dataclass
+class File:
+    """A file of another program."""
+
+    layout: str
+    parts: dict[str, tuple[str, nn.Module]]
+    """What stands before the names of fastsiam's parts, and the program's modules."""
+    model: BackboneConfig = SMALL
+    copies: dict[str, str] = field(default_factory=dict)
+    """Parts that are there once more: what stands before the copy's names, by part."""
+    prototypes: dict[str, Tensor] = field(default_factory=dict)
+    """By their names in the file."""
+    beside: dict[str, Tensor] = field(default_factory=dict)
+    """Other weights, which are left out."""
+    content: dict[str, Any] = field(default_factory=dict)
+    """What lies beside the weights."""
+    epoch: float | None = None
+    zipped: bool = True
+    side: int = 64
+    """Of the images."""
 
 
-@pytest.mark.parametrize("width", [1.0, 0.25])
-@pytest.mark.parametrize("sequential", [True, False])
-def test_lightlys_own_resnets_are_read(sequential: bool, width: float, tmp_path: Path) -> None:
-    """Its ResNet-9 is our ResNet-10. Its Sequential loses the ReLU of the stem, and so do we."""
-    heads = pytest.importorskip("lightly.models.modules.heads")
-    from lightly.models import ResNetGenerator
-
-    network = ResNetGenerator("resnet-9", width=width)
-    if sequential:
-        backbone = nn.Sequential(*list(network.children())[:-1], nn.AdaptiveAvgPool2d(1))
-    else:
-        network.linear = nn.Linear(int(512 * width), 10)
-        backbone = network
-    features = int(512 * width)
-    theirs = nn.ModuleDict(
-        {
-            "backbone": backbone,
-            "projection_head": heads.SimSiamProjectionHead(features, 32, 32),
-            "prediction_head": heads.SimSiamPredictionHead(32, 8, 32),
-        }
-    )
-    read = lightlys(theirs, tmp_path, x=X[..., :32, :32])
-    stem = "cifar-no-relu" if sequential else "cifar"
-    assert (read.model.backbone, read.model.stem) == ("resnet10", stem)
-    assert read.model.width == int(64 * width)
-    unused = () if sequential else ("backbone.linear.weight", "backbone.linear.bias")
-    assert read.left_out[: len(unused)] == unused
-
-
-def lightlys(theirs: nn.ModuleDict, folder: Path, x: Tensor = X) -> Pretrained:
-    """Train it a little, save it as Lightning does, read it and compare the outputs."""
-
-    def encoded(x: Tensor) -> Any:
-        backbone: Any = theirs["backbone"]
-        if hasattr(backbone, "linear"):  # before the classifier
-            seen: list[Tensor] = []
-            hook = backbone.linear.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
-            backbone(x)
-            hook.remove()
-            return seen[0]
-        return backbone(x).flatten(1)
-
-    theirs.train()
-    for _ in range(2):
-        theirs["prediction_head"](theirs["projection_head"](encoded(x + torch.rand_like(x))))
-    theirs.eval()
-    content = {
-        "epoch": 4,
-        "pytorch-lightning_version": "2.6.6",
-        "state_dict": {
-            **theirs.state_dict(),
-            "online_classifier.linear.weight": torch.zeros(10, 4),
-        },
-    }
-    torch.save(content, folder / "last.ckpt")
-    read = load_pretrained(folder / "last.ckpt")
-    assert (read.layout, read.epoch) == ("lightly", 5)
-    assert "online_classifier.linear.weight" in read.left_out
-    method = ours(read)
-    with torch.no_grad():
-        same(method.backbone(x), encoded(x))
-        z = theirs["projection_head"](encoded(x))
-        same(method.projector(method.backbone(x)), z)
-        same(method.predictor(method.projector(method.backbone(x))), theirs["prediction_head"](z))
-    return read
-
-
-class SoloLearn(nn.Module):
-    """Written from solo/methods/base.py and simsiam.py; ``classifier`` watches the training."""
-
-    def __init__(self, backbone: str, encoder: nn.Module, features: int, dim: int) -> None:
-        super().__init__()
-        self.backbone_name = backbone
-        self.add_module(backbone, encoder)
-        self.projector = nn.Sequential(
-            *(nn.Linear(features, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU()),
-            *(nn.Linear(96, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU()),
-            *(nn.Linear(96, dim), nn.BatchNorm1d(dim, affine=False)),
-        )
-        self.predictor = nn.Sequential(
-            *(nn.Linear(dim, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU()),
-            nn.Linear(16, dim),
-        )
-        self.classifier = nn.Linear(features, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = self.get_submodule(self.backbone_name)(x)
-        out: Tensor = self.predictor(self.projector(features))
-        return out
-
-
-@pytest.mark.parametrize(
-    ("backbone", "small"),
-    rest_slow(
-        [("backbone", True), ("encoder", False), ("backbone", False), ("encoder", True)], fast=2
-    ),
-)
-def test_solo_learns_files_are_read(backbone: str, small: bool, tmp_path: Path) -> None:
-    """Names of solo/methods/base.py and simsiam.py; the 3x3 stem is padded by 2 pixels there."""
-    encoder = torchvision.models.resnet18()
-    encoder.fc = nn.Identity()
-    if small:
-        encoder.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=2, bias=False)
-        encoder.maxpool = nn.Identity()
-    theirs = trained(SoloLearn(backbone, encoder, 512, 64))
-    torch.save(
-        {
-            "state_dict": theirs.state_dict(),
-            "epoch": 399,
-            "pytorch-lightning_version": "1.7",
-            "hyper_parameters": argparse.Namespace(method="simsiam", kwargs={"a": np.float64(3)}),
-            "loops": collections.defaultdict(list, {"x": [np.arange(3)]}),
-            "paths": [Path("/tmp/x"), collections.deque([1, 2])],
-        },
-        tmp_path / "simsiam.ckpt",
-    )
-    read = load_pretrained(tmp_path / "simsiam.ckpt")
-    stem: Stem = "cifar-pad2" if small else "imagenet"
-    expected = model_of(backbone="resnet18", stem=stem, dim=64, projector_dim=96, predictor_dim=16)
-    assert (read.layout, read.model, read.epoch) == ("solo-learn", expected, 400)
-    assert read.left_out == ("classifier.weight", "classifier.bias")
-    assert str(read).endswith("; left out: classifier.weight, classifier.bias")
-    method = ours(read)
-    with torch.no_grad():
-        same(method.predictor(method.projector(method.backbone(X))), theirs(X))
+def head(*widths: int, hidden: bool = True, output: bool = False, bias: bool = False) -> nn.Module:
+    """Build a head as other programs do: a BN that is not there has no number."""
+    layers: list[nn.Module] = []
+    for i, (before, after) in enumerate(itertools.pairwise(widths)):
+        last = i == len(widths) - 2
+        normed = output if last else hidden
+        layers.append(nn.Linear(before, after, bias=bias or not normed))
+        layers += [nn.BatchNorm1d(after)] if normed else []
+        layers += [] if last else [nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 class NonLinearNeck(nn.Module):
@@ -204,73 +86,263 @@ class NonLinearNeck(nn.Module):
         return x
 
 
-class MmSelfSup(nn.Module):
-    """Its SimSiam: backbone, neck, and a head that holds the predictor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = torchvision.models.resnet18()
-        self.backbone.fc = nn.Identity()
-        self.neck = NonLinearNeck(512, 512, 512, 64, last_bn=True)
-        self.head = nn.ModuleDict({"predictor": NonLinearNeck(64, 16, 64, last_bn=False)})
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head["predictor"](self.neck(self.backbone(x)))
-        return out
+LIGHTLY = "backbone.", "projection_head.layers.", "prediction_head.layers."
+SOLO = "backbone.", "projector.", "predictor."
+QUEUE = {"queue": torch.zeros(16, 32), "queue_ptr": torch.zeros(1, dtype=torch.int64)}
+LIGHTNING = {"epoch": 4, "pytorch-lightning_version": "2.6.6"}
+FRAMEWORKS = LIGHTNING | {
+    "hyper_parameters": argparse.Namespace(method="simsiam", kwargs={"a": np.float64(3)}),
+    "loops": collections.defaultdict(list, {"x": [np.arange(3)]}),
+    "paths": [Path("/tmp/x"), collections.deque([1, 2])],
+}
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_mmselfsups_files_are_read(old: bool, tmp_path: Path) -> None:
-    """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
-    theirs = trained(MmSelfSup())
-    state = theirs.state_dict()
-    names = {"neck.fc0.weight", "neck.bn2.running_mean", "head.predictor.fc1.bias"}
-    assert names <= set(state) and "neck.fc2.bias" not in state
-    state["data_preprocessor.mean"] = torch.zeros(3, 1, 1)
-    twice: dict[str, Tensor] = {}
-    if old:  # SimSiam's encoder: nn.Sequential(backbone, neck)
-        for i, part in enumerate(("backbone.", "neck.")):
-            own = {key: x for key, x in state.items() if key.startswith(part)}
-            twice |= {f"encoder.{i}.{key.removeprefix(part)}": x for key, x in own.items()}
-    path = tmp_path / "epoch_200.pth"
-    content = {"meta": {"epoch": 200, "iter": 1}, "state_dict": state | twice, "message_hub": {}}
-    torch.save(content, path, _use_new_zipfile_serialization=not old)
-    read = load_pretrained(path)
-    assert (read.layout, read.epoch) == ("mmselfsup", 200)
-    assert read.left_out == ("data_preprocessor.mean", *twice)
-    method = ours(read)
-    with torch.no_grad():
-        same(method.projector(method.backbone(X)), theirs.neck(theirs.backbone(X)))
-        same(method.predictor(method.projector(method.backbone(X))), theirs(X))
+def small(layout: str, prefixes: tuple[str, ...], *heads: nn.Module, **more: Any) -> File:
+    """Return a file of a small ResNet and heads."""
+    modules = build_backbone(SMALL), *heads
+    parts = ("backbone", "projector", "predictor")
+    return File(
+        layout, dict(zip(parts, zip(prefixes, modules, strict=False), strict=False)), **more
+    )
 
 
-@pytest.fixture(scope="module")
-def torchvisions() -> resnet.ResNet:
-    network: resnet.ResNet = trained(torchvision.models.resnet18())
+def simclr(layout: str, prefixes: tuple[str, ...]) -> File:
+    return small(layout, prefixes, head(FEATURES, 24, 16, output=True))
+
+
+def moco(layout: str, prefixes: tuple[str, ...], **more: Any) -> File:
+    return small(layout, prefixes, head(FEATURES, 24, 16, hidden=False), **more)
+
+
+def byol(layout: str, prefixes: tuple[str, ...], bias: bool = False, **more: Any) -> File:
+    heads = head(FEATURES, 24, 16, bias=bias), head(16, 20, 16, bias=bias)
+    return small(layout, prefixes, *heads, **more)
+
+
+def swav(layout: str, prefixes: tuple[str, ...], name: str, bias: bool = True, **more: Any) -> File:
+    prototypes = {name: torch.randn(12, 16)}
+    heads = head(FEATURES, 24, 16, bias=bias)
+    return small(layout, prefixes, heads, prototypes=prototypes, **more)
+
+
+def simsiams_authors() -> File:
+    """The projector's frozen bias is not zero but as it was drawn; it is folded away."""
+    theirs = Authors("resnet18", 256, 32)
+    projector, theirs.encoder.fc = theirs.encoder.fc, nn.Identity()
+    parts = {
+        "backbone": ("module.encoder.", theirs.encoder),
+        "projector": ("module.encoder.fc.", projector),
+        "predictor": ("module.predictor.", theirs.predictor),
+    }
+    content = {"epoch": 100, "arch": "resnet18", "optimizer": {"state": {}}}
+    return File("simsiam", parts, BackboneConfig(backbone="resnet18"), content=content, epoch=100)
+
+
+def resnet18(stem: Stem = "imagenet") -> nn.Module:
+    network: nn.Module = torchvision.models.resnet18()
+    network.fc = nn.Identity()
+    if stem == "cifar-pad2":
+        network.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=2, bias=False)
+        network.maxpool = nn.Identity()
     return network
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    ["", "backbone.", "module.", "module.backbone.", "model.module.", "module._orig_mod.model."],
-)
-def test_torchvisions_files_are_read(
-    prefix: str, torchvisions: resnet.ResNet, tmp_path: Path
-) -> None:
-    theirs = deepcopy(torchvisions)
-    torch.save(prefixed(theirs.state_dict(), prefix), tmp_path / "resnet18.pth")
-    read = load_pretrained(tmp_path / "resnet18.pth")
-    assert (read.layout, read.model, read.epoch) == (
-        "torchvision",
-        ModelConfig(backbone="resnet18"),
-        None,
+def solo_learns(name: str, stem: Stem) -> File:
+    """With the classifier that watches its training, and a 3x3 stem that is padded by 2 pixels."""
+    projector = head(512, 96, 96, 64, output=True)
+    projector[-1] = nn.BatchNorm1d(64, affine=False)  # type: ignore[operator]
+    parts = {
+        "backbone": (f"{name}.", resnet18(stem)),
+        "projector": ("projector.", projector),
+        "predictor": ("predictor.", head(64, 16, 64)),
+    }
+    beside = nn.ModuleDict({"classifier": nn.Linear(512, 10)}).state_dict()
+    model = BackboneConfig(backbone="resnet18", stem=stem)
+    return File("solo-learn", parts, model, beside=beside, content=FRAMEWORKS, epoch=5)
+
+
+def lightlys(backbone: nn.Module, features: int, model: BackboneConfig, **beside: Tensor) -> File:
+    heads = pytest.importorskip("lightly.models.modules.heads")
+    parts = {
+        "backbone": ("backbone.", backbone),
+        "projector": ("projection_head.", heads.SimSiamProjectionHead(features, 32, 24)),
+        "predictor": ("prediction_head.", heads.SimSiamPredictionHead(24, 8, 24)),
+    }
+    beside["online_classifier.linear.weight"] = torch.zeros(10, 4)
+    return File("lightly", parts, model, beside=beside, content=LIGHTNING, epoch=5)
+
+
+def lightlys_example() -> File:
+    """torchvision's children in an ``nn.Sequential``."""
+    children = list(torchvision.models.resnet18().children())[:-1]
+    network = nn.Sequential(*children, nn.Flatten())
+    return lightlys(network, 512, BackboneConfig(backbone="resnet18"))
+
+
+def lightlys_resnet(sequential: bool, width: float) -> File:
+    """Its ResNet-9 is a ResNet-10. Its Sequential loses the ReLU of the stem."""
+    models = pytest.importorskip("lightly.models")
+    network = models.ResNetGenerator("resnet-9", width=width)
+    features, beside = int(512 * width), {}
+    if sequential:
+        children = list(network.children())[:-1]
+        network = nn.Sequential(*children, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    else:
+        beside = prefixed(network.linear.state_dict(), "backbone.linear.")
+        network.linear = nn.Identity()
+    stem: Stem = "cifar-no-relu" if sequential else "cifar"
+    model = BackboneConfig(backbone="resnet10", stem=stem, width=int(64 * width))
+    return replace(lightlys(network, features, model, **beside), side=32)  # it takes no others
+
+
+def mmselfsups(old: bool) -> File:
+    """Names of NonLinearNeck and LatentPredictHead, and mmengine's metadata beside them."""
+    parts: dict[str, tuple[str, nn.Module]] = {
+        "backbone": ("backbone.", resnet18()),
+        "projector": ("neck.", NonLinearNeck(512, 512, 512, 64, last_bn=True)),
+        "predictor": ("head.predictor.", NonLinearNeck(64, 16, 64, last_bn=False)),
+    }
+    return File(
+        "mmselfsup",
+        parts,
+        BackboneConfig(backbone="resnet18"),
+        copies={"backbone": "encoder.0.", "projector": "encoder.1."} if old else {},
+        beside={"data_preprocessor.mean": torch.zeros(3, 1, 1)},
+        content={"meta": {"epoch": 200, "iter": 1}, "message_hub": {}},
+        epoch=200,
+        zipped=not old,
     )
-    inner = "backbone." if "backbone" in prefix else ""
-    assert read.left_out == (f"{inner}fc.weight", f"{inner}fc.bias")
-    theirs.fc = nn.Identity()
-    assert torch.equal(read.network()(X), theirs(X))
-    with pytest.raises(CheckpointError, match="holds no projector"):
-        read.network("projector")
+
+
+def torchvisions(prefix: str) -> File:
+    parts = {"backbone": (prefix, resnet18())}
+    beside = prefixed(nn.Linear(512, 10).state_dict(), f"{prefix}fc.")
+    model = BackboneConfig(backbone="resnet18")
+    return File("torchvision", parts, model, beside=beside, content={"epoch": 89, "optimizer": {}})
+
+
+AUTHORS_MOCO = "module.encoder_q.", "module.encoder_q.fc."
+AUTHORS_SWAV = "module.", "module.projection_head."
+FILES: dict[str, Callable[[], File]] = {
+    "simsiam": simsiams_authors,
+    "moco": lambda: moco(
+        "moco",
+        AUTHORS_MOCO,
+        copies={"backbone": "module.encoder_k.", "projector": "module.encoder_k.fc."},
+        beside=prefixed(QUEUE, "module."),
+        content={"epoch": 7},
+        epoch=7,
+    ),
+    "swav": lambda: swav(
+        "swav", AUTHORS_SWAV, "module.prototypes.weight", content={"epoch": 7}, epoch=7
+    ),
+    "solo-learn, small": lambda: solo_learns("backbone", "cifar-pad2"),
+    "lightly's own ResNet": lambda: lightlys_resnet(False, 0.25),
+    "lightly's own ResNet, numbered": lambda: lightlys_resnet(True, 0.25),
+    "mmselfsup, old": lambda: mmselfsups(True),
+    "lightly byol": lambda: byol(
+        "lightly",
+        LIGHTLY,
+        copies={"backbone": "backbone_momentum.", "projector": "projection_head_momentum.layers."},
+    ),
+    "solo-learn mocov2plus": lambda: moco(
+        "solo-learn",
+        SOLO,
+        copies={"backbone": "momentum_backbone.", "projector": "momentum_projector."},
+        beside={**QUEUE, "momentum_classifier.bias": torch.zeros(10)},
+    ),
+    "mmselfsup swav": lambda: swav(
+        "mmselfsup", ("backbone.", "neck.projection_neck."), "head.loss.prototypes.weight"
+    ),
+    "torchvision": lambda: torchvisions(""),
+    "torchvision, wrapped": lambda: torchvisions("module._orig_mod.model."),
+    "moco's first version": lambda: small("moco", AUTHORS_MOCO, nn.Linear(FEATURES, 16)),
+    "swav, several sets of prototypes": lambda: small(
+        "swav",
+        AUTHORS_SWAV,
+        head(FEATURES, 24, 16, bias=True),
+        beside={f"module.prototypes.prototypes{i}.weight": torch.zeros(3, 16) for i in range(2)},
+    ),
+    "solo-learn": lambda: solo_learns("backbone", "imagenet"),
+    "solo-learn of 2021": lambda: solo_learns("encoder", "imagenet"),
+    "solo-learn of 2021, small": lambda: solo_learns("encoder", "cifar-pad2"),
+    "lightly's example": lightlys_example,
+    "lightly's own ResNet, wide": lambda: lightlys_resnet(False, 1.0),
+    "lightly's own ResNet, wide, numbered": lambda: lightlys_resnet(True, 1.0),
+    "mmselfsup": lambda: mmselfsups(False),
+    "lightly simclr": lambda: simclr("lightly", LIGHTLY),
+    "lightly moco": lambda: moco(
+        "lightly",
+        LIGHTLY,
+        copies={"backbone": "key_backbone.", "projector": "key_projection_head.layers."},
+    ),
+    "lightly byol benchmark": lambda: byol(
+        "lightly",
+        LIGHTLY,
+        copies={"backbone": "teacher_backbone.", "projector": "teacher_projection_head.layers."},
+    ),
+    "lightly swav": lambda: swav(
+        "lightly",
+        LIGHTLY,
+        "prototypes.heads.0.weight",
+        bias=False,
+        beside={"prototypes.heads.0.bias": torch.zeros(12)},
+    ),
+    "solo-learn swav": lambda: swav(
+        "solo-learn",
+        SOLO,
+        "prototypes.weight_v",
+        beside={"prototypes.weight_g": torch.ones(12, 1), "queue": torch.zeros(2, 8, 16)},
+    ),
+    "solo-learn simclr": lambda: moco("solo-learn", SOLO),
+    "solo-learn byol": lambda: byol(
+        "solo-learn",
+        SOLO,
+        bias=True,
+        copies={"backbone": "momentum_backbone.", "projector": "momentum_projector."},
+    ),
+    "mmselfsup mocov2": lambda: moco(
+        "mmselfsup",
+        ("backbone.", "neck.mlp."),
+        copies={"backbone": "encoder_k.module.0.", "projector": "encoder_k.module.1.mlp."},
+        beside=QUEUE,
+    ),
+    "torchvision's in a LightningModule": lambda: torchvisions("model.module."),
+    "torchvision's as a backbone": lambda: torchvisions("module.backbone."),
+}
+
+
+@pytest.mark.parametrize("name", rest_slow(list(FILES), fast=12))
+def test_files_of_other_programs_are_read(name: str, tmp_path: Path) -> None:
+    """Each part has the outputs that it has there; what is not used is listed."""
+    torch.manual_seed(0)
+    file = FILES[name]()
+    trained(nn.Sequential(*(module for _, module in file.parts.values())))
+    state, unused = dict(file.prototypes), dict(file.beside)
+    for part, (prefix, module) in file.parts.items():
+        state |= prefixed(module.state_dict(), prefix)
+        if part in file.copies:
+            unused |= prefixed(module.state_dict(), file.copies[part])
+    path = tmp_path / "w.pth"
+    content = {"state_dict": state | unused, **file.content}
+    torch.save(content, path, _use_new_zipfile_serialization=file.zipped)
+    read = load_pretrained(path)
+    assert (read.layout, read.model, read.epoch) == (file.layout, file.model, file.epoch)
+    assert (read.method and read.method.name) == {"moco": "mocov2"}.get(
+        file.layout, file.layout if file.layout in ("simsiam", "swav") else None
+    )
+    wrappers = r"^((module|model|_orig_mod)\.)+"
+    assert sorted(read.left_out) == sorted(re.sub(wrappers, "", key) for key in unused)
+    built = read.build().eval()
+    built.load_state_dict(read.state)
+    images = own = theirs = X[..., : file.side, : file.side]
+    with torch.no_grad():
+        for part, (_, module) in file.parts.items():
+            own, theirs = built.get_submodule(part)(own), module(theirs)
+            same(own, theirs)
+        assert torch.equal(read.network()(images), built.get_submodule("backbone")(images))
+    for value in file.prototypes.values():
+        assert torch.equal(read.state["prototypes.weight"], value)
 
 
 def test_compiled_and_averaged_networks_are_read(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from fastsiam.config import TrainConfig
@@ -19,72 +18,9 @@ from fastsiam.errors import CheckpointError
 from fastsiam.evaluate.subject import open_subject
 from fastsiam.interchange import FORMATS, export_weights, load_pretrained
 from fastsiam.train.start import initial_weights
-from tests.configs import changed_model, with_settings
-from tests.interchange.networks import R18, TINY, X, saved_run, untrained
-from tests.interchange.test_export import by_snippet
+from tests.configs import with_settings
+from tests.interchange.networks import R18, TINY, saved_run, untrained
 from tests.processes import fastsiam
-
-SMALL = changed_model(R18, dim=16)
-KINDS = {
-    "ours, narrow": (TINY, ".safetensors", "fastsiam"),
-    "ours, narrow, other stem": (
-        changed_model(TINY, stem="cifar-pad2", width=6),
-        ".pth",
-        "fastsiam",
-    ),
-    "ours, bottlenecks": (changed_model(SMALL, backbone="resnet50", width=8), ".bin", "fastsiam"),
-    "ours, 64 wide": (SMALL, ".pt", "torchvision"),
-    "ours, 64 wide, small stem": (changed_model(SMALL, stem="cifar"), ".pth.tar", "torchvision"),
-    "ours, without a ReLU": (
-        changed_model(SMALL, backbone="resnet10", stem="cifar-no-relu"),
-        ".safetensors",
-        "torchvision",
-    ),
-    "torchvision's": (
-        changed_model(SMALL, backbone="mobilenet_v3_small"),
-        ".safetensors",
-        "torchvision",
-    ),
-    "timm's ResNet": (changed_model(SMALL, backbone="timm/resnet18"), ".safetensors", "timm"),
-    "timm's network": (changed_model(SMALL, backbone="timm/test_efficientnet"), ".pth", "timm"),
-    "timm's transformer": (changed_model(SMALL, backbone="timm/test_vit"), ".safetensors", "timm"),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_its_own_lines_rebuild_the_network(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same features to the last bit, by the library that has the network; and read back."""
-    model, ending, library = KINDS[kind]
-    if library == "timm":
-        pytest.importorskip("timm")
-    side = 160 if kind == "timm's transformer" else 32
-    method = saved_run(tmp_path / "run", model, side=side)
-    x = torch.nn.functional.interpolate(X, side)
-    read = load_pretrained(tmp_path / "run")
-    out = tmp_path / f"w{ending}"
-    export_weights(read, format="plain", out=out)
-    monkeypatch.chdir(tmp_path)
-    rebuilt = by_snippet(tmp_path / f"w{ending}.md")
-    assert type(rebuilt).__module__.split(".")[0] == library
-    with torch.no_grad():
-        expected = method.backbone(x)
-        assert torch.equal(rebuilt(x), expected) and expected.abs().max() > 0.01
-    assert snippet_in(out) in (tmp_path / f"w{ending}.md").read_text()
-    back = load_pretrained(out)
-    assert torch.equal(back.network()(x), expected)
-    assert (back.layout, back.epoch, back.input) == ("plain", read.epoch, read.input)
-    for name in ("backbone", "stem", "width"):
-        assert getattr(back.model, name) == getattr(model, name)
-
-
-def snippet_in(path: Path) -> str:
-    """Return the lines that lie in a plain file, as other programs find them."""
-    if path.suffix == ".safetensors":
-        with safe_open(path, framework="pt") as file:
-            return str(file.metadata()["snippet"])
-    return str(torch.load(path, weights_only=True)["snippet"])
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pth"])

@@ -1,17 +1,51 @@
-"""Runs of ours are read whole, once, and without effects."""
+"""Runs are read whole, once, and without effects, whatever their method keeps."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fastsiam.config import FastSiamConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.run import checkpoint as checkpoints
-from tests.interchange.networks import TINY, X, saved_run
+from tests.configs import changed_model
+from tests.interchange.networks import TINY, X, same, saved_run
+
+VARIANTS = {
+    "head without BN": changed_model(TINY, head_bn="none"),
+    "BN on hidden layers": changed_model(TINY, head_bn="hidden"),
+    "BN on all layers": changed_model(TINY, head_bn="all"),
+    "affine": changed_model(TINY, output_affine=True),
+    "no predictor": changed_model(TINY, predictor="none"),
+    "fixed predictor": changed_model(TINY, predictor="fixed"),
+    "frozen encoder": changed_model(TINY, alternate_every=10),
+    "averages": changed_model(TINY, predictor="none", target_average=0.8),
+    "fastsiam": replace(TINY, method=FastSiamConfig(projector_layers=2, dim=16, predictor_dim=4)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_variant_is_read(variant: str, tmp_path: Path) -> None:
+    """Its network up to both layers; a frozen copy is no part of it."""
+    model = VARIANTS[variant]
+    method = saved_run(tmp_path / "run", model)
+    if variant == "frozen encoder":
+        with torch.no_grad():
+            for weight in method.get_submodule("frozen").parameters():
+                weight.zero_()
+        state = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)
+        torch.save(state | {"model": method.state_dict()}, tmp_path / "run/checkpoints/last.pt")
+    read = load_pretrained(tmp_path / "run")
+    assert read.model == model
+    with torch.no_grad():
+        z = method.projector(method.backbone(X))
+        same(read.network()(X), method.backbone(X))
+        same(read.network("projector")(X), z)
 
 
 def test_a_run_is_read_whole(tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ import torch
 
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
+from fastsiam.config.run_settings import RunSettings
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
 from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
-from fastsiam.report.run import _chart, write_report
+from fastsiam.report.run import Run, curves, write_report
 from fastsiam.run.log import read_metrics
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
+from tests.conftest import ROOT
 from tests.processes import fastsiam
 
 
@@ -108,9 +110,12 @@ def test_a_folder_without_metrics_is_refused(tmp_path: Path) -> None:
         write_report([tmp_path], tmp_path / "report.html")
 
 
-def test_points_on_the_edge_are_drawn_whole() -> None:
+def test_points_on_the_edge_are_drawn_whole(tmp_path: Path) -> None:
     """Waiting for data all of the time is the upper edge of its chart, none of it the lower one."""
-    lines = [{"kind": "train", "epoch": x, "data_wait": x} for x in (0.0, 1.0)]
-    chart = _chart({"run": lines}, "train", "data_wait").decode()
-    curves = re.findall(r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4', chart)
-    assert curves == [""]
+    fields = ("epoch", "loss", "z_std", "rank", "images_per_second", "data_wait")
+    lines = [{"kind": "train", **dict.fromkeys(fields, x)} for x in (0.0, 1.0)]
+    settings = RunSettings.read(ROOT / "tests" / "data" / "run-0.1")
+    *_, chart = curves([Run("run", tmp_path, lines, settings, [])])
+    assert chart.caption == "Share of time waiting for data"
+    pattern = r'<path d="[^"]*" (clip-path="[^"]*" )?style="[^"]*stroke: #1f77b4'
+    assert re.findall(pattern, chart.image.decode()) == [""]

@@ -267,7 +267,7 @@ def test_features_have_no_row_of_them(damaged_run: Path, tmp_path: Path) -> None
 
 def test_the_report_lists_them(damaged_run: Path) -> None:
     page = write_report([damaged_run], damaged_run / "report.html").read_text()
-    assert "<h2>Bad images</h2>" in page and "each of these 2 another image" in page
+    assert "<h2>Bad images</h2>" in page and "Each of these 2 was replaced" in page
     for own in read_bad_images(damaged_run):
         assert f"<td>{own.name}</td><td>{own.reason}</td>" in page
     (damaged_run / FILE).unlink()

@@ -94,7 +94,7 @@ def test_a_disk_without_room_for_checkpoints_is_in_the_log_on_the_screen_and_in_
     found = [line for line in read_metrics(run) if line["kind"] == "alarm"]
     assert [(line["step"], line["name"]) for line in found] == [(3, "disk"), (5, "disk")]
     page = write_report([run], tmp_path / "page.html").read_text()
-    assert "<h2>Alarms</h2>" in page and "epoch 1: the run&#x27;s disk has 100 kB left" in page
+    assert "<h2>Alarms</h2>" in page and "epoch 1: the run&#39;s disk has 100 kB left" in page
 
 
 class FakeNvml:

@@ -56,7 +56,8 @@ def test_a_run_is_evaluated_exported_and_described(
     read = load_pretrained(run)
     export_weights(read, format="plain", out=tmp_path / "w.pth")
     card = (tmp_path / "w.pth.md").read_text()
-    settings = read.model.method
+    assert read.config is not None
+    settings = read.config.model.method
     assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
     assert settings.paper in card
     assert all(f"| {name} | {value} |" in card for name, value in settings.described().items())

@@ -24,7 +24,7 @@ from fastsiam.evaluate.detection import command as detect
 from fastsiam.evaluate.detection.command import evaluate_detection
 from fastsiam.evaluate.detection.protocol import PAPER
 from fastsiam.evaluate.detection.training import DetectorTraining
-from fastsiam.report.evaluations import evaluations
+from fastsiam.report.evaluations import evaluation_tables
 from fastsiam.run.records import read_records
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
@@ -85,8 +85,9 @@ def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture
     assert read_records(run) == [record]
     plain = json.loads((run / "eval" / files[0]).read_text())
     assert plain["mean"] == means and plain["deviation"] == spread
-    page = evaluations({"run": [record]})
-    assert "Detection" in page and "C4 of torchvision" in page and "backbone resnet10" in page
+    (table,) = evaluation_tables({"run": [record]})
+    assert table.title == "Detection"
+    assert "C4 of torchvision" in str(table.rows) and "backbone resnet10" in str(table.rows)
 
 
 def test_masks_of_coco(run: Path, made: Path) -> None:

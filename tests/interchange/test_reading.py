@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fastsiam.config import ModelConfig
+from fastsiam.config import BackboneConfig, ModelConfig, SimSiamConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
 from fastsiam.methods import build_method
@@ -34,21 +34,25 @@ from tests.tiers import rest_slow
         changed_model(TINY, head_bn="hidden"),
         changed_model(TINY, head_bn="all", output_affine=True),
         changed_model(TINY, output_affine=True),
-        changed_model(TINY, predictor="none", predictor_dim=512),
-        changed_model(TINY, predictor="none", predictor_dim=512, head_bn="none"),
-        TINY,
+        changed_model(TINY, predictor="none"),
     ],
     ids=lambda model: model.backbone,
 )
 def test_architectures_are_inferred(model: ModelConfig, tmp_path: Path) -> None:
-    """A predictor that is not there has the width that is usual."""
-    state = build_method(model).state_dict()
-    state = {f"module.{k.replace('projector', 'encoder.fc')}": v for k, v in state.items()}
+    method = build_method(model)
+    state = {
+        f"module.{k.replace('projector', 'encoder.fc')}": v for k, v in method.state_dict().items()
+    }
     torch.save(
         {"state_dict": {k.replace("backbone", "encoder"): v for k, v in state.items()}},
         tmp_path / "w.pth",
     )
-    assert load_pretrained(tmp_path / "w.pth").model == model
+    read = load_pretrained(tmp_path / "w.pth")
+    own = {f.name: getattr(model, f.name) for f in fields(BackboneConfig)}
+    assert (read.model, read.method) == (BackboneConfig(**own), SimSiamConfig)
+    built = read.build()
+    for part in method.parts:
+        assert str(built.get_submodule(part)) == str(method.get_submodule(part))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_other_networks_are_read_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"cannot tell which network .*--backbone"):
         load_pretrained(tmp_path / "w.pth")
     read = load_pretrained(tmp_path / "w.pth", backbone=name)
-    assert read.model == ModelConfig(backbone=name) and len(read.left_out) == 2
+    assert read.model == BackboneConfig(backbone=name) and len(read.left_out) == 2
     theirs.eval().set_submodule(read.left_out[0].removesuffix(".weight"), nn.Identity())
     assert torch.equal(read.network()(X), theirs(X))
 
@@ -164,13 +168,22 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert load_pretrained(tmp_path / "wide.pth", backbone="resnext50_32x4d").left_out
 
 
-def test_heads_that_no_setting_has_are_refused(tmp_path: Path) -> None:
-    """BN behind the hidden layer of one head alone; BN without running statistics."""
-    bn = "module.predictor.1."
-    said = broken(lambda s: [s.pop(k) for k in list(s) if k.startswith(bn)], tmp_path)
-    assert "4 missing (predictor.1.weight, predictor.1.bias, predictor.1.running_mean" in said
-    said = broken(lambda s: s.pop(f"{bn}running_mean"), tmp_path)
-    assert "1 missing (predictor.1.running_mean)" in said
+def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """BN without running statistics, or behind some hidden layers alone; two BNs of a layer."""
+    mean = "module.predictor.1.running_mean"
+    assert "1 missing (predictor.1.running_mean)" in broken(lambda s: s.pop(mean), tmp_path)
+    own = {f"backbone.{k}": v for k, v in resnets().items() if not k.startswith("fc.")}
+    mixed = nn.Sequential(
+        *(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU()),
+        nn.Linear(8, 8),
+    )
+    twice = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
+    for odd in (mixed, twice, nn.Sequential(nn.Linear(31, 8))):
+        torch.save(own | prefixed(odd.state_dict(), "projector."), tmp_path / "w.pth")
+        problems = r"w.pth are not those of .* (missing|unknown|shape)"
+        with pytest.raises(CheckpointError, match=problems) as caught:
+            load_pretrained(tmp_path / "w.pth")
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +225,10 @@ def test_files_without_weights_are_refused(tmp_path: Path) -> None:
         load_pretrained(tmp_path / "nowhere.pth")
     with pytest.raises(CheckpointError, match="is no run's folder"):
         load_pretrained(tmp_path)
+
+
+def test_files_of_other_frameworks_are_to_be_converted_first(tmp_path: Path) -> None:
+    """Google's SimCLR is of TensorFlow, DeepMind's BYOL of JAX."""
+    (tmp_path / "model.ckpt-250228.data-00000-of-00001").write_bytes(bytes(range(256)) * 9)
+    with pytest.raises(CheckpointError, match=r"TensorFlow and JAX .* converted to PyTorch first"):
+        load_pretrained(tmp_path / "model.ckpt-250228.data-00000-of-00001")

@@ -1,0 +1,253 @@
+"""Read a trained network, whatever program wrote it; every weight is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import Bottleneck
+
+from fastsiam.config import BackboneConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.methods import method_skeleton
+from fastsiam.model.backbones import BLOCKS, classifier_keys, skeleton
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.checkpoint import Checkpoint
+
+from . import plain, weight_files
+from .heads import build_parts, fold_biases
+from .layouts import AUTHORS, Translation, translate
+from .pretrained import Input, Pretrained, listed
+
+_MOST_EPOCHS = 1e9
+"""A larger number is no number of epochs."""
+
+
+def load_pretrained(path: Path, *, backbone: str = "", stem: str = "") -> Pretrained:
+    """Read a trained network; nothing in the file is executed.
+
+    A bias before a BN, which fastsiam's heads lack, is folded into the BN's running mean: outputs
+    in eval mode stay as they are.
+
+    Args:
+        path: a run's folder, a checkpoint, a plain file, or a file of another program: of
+            ``torch.save``, or ``.safetensors``.
+        backbone: the network's name, where its weights' names do not tell: anything but a plain
+            ResNet.
+        stem: of fastsiam's ResNets. Padding and pooling leave no trace in weights: without it, a
+            3x3 stem is taken for "cifar" (for "cifar-pad2" in solo-learn's layout).
+
+    Raises:
+        CheckpointError: the file is missing, damaged, hostile, or does not fit to the last weight.
+        BackendError: timm is needed, and not installed.
+        ValueError: there is no backbone or no stem of that name.
+    """
+    named: dict[str, Any] = {"backbone": backbone, "stem": stem}
+    asked = BackboneConfig(**{key: name for key, name in named.items() if name})
+    found = checkpoints.found(path)
+    content = weight_files.read(found)
+    if isinstance(content, dict) and "steps_per_epoch" in content:
+        read = _of_run(checkpoints.parsed(found, content), found)
+    elif plain.is_plain(content):
+        read = _of_plain(content, found)
+    else:
+        return _of_other(content, found, asked, named)
+    for name, own in ((backbone, read.model.backbone), (stem, read.model.stem)):
+        if name not in ("", own):
+            raise CheckpointError(f"{found} holds {own}, not {name}")
+    return read
+
+
+def _of_run(checkpoint: Checkpoint, path: Path) -> Pretrained:
+    config, images = checkpoint.config, checkpoint.images
+    network = method_skeleton(config.model, images=images)
+    return Pretrained(
+        path=path,
+        layout="fastsiam",
+        model=config.model,
+        state=_checked(path, checkpoint.model, network),
+        epoch=checkpoint.epoch,
+        method=type(config.model.method),
+        config=config,
+        images=images,
+        input=Input.of(config),
+    )
+
+
+def _of_plain(content: dict[str, Any], path: Path) -> Pretrained:
+    try:
+        model, epoch, seen = plain.facts(content)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(
+            f"{path} is a plain file of another version of fastsiam, or damaged: {error}"
+        ) from error
+    weights = {f"backbone.{key}": value for key, value in content["state_dict"].items()}
+    return Pretrained(
+        path=path,
+        layout="plain",
+        model=model,
+        state=_checked(path, weights, _skeleton(model, {})),
+        epoch=epoch,
+        input=seen,
+    )
+
+
+def _of_other(
+    content: Any, path: Path, asked: BackboneConfig, named: Mapping[str, str]
+) -> Pretrained:
+    state, beside = _weights(path, content)
+    given = translate(state, foreign=not asked.is_own)
+    if len(given.weights) + len(given.left_out) < len(state):
+        raise CheckpointError(
+            f"{path} holds two encoders by the names that are one to fastsiam, backbone and "
+            "encoder; save the one that is meant alone"
+        )
+    model = _backbone(path, given, named)
+    classifier = {f"backbone.{key}" for key in classifier_keys(model)}
+    unused = [given.origin[key] for key in given.weights if key in classifier]
+    weights = {key: value for key, value in given.weights.items() if key not in classifier}
+    _require_plain(path, weights, given.origin)
+    fold_biases(weights)
+    network = _skeleton(model, weights)
+    for key in network.state_dict():  # torch had no counters before 0.4.1, nor has Caffe
+        if key.endswith(".num_batches_tracked"):
+            weights.setdefault(key, torch.tensor(0))
+    layout = "timm" if model.backbone.startswith("timm/") else given.layout
+    return Pretrained(
+        path=path,
+        layout=layout,
+        model=model,
+        state=_checked(path, weights, network, given.origin),
+        epoch=_epochs(content, layout),
+        method=AUTHORS[layout].method if layout in AUTHORS else None,
+        left_out=(*given.left_out, *unused, *beside),
+        stem_assumed=model.stem == "cifar" and not named["stem"],
+    )
+
+
+def _weights(path: Path, content: Any) -> tuple[dict[str, Tensor], list[str]]:
+    """Find the weights in a file's content; return the keys beside them that are not used."""
+    entries, averages = content if isinstance(content, Mapping) else {}, []
+    for name in ("state_dict", "model", "model_state_dict"):
+        if isinstance(entries.get(name), Mapping):
+            averages = [key for key in ("model_ema", "state_dict_ema") if key in entries]
+            entries = entries[name]
+            break
+    state = {
+        key: value
+        for key, value in entries.items()
+        if isinstance(value, Tensor) and key != "n_averaged"  # torch's AveragedModel counts
+    }
+    if not state or not all(isinstance(key, str) for key in state):
+        raise CheckpointError(f"{path} holds no weights by name: no state dict is in it")
+    return state, [*(str(key) for key in entries if key not in state), *averages]
+
+
+def _backbone(path: Path, given: Translation, named: Mapping[str, str]) -> BackboneConfig:
+    """Return the backbone that is named, or the ResNet that the weights are of."""
+    name = named["backbone"] or _resnet(given.weights)
+    if not name:
+        raise CheckpointError(
+            f"cannot tell which network {path} holds ({listed(given.origin.values())}): "
+            "name it with --backbone, such as convnext_tiny or timm/NAME"
+        )
+    model, first = BackboneConfig(backbone=name), given.weights.get("backbone.conv1.weight")
+    if not model.is_own or first is None or first.dim() != 4:
+        return model
+    stem: Any = named["stem"] or (given.small_stem if first.shape[-1] == 3 else "imagenet")
+    try:
+        return replace(model, width=len(first), stem=stem)
+    except ValueError as error:
+        raise CheckpointError(f"{path} holds no network: {error}") from error
+
+
+def _resnet(weights: Mapping[str, Tensor]) -> str:
+    """Return the ResNet that has as many blocks of such a kind; "" if none has."""
+    blocks = {m[0] for key in weights if (m := re.match(r"backbone\.layer[1-4]\.\d+\.", key))}
+    depths = tuple(
+        sum(block.startswith(f"backbone.layer{stage}.") for block in blocks)
+        for stage in range(1, 5)
+    )
+    deep = "backbone.layer1.0.conv3.weight" in weights
+    found = (k for k, (kind, of) in BLOCKS.items() if of == depths and (kind is Bottleneck) == deep)
+    return next(found, "")
+
+
+def _skeleton(model: BackboneConfig, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Build the parts that weights are of, without memory."""
+    with torch.device("meta"):
+        return build_parts(skeleton(model), weights)
+
+
+def _checked(
+    path: Path, weights: Any, network: nn.Module, origin: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """Return weights as plain tensors, if they are those of the network.
+
+    Args:
+        path: their file.
+        weights: what the file holds by fastsiam's names.
+        network: has the names and shapes that are expected.
+        origin: what each weight is called in the file, unless it has fastsiam's names.
+    """
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in weights.items()
+    ):
+        raise CheckpointError(f"{path} holds no weights by name where a run of fastsiam has them")
+    origin = origin or {key: key for key in weights}
+    _require_plain(path, weights, origin)
+    expected = network.state_dict()
+    problems = {
+        "missing": [key for key in expected if key not in weights],
+        "unknown": [origin[key] for key in weights if key not in expected],
+        "of another shape": [
+            f"{origin[key]}: {tuple(weights[key].shape)} for {tuple(value.shape)}"
+            for key, value in expected.items()
+            if key in weights and weights[key].shape != value.shape
+        ],
+    }
+    if any(problems.values()):
+        backbone = network.get_submodule("backbone")
+        kind = type(getattr(backbone, "network", backbone)).__name__
+        said = [f"{len(keys)} {what} ({listed(keys)})" for what, keys in problems.items() if keys]
+        raise CheckpointError(
+            f"the weights in {path} are not those of the {kind} that they were taken for: "
+            f"{', '.join(said)}; if it is another network, name it with --backbone"
+        )
+    return {
+        key: (value.detach().float() if value.is_floating_point() else value.detach()).contiguous()
+        for key, value in weights.items()
+    }
+
+
+def _require_plain(path: Path, weights: Mapping[str, Tensor], origin: Mapping[str, str]) -> None:
+    """Refuse what is no array of real numbers, or claims more of them than the file holds."""
+    for key, value in weights.items():
+        whole = (
+            value.layout == torch.strided
+            and not (value.is_meta or value.is_quantized or value.is_complex() or value.is_nested)
+            and value.untyped_storage().nbytes() >= value.numel() * value.element_size()
+        )
+        if not whole:
+            raise CheckpointError(
+                f"{path} is refused: {origin[key]} is no plain tensor of real numbers in full"
+            )
+
+
+def _epochs(content: Any, layout: str) -> float | None:
+    """Return the epochs done, where it is known what the file's number means."""
+    if not isinstance(content, Mapping):
+        return None
+    if isinstance(meta := content.get("meta"), Mapping):  # OpenMMLab's
+        epoch = meta.get("epoch")
+    elif "pytorch-lightning_version" in content:
+        epoch = content.get("epoch")
+        epoch = epoch + 1 if isinstance(epoch, int) else None  # it counts from 0
+    else:  # torchvision's and timm's trainers count from 0, others as they please
+        epoch = content.get("epoch") if layout in AUTHORS else None
+    return float(epoch) if isinstance(epoch, int | float) and 0 <= epoch < _MOST_EPOCHS else None
