@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
 from fastsiam.bench.peers import Peer
-from fastsiam.bench.peers.job import Twice, Views
-from fastsiam.bench.peers.torchvision_v2 import view_of
 from fastsiam.config import AugmentConfig
 
 
@@ -116,7 +115,7 @@ def _views_of(augment: AugmentConfig) -> Callable[[bytes], Views]:
     """Return what makes both views of an encoded image."""
     from torchvision.io import ImageReadMode, decode_image
 
-    twice = Twice(view_of(augment))
+    twice = Twice(torchvision_view(augment))
 
     def views(data: bytes) -> Views:
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -130,7 +129,6 @@ STREAMING = {
         title="webdataset",
         packages=("webdataset",),
         install="webdataset",
-        devices=("cpu",),
         differs="Reads whole shards one after the other, by curl; keeps whole shards; decodes and "
         "makes views by torchvision's transforms.v2.",
         shards="tars",
@@ -140,7 +138,6 @@ STREAMING = {
         title="litdata",
         packages=("litdata", "boto3"),
         install="litdata boto3",
-        devices=("cpu",),
         differs="Reads shards of its own form, of 32 MiB, whole, by boto3, and keeps them on disk "
         "in any case; decodes and makes views by torchvision's transforms.v2.",
         shards="litdata",
