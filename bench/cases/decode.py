@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes.util import find_library
@@ -34,19 +31,15 @@ _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 ON_GPU = ("nvJPEG", _DALI["cuda"])
 """Those that decode on a GPU."""
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
-"""Our own decoder: of whole images, and of what a step's boxes need."""
-TURBO_PART = "libjpeg-turbo with crop and skip"
-"""libjpeg-turbo, of what the same boxes need, by its public functions."""
+"""fastsiam's decoder: of whole images, and of what a step's boxes need."""
 OPTIONAL = {
     "libjpeg-turbo": "libturbojpeg, a package of the system",
-    TURBO_PART: "g++ and libjpeg-turbo's header (libjpeg-dev), packages of the system",
     "DALI": "pip install fastsiam[dali]",
     "SPDL": "pip install spdl-io, beside FFmpeg's libraries",
     OURS: "python -m fastsiam.kernels.build, beside libjpeg-turbo's header",
 }
 """Those of the CPU that need not be there, and how to get them."""
 _BEHIND = 64  # bytes that may be written behind the pixels; what tells where they lie needs fewer
-_SOURCE = Path(__file__).with_name("crop_and_skip.cpp")
 
 
 def measure(session: Session) -> list[Record]:
@@ -104,7 +97,7 @@ def fastest(timings: Mapping[tuple[str, str], Timing], form: str, *, on_gpu: boo
     found = [
         timing
         for (name, work), timing in timings.items()
-        if name == f"{_DECODE}, {form}" and work not in (OURS, OUR_PART, TURBO_PART)
+        if name == f"{_DECODE}, {form}" and work not in (OURS, OUR_PART)
         if (work in ON_GPU) == on_gpu
     ]
     return max(found, key=lambda timing: timing.rate, default=None)
@@ -139,7 +132,6 @@ def build_decoding(*, path: str, workers: int, batch: int, device: str) -> dict[
         "PIL": lambda: in_threads(lambda _, index: store.decode(index)),
         "torchvision.io": lambda: in_threads(by_torchvision),
         "libjpeg-turbo": lambda: in_threads(_by_turbo(store, data, workers)),
-        TURBO_PART: lambda: in_threads(_by_crop_and_skip(store, data, workers)),
         "SPDL": by_spdl,
         OURS: lambda: in_threads(_by_our_own(store, data, workers, part=False)),
         OUR_PART: lambda: in_threads(_by_our_own(store, data, workers, part=True)),
@@ -175,24 +167,6 @@ def _by_turbo(store: Store, data: Sequence[bytes], workers: int) -> Callable[[in
         encoded = data[index], len(data[index])
         how = width, 0, height, rgb, accurate
         if turbo.tjDecompress2(handles[worker], *encoded, into, *how):
-            raise RuntimeError(f"libjpeg-turbo refuses image {index}")
-
-    return one
-
-
-def _by_crop_and_skip(
-    store: Store, data: Sequence[bytes], workers: int
-) -> Callable[[int, int], object]:
-    """Return what decodes the part that two boxes need by libjpeg-turbo's crop and skip."""
-    decode = load_crop_and_skip()
-    size = _sizes(store, data)
-    box = _parts(size)
-    rooms = [np.empty(3 * int(size.prod(1).max()), np.uint8) for _ in range(workers)]
-    columns = [np.empty(2, np.uint32) for _ in range(workers)]
-
-    def one(worker: int, index: int) -> None:
-        into = library.at(rooms[worker]), library.at(columns[worker])
-        if decode(data[index], len(data[index]), library.at(box[index]), *into):
             raise RuntimeError(f"libjpeg-turbo refuses image {index}")
 
     return one
@@ -288,25 +262,3 @@ def _by_dali(data: Sequence[bytes], workers: int, device: str, batch: int) -> Ca
             dali.run()
 
     return run
-
-
-def load_crop_and_skip() -> Any:
-    """Compile the source against the system's libjpeg-turbo and return its function.
-
-    Raises:
-        RuntimeError: g++ or libjpeg-turbo's header is missing, or the system's libjpeg is another.
-    """
-    compiler = shutil.which("g++")
-    if compiler is None:
-        raise RuntimeError("no g++ to compile crop_and_skip.cpp: install g++")
-    with tempfile.TemporaryDirectory() as folder:
-        library = f"{folder}/crop_and_skip.so"
-        command = [compiler, "-std=c++17", "-O2", "-shared", "-fPIC", "-Wl,-z,defs"]
-        command += [str(_SOURCE), "-ljpeg", "-o", library]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"g++ cannot compile {_SOURCE}: {done.stderr}")
-        function = ctypes.CDLL(library).crop_and_skip  # it stays loaded without its file
-    pointer = ctypes.c_void_p
-    function.argtypes = [pointer, ctypes.c_uint64, pointer, pointer, pointer]
-    return function

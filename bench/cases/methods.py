@@ -12,11 +12,11 @@ from importlib import metadata
 import torch
 
 from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
+from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.contest import Contest, Work
 from fastsiam.bench.lightly import NAMES, require_lightly
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
-from fastsiam.bench.variants import AUTHORS, VARIANTS
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
 
@@ -59,10 +59,10 @@ def _entered(contest: Contest, session: Session, name: str) -> dict[str, TrainCo
     configs = {f"{name}, lightly": _config(session, name, "plain")}
     contest.enter(f"{name}, lightly", build_lightly, config=configs[f"{name}, lightly"])
     for way in ways:
-        variant, who = VARIANTS[way], f"{name}, {way}"
-        if variant.several_ranks or way == AUTHORS:
+        who = f"{name}, {way}"
+        if way in (SYNC_BN, AUTHORS):
             session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-        elif variant.only_on in ("", session.device):
+        elif session.gpu or way not in ONLY_ON_GPU:
             configs[who] = _config(session, name, way)
             contest.enter(who, build_step, config=configs[who])
     return configs
@@ -70,7 +70,7 @@ def _entered(contest: Contest, session: Session, name: str) -> dict[str, TrainCo
 
 def _config(session: Session, name: str, way: str) -> TrainConfig:
     """Return the recipe with a method in its place, as by default if it is another one."""
-    settings = {"compile": "on"} | VARIANTS[way].settings
+    settings = {"compile": "on"} | VARIANTS[way]
     config = session.train_config(session.trained_batch, **settings)
     if config.model.method.name == name:
         return config

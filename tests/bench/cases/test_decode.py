@@ -18,7 +18,7 @@ from tests.bench.made import sample
 
 def test_every_decoder_goes_through_all_images(images: Path) -> None:
     works = decode.build_decoding(path=str(images / "train"), workers=2, batch=8, device="cpu")
-    expected = {"PIL", "torchvision.io", decode.OURS, decode.OUR_PART, decode.TURBO_PART}
+    expected = {"PIL", "torchvision.io", decode.OURS, decode.OUR_PART}
     assert expected <= set(works)
     for work in works.values():
         work.run()
@@ -31,7 +31,6 @@ def test_what_refuses_an_image_takes_no_part(images: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(decode, "find_library", lambda _: None)
     monkeypatch.setattr(library, "jpeg", lambda: None)
-    monkeypatch.setenv("PATH", "")  # no g++
     monkeypatch.setitem(sys.modules, "spdl", None)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     works = decode.build_decoding(path=str(images / "train"), workers=1, batch=8, device="cpu")
@@ -59,12 +58,10 @@ def test_those_that_are_missing_are_named_with_how_to_get_them(
     said = capsys.readouterr().err
     assert "SPDL: left out" in said and "pip install spdl-io" in said
     assert "libjpeg-turbo: left out" in said and "DALI:" not in said
-    assert f"{decode.TURBO_PART}: left out" in said and "g++" in said
 
 
 def test_bare_decoding_is_of_whole_images_by_others() -> None:
     names = {"PIL": 4.0, "libjpeg-turbo": 2.0, decode.OURS: 1.0, decode.OUR_PART: 0.5}
-    names |= {decode.TURBO_PART: 0.25}
     timings = {
         ("decode, original", name): Timing([sample(wall)], 8) for name, wall in names.items()
     }

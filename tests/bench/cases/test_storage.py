@@ -10,10 +10,15 @@ import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
-from fastsiam.bench.cases.storage import build_reading, build_streaming
+from fastsiam.bench.cases.storage import (
+    STREAMING,
+    Job,
+    build_reading,
+    build_streaming,
+    convert_for_litdata,
+)
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
-from fastsiam.bench.streaming import STREAMING, Job, convert_for_litdata
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
 from fastsiam.errors import FastSiamError

@@ -11,10 +11,9 @@ import pytest
 
 from fastsiam.bench.cases import CASES, title_of
 from fastsiam.bench.cases.peers import STARTERS
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.peers import PEERS
 from fastsiam.bench.session import session
-from fastsiam.bench.variants import VARIANTS
 from fastsiam.pipelines.backends import BACKENDS
 from tests.conftest import ROOT
 
@@ -37,7 +36,7 @@ def test_a_case_without_a_title_goes_by_its_name() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_made_of_settings(name: str, little: BenchConfig) -> None:
-    settings = VARIANTS[name].settings
+    settings = VARIANTS[name]
     with session(little) as own:
         config = own.train_config(8, **{"compile": "on"} | settings)
     used = {k: v for part in ("numerics", "step") for k, v in config.to_dict()[part].items()}
