@@ -155,22 +155,12 @@ def test_two_files_have_their_own_sections(tmp_path: Path) -> None:
     ]
     written = {path.name for path in write_report(files, tmp_path / "out")}
     assert written == {"index.html", "tables.md"} | {
-        f"{place}-run-{picture}"
-        for place in ("here", "there")
+        f"{number}-run-{picture}"
+        for number in (1, 2)
         for picture in ("peers.png", "peers-light.svg", "peers-dark.svg", "step.png")
     }
     text = (tmp_path / "out" / "index.html").read_text()
     assert all(f"Beside other libraries ({file})" in text for file in files)
-
-
-def test_stages_come_together_from_the_files_of_one_run(tmp_path: Path) -> None:
-    loader = [loading("ffcv", "crops", 2.0), loading("ffcv", "views", 3.0)]
-    decode = [decoding(OUR_PART, 1.0)]
-    other = [replace(one, command="fastsiam bench decode") for one in decode]
-    for records, drawn in ((decode, True), (other, False)):
-        files = [saved(tmp_path / "loader.json", loader), saved(tmp_path / "decode.json", records)]
-        names = {path.name for path in write_report(files, tmp_path / "out")}
-        assert ("loader-stages.png" in names) is drawn
 
 
 def test_pictures_are_the_same_whenever_they_are_made(tmp_path: Path) -> None:
