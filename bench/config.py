@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastsiam.bench.lightly import NAMES
 from fastsiam.bench.peers import PEERS
 from fastsiam.config import (
     OWN_BACKBONES,
@@ -57,6 +56,8 @@ from the default, which is compiled, in bfloat16 where the hardware has it, and 
 ONLY_ON_GPU = ("fp16", "cuda-graphs")
 """Variants that a CPU does not have."""
 
+METHODS = ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav")
+"""Methods that lightly has the parts of."""
 PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
 SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
 """What ``fastsiam bench soak`` has runs with."""
@@ -148,7 +149,7 @@ class BenchConfig(Config):
             ("stored", get_args(Stored)),
             ("variants", VARIANTS),
             ("peers", PEERS),
-            ("methods", NAMES),
+            ("methods", METHODS),
         ):
             for name in getattr(self, field).split(","):
                 require(
@@ -197,7 +198,7 @@ class BenchConfig(Config):
 
     @property
     def train(self) -> TrainConfig:
-        """The recipe, with what is asked for in its place."""
+        """The recipe, with the crop and the backbone that were asked for."""
         config = RECIPES[self.recipe]()
         augment, model = config.augment, config.model
         if self.crop:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
+from fastsiam.errors import BackendError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
@@ -101,6 +103,12 @@ PEERS = {
     ),
 }
 """All of them, by name."""
+
+
+def require_lightly() -> None:
+    """Raise ``BackendError`` unless lightly is installed."""
+    if missing := PEERS["lightly"].missing:
+        raise BackendError(f"lightly is not installed: {missing}")
 
 
 def _is_there(module: str) -> bool:

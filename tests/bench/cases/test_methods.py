@@ -12,8 +12,7 @@ from torch import nn
 from fastsiam.bench.cases import CASES
 from fastsiam.bench.cases.methods import lightly_step
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.config import VARIANTS, BenchConfig
-from fastsiam.bench.lightly import NAMES
+from fastsiam.bench.config import METHODS, VARIANTS, BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.bench.session import Session, session
 from fastsiam.config import METHOD_CONFIGS, DataConfig
@@ -49,7 +48,7 @@ def test_every_method_has_its_settings(
         assert CASES["methods"].measure(own) == []
         recipe = own.config.train.model.method
     assert list(contest.entered) == [
-        f"{name}, {who}" for name in NAMES for who in ("lightly", "plain")
+        f"{name}, {who}" for name in METHODS for who in ("lightly", "plain")
     ]
     for name, config in contest.entered.items():
         method = name.partition(",")[0]
