@@ -363,7 +363,7 @@ def read_outcomes(out: Path) -> dict[str, Outcome]:
         found = json.loads(file.read_text())
         return {name: Outcome(**one) for name, one in found.items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{file} is none of fastsiam bench gpu's: delete it") from error
+        raise DataError(f"{file} was not written by fastsiam bench gpu: delete it") from error
 
 
 def results_folder(config: GpuConfig) -> Path:

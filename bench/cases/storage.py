@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from io import BytesIO
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases.peers import Twice, Views, torchvision_view
 from fastsiam.bench.contest import Work
+from fastsiam.bench.images import write_tar
 from fastsiam.bench.peers import Peer
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
@@ -55,6 +54,27 @@ class _Place:
         return own | {"XDG_CACHE_HOME": str(folder / "home")}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a contender reads, and how."""
+
+    shards: str
+    """Folder or address of the shards, in the form that the contender reads."""
+    cache: str
+    """Folder in which it keeps what it fetches; "" for none."""
+    cold: bool
+    """Whether the cache is emptied before each epoch."""
+    environment: dict[str, str]
+    """Variables by which the shards are found."""
+    augment: AugmentConfig
+    batch: int
+    workers: int
+    images: int
+    """Images of an epoch: whole batches of them."""
+    window: int = _WINDOW
+    """Images that are shuffled among each other."""
+
+
 def measure(session: Session) -> list[Record]:
     """Measure our pipelines and other libraries, one after the other, at each place."""
     images = session.images(session.loaded_batch)
@@ -79,20 +99,21 @@ def measure(session: Session) -> list[Record]:
         contest = held.enter_context(session.contest(apart=True))
         entered: dict[str, tuple[str, _Place]] = {}
         for name in title:
-            build, settings = (
-                (build_reading, _reading) if name in pipelines else (build_streaming, _streaming)
-            )
+            form = STREAMING[name].shards if name in peers else "tars"
             for number, place in enumerate(places):
-                cache = str(folder / "caches" / f"{name}-{number}") if place.port else ""
-                entered[f"{title[name]}, {place.title}"] = name, place
-                contest.enter(
-                    f"{title[name]}, {place.title}",
-                    build,
-                    images=images.count,
-                    environment=place.environment(folder),
+                job = Job(
+                    shards=place.address(folder, form, http=name == "webdataset"),
+                    cache=str(folder / "caches" / f"{name}-{number}") if place.port else "",
                     cold=place.cold,
-                    **settings(session, name, place, folder, cache),
+                    environment=place.environment(folder),
+                    augment=session.config.augment,
+                    batch=session.loaded_batch,
+                    workers=session.workers,
+                    images=images.count,
                 )
+                build = build_streaming if name in peers else build_reading
+                entered[f"{title[name]}, {place.title}"] = name, place
+                contest.enter(f"{title[name]}, {place.title}", build, reader=name, job=job)
         timings = contest.run(session.config.repeats)
     local = {
         entered[who][0]: timing for (who, _), timing in timings.items() if not entered[who][1].port
@@ -126,81 +147,43 @@ def _remote(held: ExitStack, session: Session, port: int) -> Iterator[_Place]:
             yield _Place(title, own, cold=state == "cold")
 
 
-def _reading(
-    session: Session, pipeline: Any, place: _Place, folder: Path, cache: str
-) -> dict[str, Any]:
-    """Return what ``build_reading`` is told of a pipeline, by its name."""
-    data = DataConfig(
-        data=place.address(folder, "tars"),
-        pipeline=pipeline,
-        workers=session.workers,
-        shuffle=f"window:{_WINDOW}",
-        cache=cache,
-        cache_gb=_GIGABYTES,
-    )
-    return {"data": data, "augment": session.config.augment, "batch": session.loaded_batch}
-
-
-def _streaming(
-    session: Session, peer: str, place: _Place, folder: Path, cache: str
-) -> dict[str, Any]:
-    """Return what ``build_streaming`` is told of another library."""
-    job = Job(
-        shards=place.address(folder, STREAMING[peer].shards, http=peer == "webdataset"),
-        count=_SHARDS,
-        cache=cache,
-        augment=session.config.augment,
-        batch=session.loaded_batch,
-        workers=session.workers,
-        window=_WINDOW,
-    )
-    return {"peer": peer, "job": job}
-
-
 def _pack(files: list[Path], folder: Path) -> None:
     """Write files as WebDataset shards, in an order that mixes their classes."""
     folder.mkdir(parents=True)
     classes = sorted({path.parent.name for path in files})
     for number in range(_SHARDS):
-        with tarfile.open(folder / f"train-{number:04}.tar", "w") as shard:
-            for place, path in enumerate(files[number::_SHARDS]):
-                label = str(classes.index(path.parent.name)).encode()
-                for ending, data in (("jpg", path.read_bytes()), ("cls", label)):
-                    member = tarfile.TarInfo(f"{number:04}{place:06}.{ending}")
-                    member.size = len(data)
-                    shard.addfile(member, BytesIO(data))
+        members = [
+            (f"{number:04}{place:06}.{ending}", data)
+            for place, path in enumerate(files[number::_SHARDS])
+            for ending, data in (
+                ("jpg", path.read_bytes()),
+                ("cls", str(classes.index(path.parent.name)).encode()),
+            )
+        ]
+        write_tar(folder / f"train-{number:04}.tar", members)
 
 
-def build_reading(
-    *,
-    data: DataConfig,
-    augment: AugmentConfig,
-    batch: int,
-    images: int,
-    environment: Mapping[str, str],
-    cold: bool,
-) -> dict[str, Work]:
-    """Build a pipeline; its work is an epoch of "views".
-
-    Args:
-        data: its cache is emptied before each epoch if that is to be ``cold``.
-        augment: ranges and probabilities.
-        batch: images of a batch.
-        images: of an epoch, whole batches.
-        environment: variables by which the data are found.
-        cold: whether nothing is kept from one epoch to the next.
-    """
-    os.environ.update(environment)
+def build_reading(*, reader: Any, job: Job) -> dict[str, Work]:
+    """Build a pipeline, by its name; its work is an epoch of "views"."""
+    os.environ.update(job.environment)
     opened: list[Loader] = []
+    data = DataConfig(
+        data=job.shards,
+        pipeline=reader,
+        workers=job.workers,
+        shuffle=f"window:{job.window}",
+        cache=job.cache,
+        cache_gb=_GIGABYTES,
+    )
 
     def open_anew() -> None:
         for loader in opened:
             loader.close()
         opened.clear()
-        if cold and data.cache:
-            shutil.rmtree(data.cache, ignore_errors=True)
-        opened.append(build_loader(data, augment, batch=batch))
-        if opened[0].steps != images // batch:
+        if job.cold and job.cache:
+            shutil.rmtree(job.cache, ignore_errors=True)
+        opened.append(build_loader(data, job.augment, batch=job.batch))
+        if opened[0].steps != job.images // job.batch:
             raise RuntimeError(f"{opened[0].source} holds {opened[0].images:,} images")
 
     def run() -> None:
@@ -209,28 +192,18 @@ def build_reading(
         for _ in opened[0].epoch(0):
             pass
 
-    return {"views": Work(run, images, before=open_anew)}
+    return {"views": Work(run, job.images, before=open_anew)}
 
 
-def build_streaming(
-    *, peer: str, job: Job, images: int, environment: Mapping[str, str], cold: bool
-) -> dict[str, Work]:
-    """Build another library's way to read the same images; its work is an epoch of "views".
-
-    Args:
-        peer: its name in ``STREAMING``.
-        job: what it is to do; its cache is emptied before each epoch if that is to be ``cold``.
-        images: of an epoch.
-        environment: variables by which the data are found.
-        cold: whether nothing is kept from one epoch to the next.
-    """
-    os.environ.update(environment)
-    about = STREAMING[peer]
+def build_streaming(*, reader: str, job: Job) -> dict[str, Work]:
+    """Build another library, by its name in ``STREAMING``; its work is an epoch of "views"."""
+    os.environ.update(job.environment)
+    about = STREAMING[reader]
     own, turns = job, count()
 
     def open_anew() -> None:
         nonlocal own
-        if cold and job.cache:
+        if job.cold and job.cache:
             shutil.rmtree(job.cache, ignore_errors=True)
             own = replace(job, cache=f"{job.cache}/{next(turns)}")
         if own.cache:
@@ -238,29 +211,12 @@ def build_streaming(
 
     def run() -> None:
         shown = sum(len(batch[0]) for batch in about.epoch(own))
-        if shown < images // job.batch * job.batch:
-            raise RuntimeError(f"it showed {shown:,} of {images:,} images")
+        if shown < job.images // job.batch * job.batch:
+            raise RuntimeError(f"it showed {shown:,} of {job.images:,} images")
 
     open_anew()
     facts = {"differs": about.differs, "version": about.version}
-    return {"views": Work(run, images, lambda: facts, before=open_anew)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a library that streams shards is to do."""
-
-    shards: str
-    """Folder or address of the shards, in the library's own form."""
-    count: int
-    """How many shards there are."""
-    cache: str
-    """Folder in which it keeps what it fetches; "" for none."""
-    augment: AugmentConfig
-    batch: int
-    workers: int
-    window: int
-    """Images that are shuffled among each other."""
+    return {"views": Work(run, job.images, lambda: facts, before=open_anew)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,8 +287,8 @@ def _by_webdataset(job: Job) -> Iterator[Views]:
         return views(sample["jpg"])
 
     shards = webdataset.WebDataset(
-        [f"{job.shards}/train-{number:04}.tar" for number in range(job.count)],
-        shardshuffle=job.count,
+        [f"{job.shards}/train-{number:04}.tar" for number in range(_SHARDS)],
+        shardshuffle=_SHARDS,
         cache_dir=job.cache or None,
     )
     images = shards.shuffle(job.window).map(decode)

@@ -231,7 +231,7 @@ def test_a_stage_that_is_not_there_is_named(out: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused(out: Path) -> None:
     (out / "state.json").write_text("[1]")
-    with pytest.raises(DataError, match="none of fastsiam bench gpu's: delete it"):
+    with pytest.raises(DataError, match="not written by fastsiam bench gpu: delete it"):
         read_outcomes(out)
 
 
