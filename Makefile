@@ -23,8 +23,8 @@ COVERAGE := runs/coverage
 OLDEST        := .venv-oldest
 OLDEST_PYTHON := $(or $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python; do \
                      "$$python" -c "" 2>/dev/null && echo "$$python" && break; done),$(PYTHON))
-OLDEST_TESTS  := tests/training/test_compile.py tests/training/test_step.py tests/methods \
-                 tests/kernels tests/views tests/without_gpu tests/test_checkpoint.py tests/test_older_runs.py
+OLDEST_TESTS  := tests/train/test_compile.py tests/train/test_step.py tests/methods \
+                 tests/kernels tests/views tests/without_gpu tests/run/test_checkpoint.py tests/test_older_runs.py
 # Memory errors: kernels with AddressSanitizer, UBSan and buffers of the exact size; and glibc's malloc
 # with checks. Python's own allocator would hide what is read beyond small objects. libasan finds the
 # functions of libstdc++ that it wraps only if both are loaded first.
@@ -38,7 +38,7 @@ CHECKED_RUN   := LD_PRELOAD=libc_malloc_debug.so.0 GLIBC_TUNABLES=glibc.malloc.c
 NATIVE_TESTS  := tests/kernels tests/views/test_photometric.py tests/views/test_photometric_cpu.py \
                  tests/pipelines/test_parity.py tests/pipelines/test_ffcv.py \
                  tests/pipelines/test_decoding.py tests/pipelines/test_engine.py
-TWO_RANKS     := tests/training/test_launched.py::test_two_cpu_ranks_by_the_launcher
+TWO_RANKS     := tests/train/test_launched.py::test_two_cpu_ranks_by_the_launcher
 CASES         ?= 500
 
 MEASURED := COVERAGE_FILE=$(COVERAGE)/data $(TEST) --cov --cov-context=test --cov-report=

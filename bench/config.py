@@ -19,7 +19,7 @@ from fastsiam.config import (
 )
 from fastsiam.config.recipes import RECIPES
 from fastsiam.config.setting import Config, setting
-from fastsiam.urls import Url
+from fastsiam.config.urls import Url
 
 Stored = Literal["original", "beton", "tar", "parquet", "short256", "pixels256"]
 """How the images are stored: as files of a folder; the same in one .beton, tar or uncompressed

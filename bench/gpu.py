@@ -37,7 +37,7 @@ from fastsiam.files import explained, write_json, written_for_user
 from fastsiam.kernels.cores import cores
 from fastsiam.pipelines.backends import BACKENDS
 from fastsiam.report.markdown import markdown
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 """The checkout, if this runs from one."""

@@ -58,12 +58,12 @@ from fastsiam.files import explained, write_json
 from fastsiam.interchange import plain, weight_files
 from fastsiam.interchange.loading import snippet
 from fastsiam.interchange.pretrained import Input, Pretrained
+from fastsiam.methods.optim import decaying_rate, peak_lr
 from fastsiam.model.backbones import build_backbone
+from fastsiam.model.numerics import keep_freed_memory
 from fastsiam.pipelines import open_training_images
 from fastsiam.pipelines.store import Store
 from fastsiam.pipelines.workers import count as count_workers
-from fastsiam.training.numerics import keep_freed_memory
-from fastsiam.training.optim import decaying_rate, peak_lr
 
 Views = Sequence[Tensor]
 """Of each image: (N, 3, S, S) each, normalised."""

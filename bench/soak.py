@@ -122,7 +122,7 @@ class Run:
     @property
     def lines(self) -> list[dict[str, Any]]:
         """What was logged."""
-        from fastsiam.training.log import read_metrics
+        from fastsiam.run.log import read_metrics
 
         return list(read_metrics(self.out))
 
@@ -172,7 +172,7 @@ class Run:
 
     def difference(self, other: Run) -> str:
         """Say in what this run's lines or weights differ from another's, or ""."""
-        from fastsiam import checkpoint as checkpoints
+        from fastsiam.run import checkpoint as checkpoints
 
         own, others = (  # alarms are about the machine, such as a disk that fills up
             [{k: x[k] for k in _COMPARED if k in x} for x in run.lines if x["kind"] != "alarm"]
@@ -229,7 +229,7 @@ def _pause_rank(run: Run, chance: random.Random) -> None:
 
 def _damage_checkpoint(run: Run, chance: random.Random) -> None:
     """Kill all of it, and flip a bit of its last checkpoint."""
-    from fastsiam import checkpoint as checkpoints
+    from fastsiam.run import checkpoint as checkpoints
 
     run.kill()
     run.wait(_PATIENCE)

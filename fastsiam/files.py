@@ -1,21 +1,25 @@
-"""Files written whole or not at all; failing file operations, and paths, as users read them."""
+"""Files written whole or not at all; errors of files, and paths, as users read them; who else can
+write into a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import json
 import os
+import pwd
 import re
 import secrets
 import shlex
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fastsiam.errors import FastSiamError
+from fastsiam.errors import BackendError, FastSiamError
 
 _ADVICE = {
     errno.EACCES: "give this user the right to do so",
@@ -212,3 +216,65 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     with written_for_user(path) as temporary:
         temporary.write_text(text)
+
+
+def require_own(folder: Path, *, what: str, instead: str) -> None:
+    """Refuse a cache of compiled code that another user can put something into.
+
+    Args:
+        folder: the cache; it need not be there.
+        what: is kept there, for the message.
+        instead: how another folder is chosen.
+
+    Raises:
+        BackendError: names the folder that is another user's or writable by others, and the way
+            out.
+    """
+    if reason := others_can_write(folder):
+        raise BackendError(
+            f"{what} is kept in {folder} and executed from there, but {reason}: take it into your "
+            f"own hands, or {instead}"
+        )
+
+
+def others_can_write(folder: Path) -> str:
+    """Say which folder on the way to one another user can change, or "".
+
+    A folder of the system's with the sticky bit, such as /tmp, is fine as a parent: what lies in it
+    can be renamed by its owner alone. So is a group that is the user's own, as Debian has them.
+    """
+    folder = folder.expanduser().absolute()
+    real = folder.resolve()
+    for place in dict.fromkeys((folder, real, *folder.parents, *real.parents)):
+        try:
+            found = place.stat()
+        except OSError:
+            continue  # not there yet: this user makes it
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{place} belongs to {_user(found.st_uid)}"
+        if found.st_mode & stat.S_ISVTX and place not in (folder, real):
+            continue
+        if found.st_mode & stat.S_IWOTH:
+            return f"everybody can write into {place} (chmod o-w)"
+        if found.st_mode & stat.S_IWGRP and not _is_own(found.st_gid):
+            return f"the group {_group(found.st_gid)} can write into {place} (chmod g-w)"
+    return ""
+
+
+def _is_own(group: int) -> bool:
+    """Tell whether a group is the system's or this user's alone."""
+    return group == 0 or _group(group) == _user(os.geteuid())
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return f"{number}"

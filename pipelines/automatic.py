@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fastsiam.config import DataConfig, Pipeline
 from fastsiam.console import size
+from fastsiam.environment import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.errors import BackendError
-from fastsiam.free_memory import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.kernels import library
 from fastsiam.kernels.cores import local_ranks, own_cores
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fastsiam.config import AugmentConfig
 from fastsiam.console import size, tally
+from fastsiam.environment import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.errors import DataError, ImageError
-from fastsiam.free_memory import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams
 

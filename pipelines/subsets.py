@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.config import AUTOMATIC, ColumnNames, DataConfig
+from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
-from fastsiam.urls import Url
 from fastsiam.views import rng
 
 from .remote.cache import cached

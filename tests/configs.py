@@ -9,8 +9,8 @@ from fastsiam.config import ModelConfig, SimSiamConfig, TrainConfig
 from fastsiam.config.flags import as_arguments, from_flags, to_flags
 from fastsiam.console import Console
 from fastsiam.distributed import Place
-from fastsiam.jobs.images import RunImages
-from fastsiam.jobs.resolve import ResolvedConfig
+from fastsiam.train.images import RunImages
+from fastsiam.train.resolve import ResolvedConfig
 
 
 def model_of(**settings: Any) -> ModelConfig:

@@ -40,7 +40,7 @@ TIER = ("-m", "not slow and not alone")
 """The tests that mutants are tried on."""
 
 HOMES = (
-    "fastsiam/views", "fastsiam/model", "fastsiam/methods", "fastsiam/training",
+    "fastsiam/views", "fastsiam/model", "fastsiam/methods", "fastsiam/train",
     "pipelines/order.py",
 )  # fmt: skip
 """What is changed."""
@@ -51,7 +51,7 @@ TESTS_OF = {
     "fastsiam/views": ["tests/views"],
     "fastsiam/model": ["tests/model"],
     "fastsiam/methods": ["tests/methods"],
-    "fastsiam/training": ["tests/training", "tests/without_gpu"],
+    "fastsiam/train": ["tests/train", "tests/without_gpu"],
     "pipelines/order.py": ["tests/pipelines/test_order.py"],
 }
 """Where the tests of a file's subject are: by how its path begins, first match."""

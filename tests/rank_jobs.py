@@ -29,7 +29,6 @@ from fastsiam.config import (
     TrainConfig,
     ViewConfig,
 )
-from fastsiam.detection.batch_norm import use_uneven_batch_norm
 from fastsiam.distributed import (
     Place,
     Signalled,
@@ -41,17 +40,18 @@ from fastsiam.distributed import (
     parallel,
 )
 from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate.detection.batch_norm import use_uneven_batch_norm
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.linear import LinearTraining
-from fastsiam.jobs import resolve
-from fastsiam.jobs.train import prepared_step
 from fastsiam.methods import Method, build_method
 from fastsiam.model import batch_norm
 from fastsiam.model.batch_norm import use_view_batch_norm
 from fastsiam.pipelines.automatic import Choice
 from fastsiam.pipelines.store import FolderStore
-from fastsiam.training.data_digest import DataDigest
-from fastsiam.training.step import TrainingStep
+from fastsiam.train import resolve
+from fastsiam.train.command import prepared_step
+from fastsiam.train.data_digest import DataDigest
+from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import Said, model_of, resolved_as, with_settings
 from tests.conftest import write_images

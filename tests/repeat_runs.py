@@ -30,7 +30,7 @@ from fastsiam.config.recipes import RECIPES
 from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import build_loader
-from fastsiam.training.step import TrainingStep
+from fastsiam.train.step import TrainingStep
 
 STEPS, CPU, DTYPE = 12, Place(0, 1, torch.device("cpu")), torch.bfloat16
 SETTINGS = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.caches import others_can_write, require_own
 from fastsiam.config import TrainConfig
 from fastsiam.errors import BackendError
+from fastsiam.files import others_can_write, require_own
 from fastsiam.kernels import build, library
-from fastsiam.training.compile import compiling
+from fastsiam.train.compile import compiling
 
 OTHER = 12345
 """A user and a group that nobody here is."""

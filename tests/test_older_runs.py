@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import SimSiamConfig, TrainConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
-from fastsiam.jobs.train import train_here
-from fastsiam.training.log import read_metrics
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.conftest import ROOT
 from tests.processes import fastsiam

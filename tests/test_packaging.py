@@ -62,7 +62,7 @@ def test_the_wheel_owns_one_name(tmp_path: Path) -> None:
         "evaluate/knn.py",
         "py.typed",
         "cli/__init__.py",
-        "jobs/train.py",
+        "train/command.py",
         "kernels/source/job.h",
         "kernels/kernels.stamp",
         *(f"kernels/{build.library(kind)}" for kind in library.kinds()),

@@ -22,11 +22,11 @@ from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
 from fastsiam.methods import SimSiam, build_method
+from fastsiam.methods.optim import peak_lr
+from fastsiam.model.numerics import autocast_type, with_settled_precision
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import CEILING
-from fastsiam.training.numerics import autocast_type, with_settled_precision
-from fastsiam.training.optim import peak_lr
-from fastsiam.training.step import TrainingStep
+from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch, Loader
 
 if TYPE_CHECKING:  # not imported in the processes that are measured

@@ -16,7 +16,7 @@ from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING, backend_of
-from fastsiam.training.clock import Clock
+from fastsiam.train.clock import Clock
 from fastsiam.views.batch import Batch
 
 if TYPE_CHECKING:  # not imported in the processes that are measured

@@ -50,18 +50,18 @@ def parquet(config: ConvertConfig) -> None:
 @app.command("demo")
 def demo_images(config: ConvertConfig) -> None:
     """Small images that are made on the spot, for trying things out."""
-    from fastsiam.jobs.convert import convert_demo
+    from fastsiam.demo import convert_demo
 
     convert_demo(config)
 
 
 def _convert(kind: Kind, config: ConvertConfig) -> None:
     if config.parts:
-        from fastsiam.jobs.parts import convert_parts
+        from fastsiam.pipelines.convert.parts import convert_parts
 
         convert_parts(kind, config, sys.argv[1:])
         return
-    from fastsiam.jobs.convert import convert_data
+    from fastsiam.pipelines.convert.command import convert_data
 
     convert_data(kind, config)
 
@@ -75,7 +75,7 @@ def verify(
     workers: Annotated[int, typer.Option(min=-1, help="Processes; -1 is one for each core.")] = -1,
 ) -> None:
     """Check converted files: every byte against its checksum, the files against the manifest."""
-    from fastsiam.jobs.convert import verify_data
+    from fastsiam.pipelines.convert.command import verify_data
 
     if not verify_data(path, decode=decode, workers=workers):
         raise typer.Exit(1)

@@ -26,7 +26,7 @@ from fastsiam.config.setting import settings_of
 
 if TYPE_CHECKING:
     from fastsiam.distributed import Place
-    from fastsiam.evaluate.records import Record
+    from fastsiam.run.records import Record
 
 app = Commands()
 measures = Commands(no_args_is_help=True, help="Measure the quality of a trained encoder.")
@@ -43,7 +43,7 @@ _OF_SEVERAL = {"gpus", *settings_of(NodesConfig)}
 @measures.command()
 def knn(run: Network, config: KnnConfig) -> None:
     """Classify the validation images by their nearest training images (pool5 features, cosine)."""
-    from fastsiam.jobs.evaluate import evaluate_knn
+    from fastsiam.evaluate.command import evaluate_knn
 
     def show(record: Record) -> None:
         _show(record)
@@ -56,7 +56,7 @@ def knn(run: Network, config: KnnConfig) -> None:
 @measures.command()
 def linear(run: Network, config: LinearConfig) -> None:
     """Train a linear classifier on the frozen features (pool5), and validate it."""
-    from fastsiam.jobs.evaluate import evaluate_linear
+    from fastsiam.evaluate.command import evaluate_linear
 
     _evaluated(evaluate_linear, run, config)
 
@@ -64,7 +64,7 @@ def linear(run: Network, config: LinearConfig) -> None:
 @measures.command()
 def finetune(run: Network, config: FinetuneConfig) -> None:
     """Train the whole network with labels, of 1% or 10% of the images for instance; validate it."""
-    from fastsiam.jobs.evaluate import evaluate_finetuned
+    from fastsiam.evaluate.command import evaluate_finetuned
 
     _evaluated(evaluate_finetuned, run, config)
 
@@ -72,7 +72,7 @@ def finetune(run: Network, config: FinetuneConfig) -> None:
 @measures.command(options=settings_of(DetectConfig).keys() - NOT_OF_DETECTION)
 def detect(run: Network, config: DetectConfig) -> None:
     """Train detectors on the network (Faster R-CNN; Mask R-CNN on COCO); measure their AP."""
-    from fastsiam.jobs.detect import evaluate_detection, preflight
+    from fastsiam.evaluate.detection.command import evaluate_detection, preflight
 
     _evaluated(evaluate_detection, run, config, check=preflight)
 
@@ -89,7 +89,7 @@ def _evaluated(
     check: Callable[[Path, Any], None] | None = None,
 ) -> None:
     """Evaluate on as many ranks as are asked for; rank 0 shows the record, then it is written."""
-    from fastsiam.jobs.evaluate import preflight
+    from fastsiam.evaluate.command import preflight
 
     _on_ranks(partial(evaluate, show=show), run, config, check=check or preflight)
 
@@ -118,7 +118,7 @@ def _on_ranks(
 @app.command(options=settings_of(FeaturesConfig).keys() - _UNRECORDED)
 def features(run: Network, config: FeaturesConfig) -> None:
     """Write the features of every image to a file, for work of your own."""
-    from fastsiam.jobs.features import preflight, write_features
+    from fastsiam.evaluate.feature_files import preflight, write_features
 
     def write(run: Path, config: FeaturesConfig, place: Place) -> None:
         paths = write_features(run, config, place)
@@ -132,7 +132,7 @@ def features(run: Network, config: FeaturesConfig) -> None:
 def neighbours(run: Network, config: NeighboursConfig) -> None:
     """Draw some images and those whose features are nearest to theirs."""
     from fastsiam import distributed
-    from fastsiam.jobs.features import write_neighbours
+    from fastsiam.evaluate.feature_files import write_neighbours
 
     out = picture_path(Path(config.out))
     place = distributed.start(RunConfig(device=config.device))

@@ -64,8 +64,8 @@ def views(
     ] = None,
 ) -> None:
     """Show images beside the views that pipelines make of each, as training sees them."""
-    from fastsiam.jobs.views import show_views
     from fastsiam.report.pictures import save_picture
+    from fastsiam.report.views import show_views
 
     out = picture_path(out)
     data, augment, seed = config
@@ -111,7 +111,7 @@ def info(
     from fastsiam.pipelines.backends import readiness
 
     if warm:
-        from fastsiam.jobs.warm import warm as compile_all
+        from fastsiam.pipelines.warm import warm as compile_all
 
         for line in compile_all():
             print(line)

@@ -206,7 +206,7 @@ def _settings_of_run(path: Path) -> Settings:
     file = recorded(path)
     if file is not None:
         return read_settings(file, goes_on=True)
-    from fastsiam import checkpoint
+    from fastsiam.run import checkpoint
 
     return Settings(source=str(path), flags=to_flags(checkpoint.load(path).config))
 

@@ -36,8 +36,8 @@ def slurm(
     ] = Path("slurm"),
 ) -> None:
     """Print a job for sbatch that trains as train does, and continues when it is requeued."""
-    from fastsiam.jobs.slurm import slurm_script
-    from fastsiam.jobs.slurm import submit as submit_script
+    from fastsiam.distributed.slurm import slurm_script
+    from fastsiam.distributed.slurm import submit as submit_script
 
     script = slurm_script(recipe, config, job)
     print(submit_script(script, folder=scripts) if submit else script.rstrip())

@@ -29,7 +29,7 @@ def train(recipe: str, config: TrainConfig) -> None:
 
 def _train(recipe: str, config: TrainConfig) -> None:
     from fastsiam import distributed
-    from fastsiam.jobs import train as jobs
+    from fastsiam.train import command
 
     machines = range(config.run.min_nodes, config.run.max_nodes + 1)
     worlds = [number * config.run.gpus for number in machines]
@@ -38,12 +38,12 @@ def _train(recipe: str, config: TrainConfig) -> None:
     with usage_errors():
         if config.run.max_nodes > 1 and not config.run.out:
             raise ValueError("several machines need --out: a run folder that all of them share")
-        jobs.preflight(config, world=worlds[-1])
+        command.preflight(config, world=worlds[-1])
         for world in worlds[:-1]:
-            jobs.check_shares(config, world)
+            command.check_shares(config, world)
     if worlds[-1] > 1 and not distributed.is_worker():
-        sys.exit(jobs.train_on_ranks(config, recipe, sys.argv[1:]))
-    jobs.train_here(config, recipe)
+        sys.exit(command.train_on_ranks(config, recipe, sys.argv[1:]))
+    command.train_here(config, recipe)
 
 
 @app.command()
@@ -56,6 +56,6 @@ def demo(
 
     Takes a few minutes on a laptop.
     """
-    from fastsiam.jobs.demo import run_demo
+    from fastsiam.demo import run_demo
 
     run_demo(out)

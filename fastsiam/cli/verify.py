@@ -19,7 +19,7 @@ def verify(run: Annotated[Path, typer.Argument(help="Run folder.")], config: Ver
 
     Writes nothing. Exits with 1 at the first line that differs.
     """
-    from fastsiam.jobs.verify import verify
+    from fastsiam.train.verify import verify
 
     for line in verify(run, config):
         print(line, flush=True)

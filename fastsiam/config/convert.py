@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastsiam.urls import Url
+from fastsiam.config.urls import Url
 
 from .checks import require
 from .data import Alpha, ColumnNames, DataConfig, Exif

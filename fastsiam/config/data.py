@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from fastsiam.urls import Url, place
+from fastsiam.config.urls import Url, place
 
 from .checks import require, share
 from .setting import Config, setting

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place, mean_across_ranks
 from fastsiam.evaluate.accuracy import Accuracy
-from fastsiam.training.numerics import autocast
-from fastsiam.training.optim import cosine
+from fastsiam.methods.optim import cosine
+from fastsiam.model.numerics import autocast
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from fastsiam.training.numerics import autocast
+from fastsiam.model.numerics import autocast
 from fastsiam.views.batch import EvalBatch
 
 

@@ -17,8 +17,8 @@ from fastsiam.config import NumericsConfig, OptimConfig
 from fastsiam.distributed import Place, bn_group, data_parallel
 from fastsiam.evaluate.classifiers import HeadResult, Heads, HeadTraining, count_heads
 from fastsiam.evaluate.features import feature_batches
+from fastsiam.methods.optim import with_momenta
 from fastsiam.model.batch_norm import use_view_batch_norm
-from fastsiam.training.optim import with_momenta
 from fastsiam.views.batch import EvalBatch
 
 

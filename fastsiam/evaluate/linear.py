@@ -17,7 +17,7 @@ from torch import Tensor
 from fastsiam.config import OptimConfig
 from fastsiam.distributed import Place, data_parallel
 from fastsiam.evaluate.classifiers import HeadResult, Heads, HeadTraining, count_heads
-from fastsiam.training.optim import Lars
+from fastsiam.methods.optim import Lars
 
 
 class LinearTraining(HeadTraining):

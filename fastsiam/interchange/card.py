@@ -14,9 +14,9 @@ from fastsiam.config import OptimConfig, TrainConfig
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.environment import commit
-from fastsiam.evaluate.records import Record
 from fastsiam.files import quoted
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import Record
 
 from .loading import AUTHORS, detectron2_settings, normalisation, snippet
 from .pretrained import Input, Pretrained, title

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import MethodConfig, MoCoV2Config, ModelConfig, SimSiamConfig, SwAVConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.evaluate.records import Record
 from fastsiam.files import explained
 from fastsiam.methods import MoCoV2, SimSiam, SwAV
 from fastsiam.model.backbones import BLOCKS, skeleton
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.records import Record
 
 from . import plain, weight_files
 from .card import model_card

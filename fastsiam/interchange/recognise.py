@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import Bottleneck
 
-from fastsiam import checkpoint as checkpoints
-from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ModelConfig
 from fastsiam.errors import CheckpointError
 from fastsiam.methods import Method, method_skeleton
 from fastsiam.model.backbones import BLOCKS, classifier_keys
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.checkpoint import Checkpoint
 
 from . import plain, weight_files
 from .foreign_heads import fold_biases, method_of

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.caches import require_own
 from fastsiam.errors import BackendError
+from fastsiam.files import require_own
 from fastsiam.kernels import build
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastsiam.console import rounded
-from fastsiam.evaluate.records import DataFacts, ImageFacts, Record
 from fastsiam.report import html as page
+from fastsiam.run.records import DataFacts, ImageFacts, Record
 
 _FEATURES = {"trained": "trained", "untrained": "untrained", "pixels": "raw pixels"}
 """What kNN compares, in the order of the rows."""

@@ -13,11 +13,11 @@ from fastsiam.config.flags import changes_text, flags_by_section, to_flags
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.console import rounded
 from fastsiam.errors import DataError
-from fastsiam.evaluate.records import Record, read_records
 from fastsiam.files import written_for_user
 from fastsiam.report import html as page
 from fastsiam.report.evaluations import evaluations
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import Record, read_records
 
 _CURVES = (
     ("train", "loss", "Loss", "negative cosine similarity; -1 is the minimum"),

@@ -25,7 +25,7 @@ def images(scale: Scale, config: StudyRunConfig) -> str:
     """
     if not scale.makes_images:
         return str(DataConfig(data=config.data).root)
-    from fastsiam.jobs.demo import make_images_once
+    from fastsiam.demo import make_images_once
 
     folder = Path(config.out) / "images"
     make_images_once(folder)
@@ -64,8 +64,8 @@ def _check_left(left: Sequence[Run]) -> None:
     import torch
 
     from fastsiam.distributed import Place
-    from fastsiam.jobs.subject import labelled_loaders
-    from fastsiam.jobs.train import preflight
+    from fastsiam.evaluate.subject import labelled_loaders
+    from fastsiam.train.command import preflight
 
     for run in {run.variant.name: run for run in left}.values():
         preflight(run.config, world=run.config.run.gpus)
@@ -88,7 +88,7 @@ def _check_images(runs: Sequence[Run]) -> None:
     Images none of which has its old name are taken for the same if they are as many: a container
     of another kind names them in its own way.
     """
-    from fastsiam.jobs.images import names_begun_with, training_names
+    from fastsiam.train.images import names_begun_with, training_names
 
     data, scale = runs[0].config.data, runs[0].scale
     names = training_names(data)
@@ -113,8 +113,8 @@ def _say_room(left: Sequence[Run]) -> None:
     """Say how large the checkpoints of the runs that are left become, and warn of a full disk."""
     if not left:
         return
-    from fastsiam.checkpoint import KEPT
     from fastsiam.methods import method_skeleton
+    from fastsiam.run.checkpoint import KEPT
 
     need, sizes = 0, dict[str, int]()
     for run in left:

@@ -18,8 +18,8 @@ from fastsiam.config.plain import from_plain
 from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError
-from fastsiam.evaluate.records import read_records
 from fastsiam.files import explained, parsed_json, written_for_user
+from fastsiam.run.records import read_records
 from fastsiam.study.results import Result, read_result
 from fastsiam.study.runs import Run
 from fastsiam.study.scales import Measure, Scale

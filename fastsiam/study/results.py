@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastsiam.run.log import read_metrics
 from fastsiam.study.runs import Run
-from fastsiam.training.log import read_metrics
 
 _DIGITS = 5
 """Of the figures on a curve, which are for pictures."""

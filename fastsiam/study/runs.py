@@ -16,13 +16,13 @@ from fastsiam.config.files import merge, read_settings, to_toml
 from fastsiam.config.flags import changes_text, differences, from_flags
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import FastSiamError
-from fastsiam.evaluate.records import read_records
 from fastsiam.files import written_for_user
+from fastsiam.run.folder import user_of
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import read_records
 from fastsiam.study.scales import Scale
 from fastsiam.study.tables import Study
 from fastsiam.study.variants import Change, Variant
-from fastsiam.training.folder import user_of
-from fastsiam.training.log import read_metrics
 
 
 @dataclass(frozen=True, slots=True)

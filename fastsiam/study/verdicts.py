@@ -5,7 +5,7 @@ about accuracy or about the loss is judged by a 95% confidence interval (Student
 difference, or ratio, that is paired over seeds; so it needs two seeds at least.
 
 - **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank below 4
-  (``fastsiam.training.guard``, which warns of it in a run). In none: contradicted. In some: cannot
+  (``fastsiam.train.guard``, which warns of it in a run). In none: contradicted. In some: cannot
   be told. **stands**, that is, does not collapse, is the reverse. Where no BN centres the
   projections z_std is below 1 from the start; in place of 0.5 stands half of what it was at the
   first log line, or 0.1 if that is more. (So does the guard since it met methods without that BN;
@@ -41,7 +41,7 @@ from typing import Literal
 
 from fastsiam.study.results import Result
 from fastsiam.study.tables import Claim
-from fastsiam.training.guard import is_collapsed, lowest_spread
+from fastsiam.train.guard import is_collapsed, lowest_spread
 
 Outcome = Literal["holds", "contradicted", "cannot be told"]
 

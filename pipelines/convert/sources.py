@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from fastsiam.config import ColumnNames
+from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoLabelsError, NoSplitError
 from fastsiam.files import explained
-from fastsiam.urls import Url
 
 from ..remote.path import Place, opened
 from ..store import Split, Store, open_parquet, open_store

@@ -17,10 +17,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fastsiam.caches import others_can_write
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError
-from fastsiam.files import explained, why, write_at
+from fastsiam.files import explained, others_can_write, why, write_at
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Self
 
+from fastsiam.config.urls import Url
 from fastsiam.errors import DataError
-from fastsiam.urls import Url
 
 from . import storage
 from .storage import Facts

@@ -22,8 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, FastSiamError, FileLostError, WorkerError
-from fastsiam.urls import Url
 
 PARALLEL = 64
 """Requests that a process makes at a time."""

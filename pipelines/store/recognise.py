@@ -11,9 +11,9 @@ from functools import cache, partial
 from pathlib import Path
 
 from fastsiam.config import AUTOMATIC, ColumnNames
+from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, NoSplitError
 from fastsiam.files import explained
-from fastsiam.urls import Url
 
 from ..remote.path import Place, RemotePath, opened
 from .archive import ArchiveStore

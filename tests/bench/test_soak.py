@@ -15,11 +15,11 @@ import pytest
 from fastsiam.bench import soak as module
 from fastsiam.bench.config import SoakConfig
 from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, processes_of, read_record, soak
-from fastsiam.checkpoint import last
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import parse_assignments
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.jobs.train import train_here
+from fastsiam.run.checkpoint import last
+from fastsiam.train.command import train_here
 from tests.commands import parse
 from tests.configs import with_settings
 from tests.conftest import ROOT

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.bench.cases import CASES
 from fastsiam.config import (
@@ -22,9 +21,10 @@ from fastsiam.config import (
     TrainConfig,
 )
 from fastsiam.errors import RANK_LOST, FastSiamError, Interrupted
-from fastsiam.jobs.train import train_here
 from fastsiam.kernels import library
 from fastsiam.pipelines.backends import Backend
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.command import train_here
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT, write_images
 from tests.processes import fastsiam
@@ -81,7 +81,7 @@ def test_interrupted_before_the_first_step_it_says_so(
     def interrupted(*args: object, **how: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fastsiam.jobs.train.preflight", interrupted)
+    monkeypatch.setattr("fastsiam.train.command.preflight", interrupted)
     monkeypatch.setattr(sys, "argv", ["fastsiam", "train", "--out", str(tmp_path / "run")])
     with pytest.raises(SystemExit) as ending:
         cli._run()

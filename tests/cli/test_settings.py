@@ -12,20 +12,20 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.cli.help import COMMON
 from fastsiam.cli.options import with_options
 from fastsiam.config import BYOLConfig, TrainConfig
 from fastsiam.config.flags import to_flags, train_settings
 from fastsiam.config.recipes import RECIPES
-from fastsiam.jobs.train import train_here
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.conftest import ROOT
 from tests.methods import everything
 from tests.processes import fastsiam
 from tests.ranks import fastsiam_on_ranks
-from tests.training.runs import history
+from tests.train.runs import history
 
 
 def invoke(*arguments: str, code: int = 0) -> tuple[list[tuple[str, TrainConfig]], str]:

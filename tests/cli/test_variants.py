@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.interchange import load_pretrained
-from fastsiam.training.log import read_metrics
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.methods.variants import EVERY, RELATED
 from tests.processes import fastsiam

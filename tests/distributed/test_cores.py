@@ -28,10 +28,10 @@ from fastsiam.distributed import (
     rank_location,
     start,
 )
-from fastsiam.jobs.introduction import idle_gpus
 from fastsiam.kernels.cores import own_cores
 from fastsiam.launched import LAUNCHER
-from fastsiam.training.compile import compiling
+from fastsiam.train.compile import compiling
+from fastsiam.train.introduction import idle_gpus
 from tests.configs import with_settings
 from tests.conftest import ROOT
 

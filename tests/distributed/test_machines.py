@@ -31,7 +31,7 @@ from tests.conftest import ROOT
 from tests.machines import Machine, two_machines
 from tests.processes import Forked, command, fastsiam, free_port
 from tests.ranks import fastsiam_on_ranks
-from tests.training.runs import history
+from tests.train.runs import history
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastsiam.config import TrainConfig
-from fastsiam.training.folder import RunFolder
+from fastsiam.run.folder import RunFolder
 from tests.configs import flags, with_settings
 from tests.processes import Forked
 from tests.ranks import fastsiam_on_ranks
@@ -80,7 +80,7 @@ def impatient(*arguments: str, environment: Mapping[str, str]) -> Forked:
 def refused_soon(arguments: tuple[str, ...]) -> None:
     """Be a rank that waits shortly for a run that ends."""
     from fastsiam.cli import main
-    from fastsiam.jobs import train
+    from fastsiam.train import command as train
 
     vars(train)["PATIENCE"] = 0.2
     sys.argv = ["fastsiam", *arguments]

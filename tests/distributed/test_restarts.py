@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam import launched
 from fastsiam.config import TrainConfig
 from fastsiam.errors import RANK_LOST
-from fastsiam.training.log import read_metrics
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
 from tests.configs import flags, with_settings
 from tests.processes import Forked, command
 from tests.ranks import fastsiam_on_ranks
 from tests.tiers import rest_slow
-from tests.training.runs import history
+from tests.train.runs import history
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 _random = random.Random(0)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fastsiam.checkpoint import KEPT
 from fastsiam.config import ModelConfig, SimSiamConfig
 from fastsiam.interchange.export import export_weights, refusals
 from fastsiam.methods import method_skeleton
+from fastsiam.run.checkpoint import KEPT
 from tests.commands import parse
 from tests.conftest import ROOT
 from tests.interchange.networks import untrained

@@ -19,14 +19,14 @@ from fastsiam.config import ConvertConfig, ModelConfig, TrainConfig
 from fastsiam.config.evaluate import KnnConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
+from fastsiam.evaluate.command import evaluate_knn
 from fastsiam.evaluate.features import collected, feature_batches, pixel_batches
 from fastsiam.evaluate.knn import Nearest, knn_accuracy, normalized
-from fastsiam.evaluate.records import Record
-from fastsiam.jobs.evaluate import evaluate_knn
-from fastsiam.jobs.train import train_here
 from fastsiam.methods import build_method
 from fastsiam.pipelines.convert import convert
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import Record
+from fastsiam.train.command import train_here
 from fastsiam.views.batch import EvalBatch
 from tests import rank_jobs
 from tests.configs import with_settings

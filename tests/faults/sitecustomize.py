@@ -49,8 +49,8 @@ def _fault(*_: object, **__: object) -> int:
 
 def _install(at: str) -> None:
     from fastsiam.distributed import StopSignals
-    from fastsiam.training.monitor import Evaluations
-    from fastsiam.training.step import TrainingStep
+    from fastsiam.train.monitor import Evaluations
+    from fastsiam.train.step import TrainingStep
 
     replace: Any = os.replace
 

@@ -9,9 +9,9 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from fastsiam.detection import Task, open_detection
-from fastsiam.detection.masks import pixels
-from tests.detection.made import make_detection_set
+from fastsiam.evaluate.detection import Task, open_detection
+from fastsiam.evaluate.detection.masks import pixels
+from tests.evaluate.detection.made import make_detection_set
 
 VOC = "VOCdevkit/VOC2007/Annotations/000002.xml"
 COCO = "annotations/instances_val2017.json"

@@ -20,24 +20,24 @@ import torch
 import yaml
 from PIL import Image
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.bad_image_list import BadImage, read_bad_images, written
 from fastsiam.bench.images import Silent
 from fastsiam.bench.records import read as read_bench_records
-from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ConvertConfig, TrainConfig
 from fastsiam.config.files import read_settings, to_toml
-from fastsiam.evaluate.records import read_records
 from fastsiam.interchange import export_weights, load_pretrained
-from fastsiam.jobs.remembered import DataFile, Remembered
 from fastsiam.kernels.library import jpeg as jpeg_library
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.convert.verify import verify
 from fastsiam.pipelines.store import Store, open_store
 from fastsiam.pipelines.store.index import ROW, Index, keep, pack_texts
 from fastsiam.pipelines.store.index import load as load_index
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.checkpoint import Checkpoint
+from fastsiam.run.log import read_metrics
+from fastsiam.run.records import read_records
 from fastsiam.study.record import read_record as read_study_record
-from fastsiam.training.log import read_metrics
+from fastsiam.train.remembered import DataFile, Remembered
 from tests import sources, tables
 from tests.conftest import ROOT, write_images
 from tests.fuzz import detection_files, encoded_images

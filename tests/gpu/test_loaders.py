@@ -20,7 +20,7 @@ from fastsiam.pipelines import Order, build_loader, loader_processes, open_store
 from fastsiam.pipelines.dali_backend import DaliLoader
 from fastsiam.pipelines.dali_decoder import without_engine
 from fastsiam.pipelines.torchvision_backend import TorchvisionLoader
-from fastsiam.training.step import TrainingStep
+from fastsiam.train.step import TrainingStep
 from tests.configs import with_settings
 from tests.conftest import ROOT, write_images
 from tests.pipelines.cases import readable

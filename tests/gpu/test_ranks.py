@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fastsiam.config import RunConfig, TrainConfig
 from fastsiam.distributed import finish, gather_uneven, meet, start
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
 from tests import rank_jobs
 from tests.configs import flags, with_settings
 from tests.conftest import ROOT

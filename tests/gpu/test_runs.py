@@ -12,9 +12,9 @@ import torch
 from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import FinetuneConfig, KnnConfig, LinearConfig
 from fastsiam.distributed import Place
-from fastsiam.jobs.evaluate import evaluate_finetuned, evaluate_knn, evaluate_linear
-from fastsiam.jobs.train import train_here
-from fastsiam.training.log import read_metrics
+from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
+from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_here
 from tests.configs import with_settings
 
 pytestmark = pytest.mark.gpu

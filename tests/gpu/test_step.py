@@ -19,12 +19,12 @@ from fastsiam.distributed import Place
 from fastsiam.evaluate.features import frozen
 from fastsiam.methods import build_method
 from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.model.numerics import FiniteCheck, autocast_type
 from fastsiam.pipelines import build_loader
-from fastsiam.training.clock import Clock
-from fastsiam.training.data_digest import DataDigest
-from fastsiam.training.monitor import LogPoints
-from fastsiam.training.numerics import FiniteCheck, autocast_type
-from fastsiam.training.step import TrainingStep
+from fastsiam.train.clock import Clock
+from fastsiam.train.data_digest import DataDigest
+from fastsiam.train.monitor import LogPoints
+from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Loader
 from tests.configs import with_settings
 from tests.methods.variants import RELATED

@@ -10,11 +10,11 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from fastsiam import checkpoint as checkpoints
-from fastsiam.checkpoint import Checkpoint
 from fastsiam.config import ModelConfig, TrainConfig
 from fastsiam.interchange import Pretrained
 from fastsiam.methods import Method, SimSiam, build_method
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.checkpoint import Checkpoint
 from tests.configs import model_of
 
 TINY = model_of(

@@ -16,9 +16,9 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import CheckpointError
+from fastsiam.evaluate.subject import open_subject
 from fastsiam.interchange import FORMATS, export_weights, load_pretrained
-from fastsiam.jobs.start import initial_weights
-from fastsiam.jobs.subject import open_subject
+from fastsiam.train.start import initial_weights
 from tests.configs import changed_model, with_settings
 from tests.interchange.networks import R18, TINY, X, saved_run, untrained
 from tests.interchange.test_export import by_snippet

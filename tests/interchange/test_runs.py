@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import load_pretrained
+from fastsiam.run import checkpoint as checkpoints
 from tests.interchange.networks import TINY, X, saved_run
 
 

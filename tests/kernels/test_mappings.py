@@ -1,6 +1,6 @@
 """Mapped files are watched over as long as they are mapped, and no longer.
 
-What becomes of files that lose bytes is in ``tests/training/test_faults.py``.
+What becomes of files that lose bytes is in ``tests/train/test_faults.py``.
 """
 
 from __future__ import annotations

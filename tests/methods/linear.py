@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from fastsiam.config import MethodConfig
 from fastsiam.model.backbones import Backbone
-from fastsiam.training.step import TrainingStep
+from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.methods.formulas import Array
-from tests.training.runs import CPU
+from tests.train.runs import CPU
 
 IMAGES, BATCH, STEPS = 24, 8, 3
 """Images of the data set, of a batch, and steps of an epoch."""

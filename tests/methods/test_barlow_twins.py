@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam import cli
 from fastsiam.config import METHOD_CONFIGS, ModelConfig, TrainConfig
 from fastsiam.interchange import load_pretrained
 from fastsiam.methods import build_method
+from fastsiam.run import checkpoint as checkpoints
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.methods.barlow_twins import BarlowTwinsConfig
 from tests.methods.linear import batch_of, build
-from tests.training.runs import history, run_once, run_until, same_state
+from tests.train.runs import history, run_once, run_until, same_state
 
 
 @pytest.fixture

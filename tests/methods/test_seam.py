@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
 from fastsiam.config.flags import differences, from_flags, to_flags
 from fastsiam.errors import CheckpointError
 from fastsiam.interchange import exports_of, load_pretrained
 from fastsiam.interchange.export import refusals
-from fastsiam.jobs.train import train_here
 from fastsiam.methods import Moment, SimSiam, build_method, image_rows, method_skeleton
-from fastsiam.training.log import read_metrics
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_here
 from tests import rank_jobs
 from tests.configs import with_settings
 from tests.methods import everything
 from tests.methods.everything import Everything, EverythingConfig
 from tests.networks import short_resnet10
 from tests.tiers import rest_slow, slow
-from tests.training.runs import history, run_once, run_until, same_state
+from tests.train.runs import history, run_once, run_until, same_state
 
 Ranks = Callable[[str, int], list[Any]]
 VIEWS = (ViewConfig(crop=16), ViewConfig(crop=16, solarise_p=0.5), ViewConfig(crop=8, blur_p=0.0))

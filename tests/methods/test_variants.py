@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
+from fastsiam.run import checkpoint as checkpoints
 from tests import rank_jobs
 from tests.methods.variants import EVERY
 from tests.networks import short_resnet10
 from tests.tiers import rest_slow, slow
-from tests.training.runs import history, run_once, run_until, same_state
+from tests.train.runs import history, run_once, run_until, same_state
 
 Ranks = Callable[[str, int], list[Any]]
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import build_loader
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.views.batch import Batch, Loader
 
 NEEDS = {"ffcv": [pytest.mark.ffcv], "dali": [pytest.mark.dali]}

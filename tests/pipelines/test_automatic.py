@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fastsiam import free_memory, pipelines
+from fastsiam import environment, pipelines
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError
 from fastsiam.kernels import library
@@ -189,8 +189,8 @@ def test_memory_within_a_containers_limits(
         (tmp_path / name).write_text(text)
     machine = SimpleNamespace(available=4096_000, total=8192_000)
     monkeypatch.setattr("psutil.virtual_memory", lambda: machine)
-    monkeypatch.setattr(free_memory, "_ROOT", tmp_path)
-    assert free_memory.free_bytes(CPU) == free
+    monkeypatch.setattr(environment, "_ROOT", tmp_path)
+    assert environment.free_bytes(CPU) == free
 
 
 def test_a_loader_outside_of_our_trainer(images: Path) -> None:

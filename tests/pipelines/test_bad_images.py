@@ -13,8 +13,8 @@ import torch
 from fastsiam.bad_image_list import FILE, BadImage, read_bad_images
 from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import CheckpointError, DataError, ImageError
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import BetonStore, FolderStore, picked
 from fastsiam.views.batch import Batch, CropLoader
 from tests.conftest import write_images

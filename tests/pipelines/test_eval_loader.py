@@ -18,8 +18,8 @@ from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.errors import DataError
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.cuts import cut_centres
 from fastsiam.pipelines.job import Images, Job, run_in_threads
 from fastsiam.pipelines.store.beton import BetonStore

@@ -18,8 +18,8 @@ from PIL import Image
 from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Order, build_loader, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.views.batch import Batch
 from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import NEEDS

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fastsiam.errors import Interrupted
-from fastsiam.jobs.convert import stoppable
+from fastsiam.pipelines.convert.command import stoppable
 from fastsiam.pipelines.processes import forked, leave_signals_to_the_parent, signals_held
 from fastsiam.signals import ECHO, STOPS
 from tests.processes import Forked

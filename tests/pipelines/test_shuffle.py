@@ -11,8 +11,8 @@ import pytest
 
 from fastsiam.bad_image_list import BadImage
 from fastsiam.config import ConvertConfig, DataConfig
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import BadImages, Order, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality, window_of
 from fastsiam.pipelines.store import picked
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks, in_order

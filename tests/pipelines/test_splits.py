@@ -10,10 +10,10 @@ import pytest
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.jobs.convert import convert_data
-from fastsiam.jobs.remembered import names_of
 from fastsiam.pipelines import build_eval_loader, build_loader, open_split, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.subsets import hold_out
+from fastsiam.train.remembered import names_of
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, WITH_IMAGES, readable
 from tests.sources import folder_members, tar

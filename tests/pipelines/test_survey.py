@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from fastsiam.config import DataConfig, TrainConfig
-from fastsiam.jobs.train import train_here
 from fastsiam.pipelines import open_split, open_store, survey
+from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.pipelines.cases import readable
 from tests.sources import folder_members, picture, rotated_jpeg, tar

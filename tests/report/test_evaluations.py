@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from fastsiam.evaluate.records import DataFacts, ImageFacts, NetworkFacts, Record
 from fastsiam.report.evaluations import evaluations
+from fastsiam.run.records import DataFacts, ImageFacts, NetworkFacts, Record
 
 DATA = DataFacts(root="/data", train=4000, val=1000, classes=10, labels_crc32="0")
 IMAGES = ImageFacts(

@@ -13,10 +13,10 @@ from fastsiam.config import TrainConfig
 from fastsiam.config.evaluate import KnnConfig, LinearConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import DataError
-from fastsiam.jobs.evaluate import evaluate_knn, evaluate_linear
-from fastsiam.jobs.train import train_here
+from fastsiam.evaluate.command import evaluate_knn, evaluate_linear
 from fastsiam.report.run import _chart, write_report
-from fastsiam.training.log import read_metrics
+from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_here
 from tests.configs import with_settings
 from tests.processes import fastsiam
 

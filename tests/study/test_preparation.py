@@ -9,11 +9,11 @@ import pytest
 
 from fastsiam.console import size
 from fastsiam.errors import DataError
-from fastsiam.jobs.remembered import FILE, Remembered, names_of
 from fastsiam.methods import method_skeleton
 from fastsiam.pipelines import open_store
 from fastsiam.study.preparation import check
 from fastsiam.study.runs import Run
+from fastsiam.train.remembered import FILE, Remembered, names_of
 from tests.study.tiny import tiny, tiny_runs
 
 

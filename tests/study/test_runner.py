@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastsiam import checkpoint
 from fastsiam.config import TrainConfig
 from fastsiam.config.study import StudyConfig, StudyRunConfig
 from fastsiam.errors import FastSiamError, Interrupted
+from fastsiam.run import checkpoint
+from fastsiam.run.log import read_metrics
 from fastsiam.study import runner
 from fastsiam.study.catalogue import STUDIES
 from fastsiam.study.record import read_record, study_record, write_record
@@ -25,7 +26,6 @@ from fastsiam.study.results import read_result
 from fastsiam.study.runner import do_runs, slots
 from fastsiam.study.runs import Run, seeds_in
 from fastsiam.study.table import caption, cells
-from fastsiam.training.log import read_metrics
 from tests.conftest import write_images
 from tests.processes import Forked
 from tests.study.tiny import study, tiny, tiny_runs

@@ -1,6 +1,6 @@
 """The compiled model as inductor writes it for an H200, without one: what is launched, and where.
 
-Nothing of it runs, so nothing is known of its speed; tests/training/test_compile.py has the
+Nothing of it runs, so nothing is known of its speed; tests/train/test_compile.py has the
 numbers, compiled for a CPU.
 """
 

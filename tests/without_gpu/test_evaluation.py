@@ -15,7 +15,7 @@ from fastsiam.evaluate.finetune import FineTuning
 from fastsiam.evaluate.knn import Nearest
 from fastsiam.evaluate.linear import LinearTraining
 from fastsiam.methods import build_method
-from fastsiam.training.collapse import effective_rank, z_std
+from fastsiam.train.collapse import effective_rank, z_std
 from fastsiam.views.batch import EvalBatch
 from tests.rank_jobs import MODEL
 

@@ -1,6 +1,6 @@
 """The training step on a fake GPU: it never waits, and each tensor is where and what it should be.
 
-Numbers have no part in this; tests/training and tests/gpu have those.
+Numbers have no part in this; tests/train and tests/gpu have those.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig, ModelConfig, TrainConfig, ViewConfig
 from fastsiam.distributed import Place
 from fastsiam.methods import Output, build_method
-from fastsiam.training.numerics import FiniteCheck
-from fastsiam.training.step import TrainingStep
+from fastsiam.model.numerics import FiniteCheck
+from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
 from tests.configs import changed_model, with_settings
 from tests.methods.everything import EverythingConfig, registered

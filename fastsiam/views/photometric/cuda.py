@@ -52,8 +52,8 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastsiam.caches import require_own
 from fastsiam.config import AugmentConfig
+from fastsiam.files import require_own
 from fastsiam.views.batch import Crops, to_device
 from fastsiam.views.draws import CONTRAST, HUE, ViewParams
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines.convert import BadImagesError, beside, convert
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store
 from tests.conftest import ROOT, write_images
 from tests.conversions import Quiet, checked, run, same_images

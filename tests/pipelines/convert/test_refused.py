@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 
 from fastsiam.config import ConvertConfig
+from fastsiam.demo import convert_demo
 from fastsiam.errors import DataError
-from fastsiam.jobs.convert import convert_demo
 from fastsiam.pipelines.convert import Kind
 from fastsiam.pipelines.store import open_parquet
 from tests.conftest import write_images

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from fastsiam.config import DataConfig
+from fastsiam.config.urls import Url
 from fastsiam.errors import DataError, FileLostError
 from fastsiam.pipelines.remote import RemoteFile, RemotePath, cache, storage
 from fastsiam.pipelines.remote.cache import Cache, cached, chunks, current_cache
 from fastsiam.pipelines.remote.storage import Facts
-from fastsiam.urls import Url
 from tests.disks import fill, read_only, small_disk
 from tests.processes import Forked
 

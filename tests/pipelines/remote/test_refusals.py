@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import DataConfig
+from fastsiam.config.urls import place
 from fastsiam.errors import DataError, FastSiamError, FileLostError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import path, storage
 from fastsiam.pipelines.remote.file import joined
-from fastsiam.urls import place
 from tests.clouds import (
     KEY,
     SECRET,

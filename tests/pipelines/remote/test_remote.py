@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from fastsiam.config import ConvertConfig, DataConfig
+from fastsiam.config.urls import place
 from fastsiam.errors import WorkerError
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, build_eval_loader, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.remote import file, storage
 from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_index
-from fastsiam.urls import place
 from tests.clouds import BUCKET, broken_proxy, read_all, reconnect, upload, web_server
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
 from tests.processes import Forked

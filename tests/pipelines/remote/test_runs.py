@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam import checkpoint as checkpoints
 from fastsiam.config import TrainConfig
 from fastsiam.errors import CheckpointError
-from fastsiam.jobs.train import train_here
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.command import train_here
 from fastsiam.views.batch import Batch
 from tests.clouds import KEY, SECRET, broken_proxy, environment, reconnect, upload
 from tests.configs import flags, with_settings
@@ -22,9 +22,9 @@ from tests.conftest import write_images
 from tests.processes import Forked, command, fastsiam
 from tests.sources import folder_members, tar
 from tests.tiers import rest_slow
-from tests.training.runs import history, history_of, run_once, run_until
-from tests.training.test_faults import ends_and_goes_on, kill_a_worker
-from tests.training.test_interrupted import until
+from tests.train.runs import history, history_of, run_once, run_until
+from tests.train.test_faults import ends_and_goes_on, kill_a_worker
+from tests.train.test_interrupted import until
 
 BAD_LINE = {"errors": 0.1, "cuts": 0.1, "stalls": 0.02}
 """Much worse than the one answer in a hundred that a busy day brings: a short run meets all."""

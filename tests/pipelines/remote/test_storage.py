@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from fastsiam.config.urls import Url, place
 from fastsiam.errors import DataError, FastSiamError, FileLostError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.remote import storage
 from fastsiam.pipelines.remote.storage import Facts
-from fastsiam.urls import Url, place
 from tests.clouds import broken_proxy, reconnect, web_server
 from tests.processes import ROOT, Forked
-from tests.training.test_interrupted import until
+from tests.train.test_interrupted import until
 
 WHERE = Url("s3", "bucket", "photos.tar")
 

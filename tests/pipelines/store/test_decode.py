@@ -15,8 +15,8 @@ from PIL import Image
 
 from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import DataError
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import open_split
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import BetonStore
 from fastsiam.pipelines.store.decode import ImageRules, decode
 from fastsiam.pipelines.store.probe import Flags, probe

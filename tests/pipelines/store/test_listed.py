@@ -11,10 +11,10 @@ import pytest
 
 from fastsiam.config import AUTOMATIC, ColumnNames, ConvertConfig, DataConfig
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.jobs.remembered import names_of
 from fastsiam.pipelines import open_split
 from fastsiam.pipelines.convert import convert
 from fastsiam.pipelines.store import FolderStore, ListedStore, listed, open_store
+from fastsiam.train.remembered import names_of
 from tests.conversions import Quiet, same_images
 
 Rows = Sequence[Sequence[object]]

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from fastsiam.config import ConvertConfig, DataConfig
-from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import build_loader, open_store
+from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.store import (
     ArchiveStore,
     BetonStore,

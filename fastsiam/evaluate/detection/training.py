@@ -1,0 +1,239 @@
+"""Training of a detector: its steps, precise BN, and what is found in images at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+
+from fastsiam.config import NumericsConfig
+from fastsiam.distributed import (
+    Place,
+    bn_group,
+    data_parallel,
+    from_all,
+    mean_across_ranks,
+)
+from fastsiam.errors import FastSiamError
+from fastsiam.methods.optim import with_momenta
+from fastsiam.model.numerics import autocast
+
+from .annotations import DetectionSet
+from .augment import Shown, as_tensor, opened, resized
+from .batch_norm import use_uneven_batch_norm
+from .masks import from_pixels
+from .model import detect
+from .protocol import Schedule
+from .scores import Detections
+
+MOMENTUM = 0.9
+_LARGEST_SEED = 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What an optimizer is set to."""
+
+    schedule: Schedule
+    lr: float
+    weight_decay: float
+
+
+class DetectorTraining:
+    """Trains a detector in place.
+
+    What is drawn in a step (the sampled boxes) is a function of seed, step and rank.
+
+    Args:
+        model: of ``build_detector``.
+        rates: of the steps.
+        seed: of what is drawn.
+        dtype: autocast type.
+        place: this rank; every rank takes part, and BN statistics are those of all.
+    """
+
+    def __init__(
+        self,
+        model: GeneralizedRCNN,
+        rates: Rates,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        place: Place,
+    ) -> None:
+        self.model, self._rates, self._seed = model, rates, seed
+        self._dtype, self._place = dtype, place
+        # Not channels-last: with it, backward passes of detectors on a CPU corrupted memory with
+        # torch 2.15's oneDNN; not without oneDNN, and not in this layout.
+        model.to(place.device)
+        use_uneven_batch_norm(model, bn_group(place, NumericsConfig()))
+        self._together = data_parallel(model, place, same_buffers=True)
+        sgd = torch.optim.SGD(_groups(model, rates.weight_decay), lr=0.0, momentum=MOMENTUM)
+        self._optimizer = with_momenta(sgd)
+        self._scaler = torch.amp.GradScaler(place.device.type, enabled=dtype == torch.float16)
+
+    def step(self, number: int, batch: Sequence[Shown]) -> Tensor:
+        """Train on this rank's share of a batch; return the losses' sum, on the device.
+
+        Args:
+            number: of the step, from 0.
+            batch: images and their objects.
+        """
+        self.model.train()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rates.schedule.rate(self._rates.lr, number)
+        self._sow(0, number)
+        loss = self._loss(self._together, batch)
+        self._optimizer.zero_grad()
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return loss.detach()
+
+    def mean_loss(self, loss: Tensor, step: int) -> float:
+        """Return the mean of a step's losses over the ranks.
+
+        Raises:
+            FastSiamError: it is not finite.
+        """
+        value = float(mean_across_ranks(loss))
+        if not np.isfinite(value):
+            raise FastSiamError(
+                f"the loss is {value} after step {step:,}: try a lower --lr or a longer --warmup"
+            )
+        return value
+
+    def settle_batch_norm(self, batches: Iterable[Sequence[Shown]]) -> None:
+        """Replace BN's running statistics by the means over batches, without training on them."""
+        norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+        momenta = [norm.momentum for norm in norms]
+        self.model.train()
+        with torch.no_grad():
+            for number, batch in enumerate(batches):
+                for norm in norms:
+                    norm.momentum = 1 / (number + 1)
+                self._sow(1, number)
+                self._loss(self.model, batch)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+    def state(self) -> dict[str, Any]:
+        """Return what ``load`` continues from."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+
+    def detections(
+        self, dataset: DetectionSet, *, side: int, longest: int, shown: Any = iter
+    ) -> list[Detections]:
+        """Detect objects in all images of a set; the ranks share them.
+
+        Args:
+            dataset: whose images.
+            side: shorter side that they are resized to.
+            longest: most pixels of the longer side.
+            shown: is given the positions of this rank's images, and passes them on.
+
+        Returns:
+            What was found in each, in the order of the set, on every rank.
+        """
+        self.model.eval()
+        own = range(self._place.rank, len(dataset), self._place.world)
+        found = [self._detections_of(dataset, index, side, longest) for index in shown(own)]
+        texts = from_all(json.dumps([_plain(one) for one in found]))
+        every = [_rebuilt(row) for text in texts for row in json.loads(text)]
+        places = {dataset.picture(index).image_id: index for index in range(len(dataset))}
+        return sorted(every, key=lambda one: places[one.image_id])
+
+    def _detections_of(
+        self, dataset: DetectionSet, index: int, side: int, longest: int
+    ) -> Detections:
+        picture = dataset.picture(index)
+        image = as_tensor(resized(opened(dataset, index), side, longest))
+        size = (picture.height, picture.width)
+        with torch.no_grad(), autocast(self._place.device, self._dtype):
+            (found,) = detect(self.model, [image.to(self._place.device)], [size])
+        masks = None
+        if "masks" in found:
+            covered = (found["masks"][:, 0] > 0.5).cpu().numpy()
+            masks = tuple(from_pixels(mask) for mask in covered)
+        return Detections(
+            picture.image_id,
+            found["boxes"].float().cpu().numpy(),
+            found["scores"].float().cpu().numpy(),
+            found["labels"].cpu().numpy() - 1,
+            masks,
+        )
+
+    def _loss(self, model: nn.Module, batch: Sequence[Shown]) -> Tensor:
+        device = self._place.device
+        images = [image.to(device, non_blocking=True) for image, _ in batch]
+        targets = [
+            {name: value.to(device, non_blocking=True) for name, value in target.items()}
+            for _, target in batch
+        ]
+        with autocast(device, self._dtype):
+            losses = model(images, targets)
+        total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
+        return total
+
+    def _sow(self, what: int, number: int) -> None:
+        """Seed torch's draws, which boxes are sampled by."""
+        words = np.random.SeedSequence([self._seed, 2 + what, number, self._place.rank])
+        torch.manual_seed(int(words.generate_state(1, np.uint64)[0]) % _LARGEST_SEED)
+
+
+def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return all parameters in two groups: those of BN do not decay, as in detectron2."""
+    norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, _BatchNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    trained = list(model.parameters())
+    return [
+        {"params": [p for p in trained if id(p) not in norms], "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) in norms], "weight_decay": 0.0},
+    ]
+
+
+def _plain(found: Detections) -> dict[str, Any]:
+    masks = found.masks
+    return {
+        "image": found.image_id,
+        "boxes": found.boxes.tolist(),
+        "scores": found.scores.tolist(),
+        "labels": found.labels.tolist(),
+        "masks": None if masks is None else [_plain_mask(mask) for mask in masks],
+    }
+
+
+def _plain_mask(mask: Any) -> dict[str, Any]:
+    return {"size": list(mask["size"]), "counts": bytes(mask["counts"]).decode("ascii")}
+
+
+def _rebuilt(row: dict[str, Any]) -> Detections:
+    masks = row["masks"]
+    return Detections(
+        row["image"],
+        np.array(row["boxes"], np.float32).reshape(-1, 4),
+        np.array(row["scores"], np.float32),
+        np.array(row["labels"], np.int64),
+        None if masks is None else tuple(masks),
+    )

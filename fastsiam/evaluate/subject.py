@@ -1,0 +1,407 @@
+"""The subject of an evaluation: a trained network, and images as it takes them.
+
+The network comes from ``fastsiam.interchange``, the images from ``fastsiam.pipelines``. Measuring
+both is the business of ``command``, writing the features out that of ``feature_files``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
+from fastsiam.config.evaluate import EvalConfig
+from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
+from fastsiam.console import Console, pace
+from fastsiam.distributed import Place, from_leader
+from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
+from fastsiam.evaluate.features import feature_batches, fingerprint
+from fastsiam.interchange import Input, Pretrained, load_pretrained
+from fastsiam.methods import build_method
+from fastsiam.model.numerics import autocast_type, keep_freed_memory
+from fastsiam.pipelines import build_eval_loader, has_validation, open_split
+from fastsiam.pipelines.automatic import choose_pipeline, settled, works_on
+from fastsiam.pipelines.store import Split
+from fastsiam.run.records import DataFacts, Evaluation, ImageFacts, Kind, NetworkFacts
+from fastsiam.views.batch import EvalLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A network that is evaluated, and images as it takes them."""
+
+    pretrained: Pretrained
+    network: nn.Module
+    """(N, 3, S, S) to (N, features), on its device, in evaluation mode."""
+    features: int
+    """Dimensions of its output."""
+    untrained: bool
+    """Whether its weights are fresh ones."""
+    data: DataConfig
+    augment: AugmentConfig
+    """For the crop's side and the normalisation."""
+    resize: int
+    """Shorter side in pixels before the central crop."""
+    dtype: torch.dtype
+    """Autocast type of the network."""
+    batch: int
+    """Images that go through it at a time."""
+    place: Place
+    console: Console
+    holdout_note: str = ""
+    """Why the run's holdout does not apply to these images; empty if it does or has none."""
+
+    def loaders(self, chosen: NDArray[np.int64] | None = None) -> tuple[EvalLoader, EvalLoader]:
+        """Open this rank's share of the training images (or some) and of the validation images."""
+        return labelled_loaders(
+            self.data,
+            self.augment,
+            resize=self.resize,
+            batch=self.batch,
+            place=self.place,
+            chosen=chosen,
+        )
+
+    def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's features and labels batch by batch, and show the progress."""
+        parts = feature_batches(self.network, loader, dtype=self.dtype)
+        return _shown(parts, self.console, what, loader.images, self.place.world)
+
+    def introduce(self, *lines: str) -> None:
+        """Print what is evaluated, with the conventions that figures depend on."""
+        gpu = self.place.device.type == "cuda"
+        kind = torch.cuda.get_device_name(self.place.device) if gpu else "CPU"
+        self.console.say(f"{'UNTRAINED: ' * self.untrained}{self.pretrained}")
+        self.console.say(
+            f"images from {self.data.root}, pipeline {self.data.pipeline}: "
+            f"{as_evaluated(crop=self.augment.crop, resize=self.resize)}; "
+            f"{short_name(self.dtype)} on {self.place.world} x {kind}"
+        )
+        for line in filter(None, (self.holdout_note, *self._held_out(), *lines)):
+            self.console.say(line)
+
+    def _held_out(self) -> Iterator[str]:
+        """Say which share of the training images is held out, if any."""
+        own, held = self.pretrained.config, self.data.holdout
+        if not held:
+            return
+        yield f"{held} of each class of the training images held out for validation"
+        if own and own.data.holdout != held and own.data.has_same_root(self.data):
+            yield "the network was trained on images that are held out here, without labels"
+
+    def facts(self) -> NetworkFacts:
+        """Return for a record which network this is; its weights are hashed as they are now."""
+        return NetworkFacts(
+            backbone=self.pretrained.model.backbone,
+            stem=self.pretrained.model.stem,
+            layout=self.pretrained.layout,
+            file=str(self.pretrained.path),
+            epoch=self.pretrained.epoch,
+            untrained=self.untrained,
+            fingerprint=fingerprint(self.network),
+        )
+
+    def evaluation(self, kind: Kind, data: DataFacts, protocol: dict[str, Any]) -> Evaluation:
+        """Return what is evaluated and how, before it is done."""
+        images = ImageFacts(
+            crop=self.augment.crop,
+            resize=self.resize,
+            mean=tuple(self.augment.mean),
+            std=tuple(self.augment.std),
+            pipeline=self.data.pipeline,
+            precision=short_name(self.dtype),
+            ranks=self.place.world,
+        )
+        return Evaluation(
+            kind=kind, network=self.facts(), data=data, images=images, protocol=protocol
+        )
+
+    def as_untrained(self) -> Subject:
+        """Return the backbone with the weights that its run began with, and the same images."""
+        fresh = _untrained(self.pretrained)
+        network = _placed(fresh.network(), self.place)
+        return replace(self, pretrained=fresh, network=network, untrained=True)
+
+
+def open_subject(
+    path: Path,
+    config: EvalConfig,
+    place: Place,
+    *,
+    layer: Literal["backbone", "projector"] = "backbone",
+) -> Subject:
+    """Load a network and settle how its images are made.
+
+    Args:
+        path: a run's folder, a checkpoint, or a file of another program.
+        config: what is not as the run had it.
+        place: this rank.
+        layer: whose output is evaluated.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no layout that is known.
+        FastSiamError: the images would be smaller than the crop.
+    """
+    pretrained = open_network(path, config)
+    own = pretrained.config
+    augment, resize = _image_settings(pretrained, config)
+    network = pretrained.network(layer)
+    if place.device.type == "cpu":
+        keep_freed_memory()
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = own.numerics.tf32 if own else True
+    data, holdout_note = _data_settings(own.data if own else DataConfig(), config, place)
+    return Subject(
+        pretrained=pretrained,
+        network=_placed(network, place),
+        features=network.features,
+        untrained=config.untrained,
+        data=data,
+        augment=augment,
+        resize=resize,
+        dtype=autocast_of(config, own, place),
+        batch=config.feature_batch,
+        place=place,
+        console=Console(quiet=not place.leads),
+        holdout_note=holdout_note,
+    )
+
+
+def open_network(path: Path, config: EvalConfig) -> Pretrained:
+    """Load a network, or the same one untrained.
+
+    Raises:
+        CheckpointError: the file cannot be read or is of no layout that is known.
+        FastSiamError: the settings do not fit the file.
+    """
+    try:
+        pretrained = load_pretrained(path, backbone=config.backbone, stem=config.stem)
+    except ValueError as error:
+        raise FastSiamError(str(error)) from error
+    return _untrained(pretrained) if config.untrained else pretrained
+
+
+def as_evaluated(*, crop: int, resize: int) -> str:
+    """Say how evaluation cuts its images, which figures depend on."""
+    return f"shorter side to {resize} pixels, central {crop} x {crop}"
+
+
+def labelled_loaders(
+    data: DataConfig,
+    augment: AugmentConfig,
+    *,
+    resize: int,
+    place: Place,
+    batch: int = 256,
+    chosen: NDArray[np.int64] | None = None,
+) -> tuple[EvalLoader, EvalLoader]:
+    """Open this rank's share of training and validation images that have the same classes.
+
+    Args:
+        data: which images, by which pipeline.
+        augment: for the crop's side and the normalisation.
+        resize: shorter side in pixels before the central crop.
+        place: this rank.
+        batch: images of a batch.
+        chosen: positions of the training images to use; by default all.
+
+    Raises:
+        DataError: a split or its labels are missing, or the classes differ.
+    """
+
+    def loader(split: Split, chosen: NDArray[np.int64] | None) -> EvalLoader:
+        return build_eval_loader(
+            data,
+            split,
+            augment,
+            resize=resize,
+            batch=batch,
+            rank=place.rank,
+            world=place.world,
+            device=place.device,
+            chosen=chosen,
+        )
+
+    with _naming_the_holdout(data):
+        val = loader("val", None)
+    train = loader("train", chosen)
+    if min(train.images, val.images) < place.world:
+        raise DataError(f"{data.root} has a split with fewer images than the {place.world} ranks")
+    if not train.classes:
+        raise _no_labels_error(data)
+    if train.classes != val.classes:
+        raise DataError(
+            f"the training and validation images under {data.root} have different class folders"
+        )
+    if missing := int((train.labels < 0).sum() + (val.labels < 0).sum()):
+        raise DataError(
+            f"{missing:,} of the images under {data.root} have no label: this evaluation needs all"
+        )
+    return train, val
+
+
+@contextlib.contextmanager
+def _naming_the_holdout(data: DataConfig) -> Iterator[None]:
+    """Say how to do without validation images, or that labels are missing too."""
+    try:
+        yield
+    except NoLabelsError:
+        raise
+    except NoSplitError as error:
+        if not open_split(data, "train").classes:
+            raise _no_labels_error(data) from error
+        raise NoSplitError(
+            f"{error}; --holdout 10% holds out a share of each class instead"
+        ) from error
+
+
+def _no_labels_error(data: DataConfig) -> DataError:
+    return DataError(
+        f"{data.root} has no labels, which this evaluation needs: class folders, or a column of "
+        "labels (--label-column)"
+    )
+
+
+def data_facts(data: DataConfig, train: EvalLoader, val: EvalLoader) -> DataFacts:
+    """Return for a record which images there are, with a checksum of their labels."""
+    checksum = zlib.crc32(val.labels.tobytes(), zlib.crc32(train.labels.tobytes()))
+    return DataFacts(
+        root=str(data.root),
+        train=train.images,
+        val=val.images,
+        classes=len(train.classes),
+        labels_crc32=f"{checksum:08x}",
+        holdout=data.holdout or None,
+        image_column=data.image_column or None,
+    )
+
+
+def _image_settings(pretrained: Pretrained, config: EvalConfig) -> tuple[AugmentConfig, int]:
+    """Settle crop, normalisation and the shorter side before the crop.
+
+    Raises:
+        FastSiamError: the images would be smaller than the crop.
+    """
+    seen = pretrained.input or _usual_input(pretrained.model.stem)
+    augment = AugmentConfig.alike(
+        crop=config.crop or seen.crop,
+        mean=config.mean or seen.mean,
+        std=config.std or seen.std,
+    )
+    known = seen.resize if augment.crop == seen.crop else usual_resize(augment.crop)
+    resize = config.resize or known
+    if resize < augment.crop:
+        raise FastSiamError(
+            f"--resize {resize} is smaller than the crop of {augment.crop} pixels: give --crop too"
+        )
+    return augment, resize
+
+
+def _usual_input(stem: str) -> Input:
+    """Return how networks take images of which nothing is known."""
+    crop = 224 if stem == "imagenet" else 32
+    return Input(crop=crop, resize=usual_resize(crop), mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+def _data_settings(
+    trained_on: DataConfig, config: EvalConfig, place: Place
+) -> tuple[DataConfig, str]:
+    """Settle which images are loaded, and by which pipeline; the same on every rank.
+
+    A run that loaded no images has no pipeline to be evaluated by. Another run's is left where it
+    cannot run, or cannot read these images: the user may never have asked for it.
+
+    Returns:
+        The settings, and why the run's holdout does not apply to these images, if so.
+    """
+    as_run = trained_on.pipeline if trained_on.loads_images else "auto"
+    data = trained_on.at(config.data, ColumnNames(config.image_column, config.label_column))
+    holdout, note = _holdout(trained_on, data, config.holdout)
+    data = replace(
+        data,
+        holdout=holdout,
+        shuffle="full",
+        pipeline=as_run if config.pipeline == "run" else config.pipeline,
+        workers=config.workers,
+        exif=trained_on.exif if config.exif == "run" else config.exif,
+        alpha=trained_on.alpha if config.alpha == "run" else config.alpha,
+        bad_images=trained_on.bad_images if config.bad_images == "run" else config.bad_images,
+    )
+    if config.pipeline != "run" and data.pipeline != "auto":
+        return data, note
+    try:
+        store = open_split(data, "train")
+    except DataError:  # there may be images of the other split, or whoever opens it says what is
+        return data, note
+    name = data.pipeline
+    if name == "auto" or not works_on(store, name):
+        name = choose_pipeline(store, device=place.device, keeps=False).name
+    return settled(data, from_leader(name)), note
+
+
+def _holdout(trained_on: DataConfig, data: DataConfig, asked: str) -> tuple[str, str]:
+    """Return the holdout that applies, and why it is not the run's where nobody asked for another.
+
+    A run's holdout is of the run's own data, as long as these have no validation images.
+    """
+    share = trained_on.holdout
+    if asked or not share:
+        return asked, ""
+    if not data.has_same_root(trained_on):
+        return "", (
+            f"{data.root} is not the run's data ({trained_on.root}): the run's --holdout {share} "
+            "does not apply; give --holdout to hold out images here"
+        )
+    if has_validation(data.root, data.columns):
+        return "", f"{data.root} has validation images: the run's --holdout {share} does not apply"
+    return share, ""
+
+
+def _placed(network: nn.Module, place: Place) -> nn.Module:
+    return network.to(place.device).to(memory_format=torch.channels_last).eval()
+
+
+def _untrained(pretrained: Pretrained) -> Pretrained:
+    """Return the network as its run began."""
+    own = pretrained.config
+    torch.manual_seed(own.numerics.seed if own else 0)
+    state = build_method(pretrained.model).state_dict()
+    return replace(pretrained, state=state, epoch=0.0, left_out=())
+
+
+def autocast_of(config: EvalConfig, own: TrainConfig | None, place: Place) -> torch.dtype:
+    """Return the autocast type that is asked for, perhaps as the run had it."""
+    precision = config.precision
+    if precision == "run":
+        precision = own.numerics.precision if own else "auto"
+    dtype = autocast_type(precision, place.device)
+    # A run on a GPU may have been fp16's, which CPUs do not compute in.
+    return torch.float32 if dtype == torch.float16 and place.device.type == "cpu" else dtype
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """Return a type's name, such as float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _shown(
+    parts: Iterable[tuple[Tensor, Tensor]], console: Console, what: str, images: int, world: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pass on batches of features, and show how many images are done, over all ranks."""
+    began, done = time.monotonic(), 0
+    with console.progress(images, 0, what):
+        for features, labels in parts:
+            yield features, labels
+            done = min(images, done + len(labels) * world)
+            speed = done / max(time.monotonic() - began, 1e-9)
+            console.advance(done, pace(speed, images - done), place=f" of {images:,}")

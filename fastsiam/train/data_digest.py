@@ -1,0 +1,60 @@
+"""A digest of what a run was trained on since its last log line, over all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fastsiam.distributed import sum_across_ranks
+from fastsiam.run.checkpoint import Checkpoint
+from fastsiam.views.digest import added, written
+
+_HALF = 32
+
+
+class DataDigest:
+    """Sums the digests of a run's batches from one log line to the next.
+
+    Each rank adds its own batches; ``share`` sums over the ranks. Nothing here uses the device.
+
+    Args:
+        start: the checkpoint that is resumed, with the digest of steps since its last log line.
+        world: number of ranks.
+    """
+
+    def __init__(self, start: Checkpoint | None, *, world: int) -> None:
+        kept = {} if start is None else start.seen
+        self._world, self._own = world, 0
+        self._since = int(kept.get("since", 0 if start is None else start.step))
+        self._shared = int(kept.get("digest", "0"), 16)
+
+    def add(self, digest: int) -> None:
+        """Add this rank's part of a step's batch."""
+        self._own = added(self._own, digest)
+
+    def share(self) -> None:
+        """Sum over the ranks what they added since the last call; every rank calls it and waits."""
+        if self._world > 1:
+            # In halves, because the sum of 64-bit digests overflows every type that gloo sums; on
+            # the host, so that the device is not waited for.
+            halves = torch.tensor([self._own >> _HALF, self._own % (1 << _HALF)])
+            high, low = sum_across_ranks(halves).tolist()
+            self._own = added(high << _HALF, low)
+        self._shared, self._own = added(self._shared, self._own), 0
+
+    def line(self, done: int) -> dict[str, Any]:
+        """Return the fields of a log line after so many steps, and start over.
+
+        Returns:
+            ``since``, the number of steps before the first one in the digest;
+            ``seen``, the digest as 16 hexadecimal digits.
+        """
+        fields = {"since": self._since, "seen": written(self._shared)}
+        self._since, self._shared = done, 0
+        return fields
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, of steps since the last log line; after ``share``."""
+        assert not self._own
+        return {"since": self._since, "digest": written(self._shared)}

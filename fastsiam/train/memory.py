@@ -1,0 +1,114 @@
+"""How much memory training takes: an estimate before it starts, and the error when it lacks."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from fastsiam.config import TrainConfig
+from fastsiam.console import size
+from fastsiam.distributed import Place
+from fastsiam.errors import TrainingError, lacks_memory
+from fastsiam.methods import method_skeleton
+from fastsiam.model.numerics import autocast_type
+
+_OF_EACH_WEIGHT = 3
+"""The weight, its gradient and its momentum; one that no gradient moves has neither."""
+_ACTIVATIONS = 1.5
+"""What goes beyond the activations that the backward pass needs: those under way, gaps."""
+_OF_EACH_VIEW = 5
+"""Float32 copies of a batch's views at once, at most: made ahead, at work, under way."""
+_GPU_BYTES = 2 * 2**30
+"""Libraries' kernels and workspaces, and the central crops that evaluations keep."""
+
+
+def training_bytes(config: TrainConfig, place: Place, *, images: int) -> float:
+    """Estimate the memory of one rank's training, in bytes, rather too high than too low.
+
+    The backbone goes forward on the meta device, where tensors have shapes and no memory. What it
+    keeps for the backward pass is added up, as wide as the autocast type; heads keep little.
+
+    Args:
+        config: of the run; ``activation_memory`` below 1 is not counted on.
+        place: this rank.
+        images: in the data set, for methods that keep a row for each.
+    """
+    method = method_skeleton(config.model, images=images)
+    local = config.optim.batch // place.world
+    part = max(1, local // config.optim.accumulate)
+    sides = [view.crop for view in config.augment.views]
+    weights = list(method.parameters())
+    kept: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        for side in sides:
+            method.backbone(torch.zeros(part, 3, side, side, device="meta"))
+    for weight in weights:
+        kept.pop(weight.untyped_storage()._cdata, None)
+    width = autocast_type(config.numerics.precision, place.device).itemsize
+    activations = sum(x.numel() * min(width, x.itemsize) for x in kept.values())
+    state = sum(buffer.nbytes for buffer in method.buffers())
+    state += sum(x.nbytes * (_OF_EACH_WEIGHT if x.requires_grad else 1) for x in weights)
+    pixels = local * 3 * sum(side * side for side in sides) * 4
+    rest = _GPU_BYTES if place.device.type == "cuda" else 0
+    return state + _ACTIVATIONS * activations + _OF_EACH_VIEW * pixels + rest
+
+
+def oom_error(
+    error: BaseException, config: TrainConfig, place: Place, *, at: int, saved: object
+) -> TrainingError | None:
+    """Return the error to raise if another one is about memory, else None.
+
+    A step may be half done, so nothing is saved.
+
+    Args:
+        error: of a step, a batch or an evaluation.
+        config: settings of the run.
+        place: this rank.
+        at: the step that was not finished.
+        saved: as a string, where the last good state is.
+    """
+    if not lacks_memory(error):
+        return None
+    gpu = place.device.type == "cuda" and not isinstance(error, MemoryError)
+    batch = config.optim.batch
+    local = f" ({batch // place.world:,} images on each of {place.world} ranks)"
+    return TrainingError(
+        f"out of {'GPU memory' if gpu else 'memory'} at step {at:,} with --batch {batch:,}"
+        f"{local if place.world > 1 else ''}: {_peak(place, gpu=gpu)}; "
+        f"{_lower(config, gpu=gpu)}; {saved}"
+    )
+
+
+def _peak(place: Place, *, gpu: bool) -> str:
+    """Return the peak of the memory that was used, as text."""
+    if gpu:
+        peak = torch.cuda.max_memory_allocated(place.device)
+        whole = torch.cuda.get_device_properties(place.device).total_memory
+        return f"tensors took {size(peak)} of {size(whole)} at their peak"
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return f"this process took {size(peak)} at its peak"
+
+
+def _lower(config: TrainConfig, *, gpu: bool) -> str:
+    """Return what needs less memory: first what the same run can continue with."""
+    ways = []
+    if config.step.activation_memory > 0.5:
+        ways.append("--activation-memory 0.5")
+    if config.data.prefetch > 1:
+        ways.append("--prefetch 1")
+    if not gpu and config.data.workers != 0:
+        ways.append("fewer --workers")
+    if gpu:
+        ways.append("more --gpus")
+    same = f"the same run continues with {', '.join(ways)}; " if ways else ""
+    return f"{same}a new one takes less with a lower --batch or a higher --accumulate"

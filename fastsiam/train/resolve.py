@@ -1,0 +1,208 @@
+"""What a run does, settled once before it starts: every "auto", and what a checkpoint decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastsiam.config import Compile, TrainConfig
+from fastsiam.distributed import Place, from_leader, minimum_across_ranks
+from fastsiam.environment import free_bytes
+from fastsiam.kernels.cores import local_ranks
+from fastsiam.methods.optim import peak_lr
+from fastsiam.model.numerics import autocast_type
+from fastsiam.pipelines import Store
+from fastsiam.pipelines.automatic import Choice, choose_pipeline, settled, works_on
+from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.run.checkpoint import Checkpoint
+from fastsiam.train.compile import without_compilation
+from fastsiam.train.images import RunImages, run_images
+from fastsiam.train.loop import last_step
+from fastsiam.train.memory import training_bytes
+from fastsiam.train.start import start_of
+
+_WORTH_COMPILING = 1000
+"""Steps of a run that is compiled by default: with fewer, that may take longer than it saves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """What a run does. Only a failed compilation replaces it, as a whole."""
+
+    asked: TrainConfig
+    """The settings as the user gave them."""
+    config: TrainConfig
+    """The settings as they are used: none is "auto". Checkpoints and config.json hold them."""
+    place: Place
+    start: Checkpoint | None
+    """What the run continues from, with this run's settings; None for a new run."""
+    began_in: Path | None
+    """Folder of the run that continues: the run's own, or that of the run it branches off."""
+    damaged: str
+    """What to say about a damaged last checkpoint, or ""."""
+    images: RunImages
+    notes: tuple[str, ...]
+    """What the user should know, in a line each."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of views and activations."""
+        return autocast_type(self.config.numerics.precision, self.place.device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch; what is left of the images is no batch."""
+        return len(self.images) // self.config.optim.batch
+
+    @property
+    def last_step(self) -> int:
+        """Number of optimizer steps after which this run ends."""
+        return last_step(self.config, self.steps_per_epoch)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has no step left to take."""
+        return self.start is not None and self.start.step >= self.last_step
+
+    def without_compiling(self, *, graphs_only: bool = False) -> ResolvedConfig:
+        """Return the same without what cannot be compiled here, or recorded as CUDA graphs."""
+        if graphs_only:
+            step = replace(self.config.step, cuda_graphs=False)
+            return replace(self, config=replace(self.config, step=step))
+        return replace(self, config=without_compilation(self.config))
+
+    def record(self) -> dict[str, Any]:
+        """Return what config.json says of it, as plain JSON values."""
+        optim, ranks = self.config.optim, self.place.world
+        return {
+            "config": self.config.to_dict(),
+            "asked": self.asked.to_dict(),
+            "resolved": {
+                "ranks": ranks,
+                "images_per_rank": optim.batch // ranks,
+                "peak_lr": peak_lr(optim),
+                "steps_per_epoch": self.steps_per_epoch,
+                "last_step": self.last_step,
+            },
+            "compiled": self.config.step.compile == "on",
+        }
+
+    @property
+    def branch(self) -> Mapping[str, Any]:
+        """Where the run branched off another, as config.json has it; empty if it did not."""
+        return {} if self.start is None else self.start.branch
+
+
+def resolve(asked: TrainConfig, run: Path, place: Place) -> ResolvedConfig:
+    """Settle all settings of a run; every rank calls it, and all get the same.
+
+    A run that continues keeps what it began with, unless it is told otherwise.
+
+    Args:
+        asked: the settings as the user gave them.
+        run: the run's folder.
+        place: this rank.
+
+    Raises:
+        BackendError: the pipeline's package is missing.
+        CheckpointError: the run cannot continue, or not with these settings.
+        DataError: the training images cannot be read, or are fewer than a batch.
+    """
+    config, beginning = start_of(asked, run, place)
+    start = beginning.checkpoint
+    images = run_images(config, beginning.folder)
+    # Consent to changed data is given for once.
+    config = replace(config, run=replace(config.run, data_changed="refuse"))
+    config, chosen = with_pipeline(config, place, images.store, start)
+    if start is not None:
+        start.check_images(len(images))
+        start = images.with_rows(start)
+    end = last_step(config, len(images) // config.optim.batch)
+    config, hint = with_compilation(config, start, end=end)
+    return ResolvedConfig(
+        asked=asked,
+        config=config,
+        place=place,
+        start=start,
+        began_in=beginning.folder,
+        damaged=beginning.damaged,
+        images=images,
+        notes=tuple(filter(None, (chosen, *beginning.notes, *images.notes, hint))),
+    )
+
+
+def with_pipeline(
+    config: TrainConfig, place: Place, store: Store | None, start: Checkpoint | None
+) -> tuple[TrainConfig, str]:
+    """Replace the pipeline "auto": as the run began, or rank 0's choice for all.
+
+    Args:
+        config: of the run.
+        place: this rank; every rank calls it.
+        store: the training images; None if the pipeline reads none.
+        start: what the run continues from.
+
+    Returns:
+        The settings, and a line for people, which is empty if the pipeline was named.
+    """
+    if store is None or config.data.pipeline != "auto":
+        return config, ""
+    free = torch.tensor(float(free_bytes(place.device)), dtype=torch.float64, device=place.device)
+    if place.device.type == "cpu":
+        free /= local_ranks()
+    free = minimum_across_ranks(free)
+    name = line = ""
+    if place.leads:
+        choice = _pipeline_it_began_with(store, start) or choose_pipeline(
+            store,
+            device=place.device,
+            free=free.item(),
+            model=training_bytes(config, place, images=len(store)),
+        )
+        name, line = choice.name, str(choice)
+    return replace(config, data=settled(config.data, from_leader(name))), line
+
+
+def _pipeline_it_began_with(store: Store, start: Checkpoint | None) -> Choice | None:
+    """Return the pipeline that a run continues with; None where it cannot be used any more."""
+    if start is None or start.config.data.pipeline == "auto":
+        return None
+    backend = BACKENDS[start.config.data.pipeline]
+    if not backend.real or not works_on(store, backend.name):
+        return None
+    return Choice(backend.name, "as the run began")
+
+
+def with_compilation(
+    config: TrainConfig, start: Checkpoint | None, *, end: int
+) -> tuple[TrainConfig, str]:
+    """Replace the compilation "auto": as the run began, or by the length of the run.
+
+    Args:
+        config: of the run.
+        start: what the run continues from.
+        end: the last step of this run.
+
+    Returns:
+        The settings, and a hint if the run would now be faster compiled, else "".
+    """
+    began_with = "auto" if start is None else start.config.step.compile
+    left = end if start is None else end - start.step
+    if left <= 0 and start is not None:  # nothing will be compiled
+        known = replace(config, step=replace(config.step, compile=began_with))
+        return (without_compilation(known) if began_with == "auto" else known), ""
+    if config.step.compile != "auto":
+        return config, ""
+    choice: Compile = "on" if end >= _WORTH_COMPILING else "off"
+    if began_with != "auto":
+        choice = began_with
+    if config.step.cuda_graphs:
+        choice = "on"
+    hint = ""
+    if began_with == "off" and left >= _WORTH_COMPILING:
+        hint = f"not compiled, as the run began; --compile on may be faster for {left:,} steps"
+    return replace(config, step=replace(config.step, compile=choice)), hint

@@ -1,0 +1,272 @@
+"""The training step: forward, backward and optimizer on one rank's share of a batch.
+
+Here a step is made as fast as the hardware allows, by precision, memory format, compilation and
+ranks; none of it changes what is computed but for rounding. docs/performance.md says what each
+lever brings and where the limit lies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fastsiam.config import TrainConfig
+from fastsiam.distributed import Place, bn_group, data_parallel, in_step, peer_is_gone
+from fastsiam.errors import BackendError
+from fastsiam.methods import Method, Moment, Output, image_rows
+from fastsiam.methods.optim import SETTINGS, build_optimizer, rates_at, set_rates
+from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.model.numerics import autocast, autocast_type, memory_format_of, use_numerics
+from fastsiam.trace import span
+from fastsiam.train.compile import (
+    CompilationError,
+    cause_line,
+    compiling,
+    kept_in,
+    why_not,
+)
+from fastsiam.views.batch import Batch
+
+_RECORDING = 3
+"""Passes until CUDA graphs are there: the first warms up, the second records, the third replays
+(``CUDAGraphTreeManager`` in torch/_inductor/cudagraph_trees.py)."""
+
+
+class TrainingStep:
+    """Takes optimizer steps: ``loss, embedding = step(batch, at=7)``; never waits for the device.
+
+    Only torch's SyncBN makes the host wait, on several GPUs whose model is not compiled.
+
+    ``prepare`` comes before the first step.
+
+    Args:
+        config: all settings; what ``compile`` means must be settled ("on" or "off").
+        method: is trained in place, and stays usable by itself, for evaluation for instance.
+        place: this rank; every rank takes every step.
+        steps_per_epoch: optimizer steps in an epoch, for the schedules.
+    """
+
+    def __init__(
+        self, config: TrainConfig, method: Method, place: Place, *, steps_per_epoch: int
+    ) -> None:
+        assert config.step.compile != "auto"
+        use_numerics(config, place)
+        self.config = config
+        """All settings; none of them changes."""
+        self.place = place
+        self.method = method.to(place.device).to(memory_format=memory_format_of(config))
+        self.groups = method.param_groups()
+        self.optimizer = build_optimizer(config.optim, self.groups)
+        self.steps_per_epoch = steps_per_epoch
+        self.total = config.optim.epochs * steps_per_epoch
+        """Optimizer steps of the whole schedule."""
+        self._dtype = autocast_type(config.numerics.precision, place.device)
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=self._dtype == torch.float16)
+        self._bn_group = bn_group(place, config.numerics)
+        self._model: nn.Module = method
+
+    @property
+    def lr(self) -> float:
+        """The backbone's learning rate at the last step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def prepare(self) -> str:
+        """Put the model together, and compile it if the settings say so; every rank does.
+
+        Compiling takes a step that leaves no trace, and CUDA graphs are recorded then. No loader
+        may be at work meanwhile: while a graph is recorded, no thread of a loader's (DALI has some)
+        may wait for the device or free its memory.
+
+        Returns:
+            A line for people, on how long compiling took; empty if nothing was compiled.
+
+        Raises:
+            CompilationError: it cannot be done here; on every rank.
+            BackendError: it fails on the model, and other ranks may wait for this one.
+        """
+        if self.config.step.compile == "off":
+            self._assemble()
+            return ""
+        began = time.perf_counter()
+        with compiling(self.config):
+            if reason := why_not(self.place):
+                raise CompilationError(reason, graphs=False)
+            self._compile()
+        return f"compiled in {time.perf_counter() - began:.0f} s (kept in {kept_in()})"
+
+    def __call__(self, batch: Batch, *, at: int) -> tuple[Tensor, Tensor]:
+        """Take one step.
+
+        Args:
+            batch: this rank's share.
+            at: number of the step, from 0.
+
+        Returns:
+            Scalar float32 loss, averaged over the accumulated parts; (n, dim) embeddings of the
+            last part. Both on the device, without gradient.
+        """
+        in_step(at)
+        set_rates(
+            self.optimizer, rates_at(self.config.optim, self.groups, at, self.steps_per_epoch)
+        )
+        moment = Moment(at, self.steps_per_epoch, self.total)
+        parts = batch.chunks(self.config.optim.accumulate)
+        total = torch.zeros((), device=self.place.device)
+        outputs: list[Output] = []
+        for number, part in enumerate(parts, start=1):
+            with self._deferring(number < len(parts)):
+                output = self._forward_and_backward(part, len(parts))
+            total += output.loss.detach() / len(parts)
+            outputs.append(output._replace(loss=output.loss.detach()))
+        with span("optimizer"):
+            self.method.before_optimizer(at=moment)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                self.method.after_step(outputs, at=moment)
+        return total, outputs[-1].embedding
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return the states that a checkpoint holds: of the model, the optimizer, the scaler."""
+        return {
+            "model": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load(
+        self, *, model: dict[str, Any], optimizer: dict[str, Any], scaler: dict[str, Any]
+    ) -> None:
+        """Continue from what ``state`` returned, with the optimizer settings of ``config``."""
+        self.method.load_state_dict(model)
+        groups = self.optimizer.param_groups
+        own = [{name: group[name] for name in SETTINGS if name in group} for group in groups]
+        self.optimizer.load_state_dict(optimizer)
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            group.update(settings)  # a branch may have others than the run it comes from
+        self.scaler.load_state_dict(scaler)
+
+    def _deferring(self, defer_sync: bool) -> contextlib.AbstractContextManager[None]:
+        """Keep gradients on this rank inside, if a later part's pass exchanges them for all."""
+        if defer_sync and isinstance(self._model, nn.parallel.DistributedDataParallel):
+            return self._model.no_sync()
+        return contextlib.nullcontext()
+
+    def _forward_and_backward(self, part: Batch, parts: int) -> Output:
+        with span("forward"):
+            output = self._forward(part)
+        with span("backward"):
+            self.scaler.scale(output.loss / parts).backward()
+        return output
+
+    def _forward(self, batch: Batch) -> Output:
+        if self._is_compiled and self.config.step.cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        layout = memory_format_of(self.config)
+        views = tuple(view.contiguous(memory_format=layout) for view in batch.views)
+        with autocast(self.place.device, self._dtype):
+            output: Output = self._model(views, batch.index)
+        if not self._is_compiled:
+            return output
+        # The compiled backward pass may write over what it shares with these.
+        carry = {name: kept.clone() for name, kept in output.carry.items()}
+        return output._replace(embedding=output.embedding.clone(), carry=carry)
+
+    def _compile(self) -> None:
+        """Compile the model.
+
+        Raises:
+            BackendError: as ``prepare``.
+        """
+        try:
+            self._assemble()
+            self._take_no_steps(_RECORDING if self.config.step.cuda_graphs else 1)
+        except (torch.OutOfMemoryError, torch.AcceleratorError, dist.DistError):
+            raise  # of memory, the device, other ranks: not of the compiler
+        except Exception as error:  # a compiler that fails may raise anything
+            if peer_is_gone(error):
+                raise
+            if self.place.world > 1:
+                raise BackendError(
+                    f"torch.compile fails on the model ({cause_line(error)}); "
+                    "--compile off trains without it"
+                ) from error
+            if os.environ.get("FASTSIAM_DEBUG"):
+                raise
+            graphs = self.config.step.cuda_graphs
+            raise CompilationError(cause_line(error), graphs=graphs) from error
+
+    def _take_no_steps(self, count: int) -> None:
+        """Go forward and backward on noise, and leave everything as it was.
+
+        Rows of images may be more than there is room for twice, and only ``after_step`` moves them.
+        """
+        batch = self._noise()
+        rows = image_rows(self.config.model)
+        buffers = {k: x.clone() for k, x in self.method.named_buffers() if k not in rows}
+        try:
+            for _ in range(count):
+                # Outputs live on in the backward pass, as a step's do: a graph that was recorded
+                # without them would be recorded again.
+                output = self._forward_and_backward(batch, 1)
+                self.method.zero_grad(set_to_none=True)
+                del output
+        finally:
+            self.method.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, buffer in buffers.items():
+                    self.method.get_buffer(name).copy_(buffer)
+
+    def _noise(self) -> Batch:
+        """Return a batch of noise; torch's own generators stay untouched.
+
+        cuDNN times its kernels on it and chooses: on zeros, which take less power than images, all
+        are faster, some more than others.
+        """
+        images, device = self._images, self.place.device
+        generator = torch.Generator(device).manual_seed(0)
+        views = tuple(  # a tensor each: one that comes twice makes another graph
+            torch.randn(images, 3, s, s, dtype=self._dtype, device=device, generator=generator)
+            for s in (view.crop for view in self.config.augment.views)
+        )
+        return Batch(
+            views,
+            index=torch.zeros(images, dtype=torch.int64, device=device),
+            label=torch.full((images,), -1, device=device),
+        )
+
+    @property
+    def _images(self) -> int:
+        """Images that go through the model at a time."""
+        parts = self.place.world * self.config.optim.accumulate
+        return self.config.optim.batch // parts
+
+    @property
+    def _is_compiled(self) -> bool:
+        return self.config.step.compile == "on"
+
+    def _assemble(self) -> None:
+        """Put the model together as the settings say: BN, compilation, ranks."""
+        step, method = self.config.step, self.method
+        method.views_together = self._is_compiled
+        method.backbone.recompute = step.activation_memory < 1 and not self._is_compiled
+        images = self.config.numerics.bn_images or (self._images if self._is_compiled else 0)
+        use_view_batch_norm(method, images=images, group=self._bn_group)
+        vars(method).pop("forward", None)
+        if self._is_compiled:
+            # The method itself stays what DDP wraps and checkpoints name; DDP, which calls it,
+            # has the compiler cut the graph where gradients are exchanged.
+            mode = "reduce-overhead" if step.cuda_graphs else "default"
+            method.forward = torch.compile(  # type: ignore[method-assign]
+                method.forward, fullgraph=True, dynamic=False, mode=mode
+            )
+        everywhere = self._bn_group is not None and self._bn_group.size() == self.place.world
+        self._model = data_parallel(method, self.place, same_buffers=everywhere)
+        method.train()

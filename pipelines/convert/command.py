@@ -1,0 +1,138 @@
+"""What ``fastsiam convert`` does: runs a conversion or a check and tells the user about it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fastsiam.config import ConvertConfig
+from fastsiam.console import Console, FileProgress, duration
+from fastsiam.errors import Interrupted
+from fastsiam.files import quoted
+from fastsiam.pipelines.convert import (
+    BadImagesError,
+    Kind,
+    Written,
+    convert,
+    encoded_again,
+    verify,
+)
+from fastsiam.signals import leave_at_once, stops_handled
+
+
+def convert_data(kind: Kind, config: ConvertConfig) -> list[Written]:
+    """Convert a data set, show the progress, and print what was written, or was there already.
+
+    Raises:
+        BadImagesError: after having listed the bad images.
+        DataError: the source cannot be read, or the files not be written.
+        Interrupted: Ctrl-C or SIGTERM.
+    """
+    watcher = FileProgress(Console())
+    began = time.monotonic()
+    try:
+        with stoppable("run the same command again to resume"):
+            written = convert(kind, config, watcher)
+    except BadImagesError as error:
+        watcher.end()
+        for where, reason in error.bad:
+            print(f"{where}: {reason}", file=sys.stderr)
+        raise
+    finally:
+        watcher.end()
+    for file in written:
+        print(_summary(file))
+    if not written:
+        print(f"part {config.part} has no images: there are so few that part 1 has them all")
+        return written
+    out, made = quoted(written[0].path.parent), [file for file in written if not file.there]
+    if not made:
+        files = " ".join(quoted(file.path) for file in written)
+        print(f"nothing done; to do it again, delete it first: rm {files}; or choose another --out")
+        return written
+    if lossy := lossy_line([file.about for file in made], config):
+        print(lossy)
+    seconds = time.monotonic() - began
+    took = f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+    print(f"in {took}; check it with: fastsiam convert verify {out}; use it with: --data {out}")
+    return written
+
+
+def verify_data(path: Path, *, decode: bool, workers: int) -> bool:
+    """Check converted files, print what was found, and return whether all is well.
+
+    Raises:
+        DataError: there is nothing to check, or the folder cannot be read.
+        Interrupted: Ctrl-C or SIGTERM.
+    """
+    watcher = FileProgress(Console())
+    try:
+        with stoppable("nothing was changed"):
+            reports = verify(
+                path,
+                decoding=decode,
+                workers=workers,
+                begin=watcher.begin,
+                progress=watcher.progress,
+            )
+    finally:
+        watcher.end()
+    for report in reports:
+        for line in report.bad:
+            print(line, file=sys.stderr)
+        state = f"NOT whole ({_count(len(report.bad), 'fault')})" if report.bad else "whole"
+        print(
+            f"{report.path}: {state}; {_count(report.images, 'image')}, "
+            f"{report.bytes / 1e6:,.1f} MB, checked: {report.checked}"
+        )
+    return not any(report.bad for report in reports)
+
+
+def lossy_line(abouts: Sequence[dict[str, Any]], config: ConvertConfig) -> str:
+    """Say how many images became JPEGs unasked, and so lost detail; "" if none did.
+
+    Args:
+        abouts: the files' parts of the manifest.
+        config: of the conversion.
+    """
+    if not (lossy := sum(map(encoded_again, abouts))):
+        return ""
+    images = sum(about["images"] for about in abouts)
+    return (
+        f"{lossy:,} of {_count(images, 'image')} were not plain JPEGs and were encoded as JPEGs of "
+        f"quality {config.quality}, which loses detail; --raw stores pixels instead"
+    )
+
+
+def _summary(file: Written) -> str:
+    about = file.about
+    stored = ", ".join(f"{count:,} {how}" for how, count in about["stored"].items())
+    left_out = f"; bad and left out: {len(about['left_out']):,}" if about["left_out"] else ""
+    classes = f"of {_count(about['classes'], 'class', 'es')}" if about["classes"] else "unlabelled"
+    there = "there already: " if file.there else ""
+    return (
+        f"{there}{file.path}: {_count(about['images'], 'image')} {classes}, "
+        f"{about['bytes'] / 1e6:,.1f} MB ({stored}){left_out}"
+    )
+
+
+def _count(number: int, word: str, ending: str = "s") -> str:
+    return f"{number:,} {word}{'' if number == 1 else ending}"
+
+
+@contextlib.contextmanager
+def stoppable(then: str) -> Iterator[None]:
+    """End on Ctrl-C, SIGTERM or SIGHUP with one line, which says what comes ``then``.
+
+    A second signal ends the process at once; one that is ignored (``nohup``) stays so.
+    """
+
+    def stop(number: int) -> NoReturn:
+        raise Interrupted(f"stopped; {then}", exit_code=128 + number)
+
+    with stops_handled(stop, again=leave_at_once):
+        yield

@@ -1,0 +1,303 @@
+"""Jobs for SLURM: what the script asks for and does; and one on a real cluster of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.slurm import SlurmConfig
+from fastsiam.distributed import slurm
+from fastsiam.distributed.slurm import slurm_script
+from fastsiam.errors import FastSiamError
+from tests.cli.test_options import parse
+from tests.configs import flags, with_settings
+from tests.conftest import ROOT, skip
+from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
+from tests.slurm import Cluster, cluster
+from tests.train.runs import history
+
+SEVERAL = {"nodes": 4, "gpus": 8, "rendezvous": "node:29500", "batch": 512}
+OPTIONS = {
+    # of sbatch(1), and what it takes for each
+    "job-name": r"\S+", "partition": r"\S+", "account": r"\S+", "array": r"[\d,-]+",
+    "nodes": r"\d+", "ntasks-per-node": r"\d+", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
+    "mem": r"\d+[KMGT]?", "time": r"\d+-\d+|\d+:\d\d:\d\d", "signal": r"USR1@\d+",
+    "open-mode": r"append|truncate", "output": r"\S+\.log", "requeue": "", "exclusive": "",
+    "constraint": r"\S+",
+}  # fmt: skip
+
+
+def options(script: str) -> dict[str, str]:
+    found = re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script, re.M)
+    assert len(found) == len(dict(found)) == script.count("#SBATCH")
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("run", "job"),
+    [
+        ({}, SlurmConfig()),
+        (SEVERAL, SlurmConfig(time="2-12", partition="gpu", account="a", mem="0", seeds="0-4")),
+        ({"gpus": 2}, SlurmConfig(sbatch="--constraint=h100 --exclusive", warning=60)),
+    ],
+)
+def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainConfig) -> None:
+    script = slurm_script("imagenet", with_settings(small, device="auto", **run), job)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    asked = options(script)
+    for name, value in asked.items():
+        assert re.fullmatch(OPTIONS[name], value), (name, value)
+    ranks = int(str(run.get("gpus", 1)))
+    assert asked["ntasks-per-node"] == "1" and asked["gpus-per-node"] == str(ranks)
+    assert asked["cpus-per-task"] == str(12 * ranks) and asked["nodes"] == str(run.get("nodes", 1))
+    assert asked["signal"] == f"USR1@{job.warning}" and "requeue" in asked
+    on_cpu = slurm_script("imagenet", with_settings(small, **run), job)
+    assert "gpus-per-node" not in options(on_cpu)
+    elastic = slurm_script("imagenet", with_settings(small, **SEVERAL | {"nodes": "2:4"}), job)
+    assert options(elastic)["nodes"] == "2-4" and " --nodes 2:4 --rendezvous " in elastic
+
+
+@pytest.mark.parametrize("run", [{}, SEVERAL])
+def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> None:
+    """Every setting arrives, but for those that the job decides: they are variables."""
+    config = with_settings(small, **run)
+    script = slurm_script("cifar10", config, SlurmConfig())
+    (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)
+    line, count = re.subn(r"\$head:\S+ \+ .*\)\)", "node:29500", line)
+    assert count == bool(run)
+    recipe, found = parse(*shlex.split(line))
+    assert recipe == "cifar10" and found.run.out == "$out"
+    assert with_settings(found, out=config.run.out) == config
+
+
+FAKE = """\
+#!/bin/bash
+echo "${0##*/} $*" >> "$CALLS"
+case "${0##*/} $*" in
+    srun*) exit "$CODE" ;;
+    *hostnames*) printf 'node7\\nnode8\\n' ;;
+    *"show job"*) echo "JobId=7 JobState=$STATE Restarts=0" ;;
+esac
+"""
+
+
+def ran(script: str, folder: Path, **environment: str) -> tuple[int, str]:
+    """Run a job's script with programs that note how they are called; return code and notes."""
+    for name in ("srun", "scontrol"):
+        (folder / name).write_text(FAKE)
+        (folder / name).chmod(0o755)
+    calls = folder / "calls"
+    calls.unlink(missing_ok=True)
+    of_slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_CPUS_PER_TASK": "96"}
+    usual = {"CALLS": str(calls), "CODE": "0", "STATE": "RUNNING", **of_slurm}
+    path = os.pathsep.join([str(folder), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash"], input=script, text=True, env={"PATH": path, **usual, **environment}
+    )
+    return done.returncode, calls.read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "how", "again"),
+    [
+        ("0", {}, False),
+        ("1", {}, False),
+        ("75", {}, True),
+        ("137", {}, True),
+        ("138", {}, True),
+        ("143", {"STATE": "PREEMPTED"}, True),
+        ("143", {"STATE": "CANCELLED"}, False),  # by scancel: somebody wants it to end
+        ("138", {"SLURM_RESTART_COUNT": "99"}, True),
+        ("138", {"SLURM_RESTART_COUNT": "100"}, False),
+    ],
+)
+def test_it_is_requeued_for_what_goes_on_later(
+    code: str, how: dict[str, str], again: bool, small: TrainConfig, tmp_path: Path
+) -> None:
+    script = slurm_script("imagenet", small, SlurmConfig())
+    ended, calls = ran(script, tmp_path, CODE=code, **how)
+    assert ended == int(code) and ("scontrol requeue 7\n" in calls) == again
+
+
+@pytest.mark.parametrize(("codes", "code", "again"), [((75, 1), 255, False), ((75, 0), 75, True)])
+def test_an_error_of_one_machine_is_not_requeued(
+    codes: tuple[int, int], code: int, again: bool, small: TrainConfig, tmp_path: Path
+) -> None:
+    """srun's exit code is the highest of its tasks, of which one had an error, or lost another."""
+    script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig())
+    found = re.search(r"^launch='(.*)'$", script, re.M)
+    assert found
+    ended = [
+        subprocess.run(["bash", "-c", found[1], "-", "bash", "-c", f"exit {one}"]).returncode
+        for one in codes
+    ]
+    assert max(ended) == code
+    ended_script, calls = ran(script, tmp_path, CODE=str(code))
+    assert ended_script == code and ("scontrol requeue 7\n" in calls) == again
+
+
+def test_a_task_of_an_array_asks_for_itself_alone(small: TrainConfig, tmp_path: Path) -> None:
+    """The last of an array to be begun has the array's own number, which means all of them."""
+    script = slurm_script("imagenet", small, SlurmConfig(seeds="0-4"))
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "4"}
+    _, calls = ran(script, tmp_path, CODE="75", **array)
+    assert "scontrol show job --oneliner 7_4\nscontrol requeue 7_4\n" in calls
+
+
+def test_machines_meet_on_the_first_and_each_seed_has_its_folder(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    script = slurm_script("imagenet", with_settings(small, **SEVERAL), SlurmConfig(seeds="0-4"))
+    array = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}
+    _, calls = ran(script, tmp_path, **array)
+    (call,) = [line for line in calls.splitlines() if line.startswith("srun")]
+    assert f"--out {tmp_path}/run/seed-3 --seed 3 --nodes 4 --rendezvous node7:20007" in call
+    script = slurm_script("imagenet", with_settings(small, out=""), SlurmConfig(name="r50"))
+    assert "--out runs/r50-7\n" in ran(script, tmp_path)[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"time": "a day"}, "time is as of sbatch"),
+        ({"seeds": "0..4"}, "seeds are numbers and ranges"),
+        ({"partition": "a b"}, "partition has no spaces"),
+        ({"sbatch": "-c 4"}, "sbatch takes options as"),
+        ({"cpus": 0}, "cpus must be at least 1"),
+        ({"requeues": -1}, "requeues must be at least 0"),
+    ],
+)
+def test_what_sbatch_would_refuse_is_wrong_usage(wrong: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SlurmConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_command_prints_it(small: TrainConfig) -> None:
+    given = ["--nodes", "4", "--gpus", "8", "--time", "2:00:00", "--lr", "0.1"]
+    printed = fastsiam("slurm", *given).stdout
+    assert options(printed)["time"] == "2:00:00" and options(printed)["nodes"] == "4"
+    assert " --lr 0.1 " in printed and '--rendezvous "$head:' in printed
+    done = fastsiam("slurm", "--time", "soon", code=2)
+    assert "time is as of sbatch, not 'soon'" in done.stderr
+
+
+def test_submitting_without_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(FastSiamError, match=r"pip install 'fastsiam\[slurm\]'"):
+        slurm.submit("", folder=tmp_path)
+    monkeypatch.undo()
+    has_submitit()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FastSiamError, match="there is no sbatch here"):
+        slurm.submit("", folder=tmp_path)
+
+
+def has_submitit() -> None:
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        skip("needs submitit: pip install 'fastsiam[slurm]'")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("echo Submitted batch job 4711", ""),
+        ("echo 'sbatch: error: invalid partition specified: x' >&2; exit 1", "invalid partition"),
+    ],
+)
+def test_submission(
+    program: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_submitit()
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text(f'#!/bin/bash\ncp "$1" {tmp_path}/got\n{program}\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), os.environ["PATH"]]))
+    if says:
+        with pytest.raises(FastSiamError, match=f"sbatch refuses the job: {says}") as refused:
+            slurm.submit("#!/bin/bash\n", folder=tmp_path / "scripts")
+        assert "\n" not in str(refused.value)
+        return
+    assert slurm.submit("#!/bin/bash\n# ours\n", folder=tmp_path / "scripts") == "4711"
+    assert (tmp_path / "got").read_text() == "#!/bin/bash\n# ours\n"
+
+
+@pytest.fixture
+def here() -> Iterator[Cluster]:
+    with cluster() as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signalled", ["preempted", "USR1"])
+def test_a_job_is_stopped_requeued_and_the_run_is_the_same(
+    signalled: str,
+    small: TrainConfig,
+    tmp_path: Path,
+    here: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SLURM's own programs: two nodes, a launcher on each; another job needs them for a while."""
+    has_submitit()
+    run = tmp_path / "run"
+    config = with_settings(
+        small, nodes=2, rendezvous="node:29500", epochs=10, knn_every=0, out=str(run)
+    )
+    job = SlurmConfig(time="1:00:00", cpus=1, partition="low")
+    script = slurm_script("imagenet", config, job)
+    # Rank 0 of the first try waits for the signal; that of the second finds that there was one.
+    fault = {"FAULT": "wait", "FAULT_RANK": "0", "FAULT_AT": "9", "FAULT_ONCE": f"{tmp_path}/once"}
+    path = os.pathsep.join([str(ROOT / "tests" / "faults"), str(ROOT)])
+    inside = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **here.environment, **fault}
+    for name, value in inside.items():  # sbatch takes the environment along
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    number = slurm.submit(script, folder=tmp_path / "scripts")
+    here.wait((tmp_path / "once").exists)
+    if signalled == "preempted":
+        other = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null"]
+        here.call("sbatch", *other, "--wrap=sleep 3", folder=tmp_path)
+    else:  # as --signal does before the time limit
+        here.call("scancel", "--signal=USR1", number)
+    here.wait(lambda: "Restarts=1" in here.shows(number))
+    before = len(history(run))
+    assert 0 < before < 30
+    # SLURM waits two minutes for what is left of the first try; it is gone when the nodes are idle.
+    here.wait(lambda: "JobState=PENDING" in here.shows(number) and here.idle == 2)
+    # Later by seconds: slurmd refuses what was granted in the second in which the first try ended.
+    here.call("scontrol", "update", f"jobid={number}", "starttime=now+3")
+    ended = ("COMPLETED", "FAILED", "CANCELLED")
+    here.wait(lambda: any(f"JobState={x}" in here.shows(number) for x in ended))
+    log = next(tmp_path.glob("fastsiam-*.log")).read_text()
+    assert "JobState=COMPLETED" in here.shows(number), here.shows(number) + log
+    assert f"continuing after step {before}" in log and "SIG" in log
+    alone = flags(with_settings(config, nodes=1, rendezvous="", gpus=2))
+    fastsiam_on_ranks(2, "train", *alone, "--out", str(tmp_path / "whole"))
+    assert history(run) == history(tmp_path / "whole") and len(history(run)) == 30
+
+
+@pytest.mark.slow
+def test_a_seed_is_requeued_alone(small: TrainConfig, tmp_path: Path, here: Cluster) -> None:
+    """The last task of an array to begin has the array's number; the others are done by then."""
+    script = slurm_script("imagenet", small, SlurmConfig(seeds="0-2", cpus=1, partition="low"))
+    begun = f"{tmp_path}/begun-$SLURM_ARRAY_TASK_ID"
+    task = f"echo x >> {begun}; [[ $SLURM_ARRAY_TASK_ID != 2 ]] || (sleep 2; exit 75)"
+    script, count = re.subn("^srun .*$", lambda _: task, script, flags=re.M)
+    assert count == 1
+    (tmp_path / "job.sh").write_text(script)
+    number = here.call("sbatch", "--parsable", str(tmp_path / "job.sh"), folder=tmp_path).strip()
+    here.wait(lambda: "Restarts=1" in here.shows(f"{number}_2"))
+    states = dict(re.findall(r"ArrayTaskId=(\d) .*?JobState=(\w+)", here.shows(number)))
+    here.call("scancel", number)
+    assert states.pop("2") != "COMPLETED" and set(states.values()) <= {"COMPLETED"}, states
+    assert [len((tmp_path / f"begun-{x}").read_text().split()) for x in (0, 1)] == [1, 1]

@@ -1,0 +1,273 @@
+"""A detection set that is made: textured shapes on plain ground, in VOC's form and in COCO's.
+
+An object's class is its texture (``fastsiam.demo``); its outline, size and colours say nothing
+of it. The same pictures are written in both forms, so that ``open_detection`` opens
+``folder/voc`` as ``voc07`` and ``voc0712``, and ``folder/coco`` as ``coco``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from fastsiam.console import tally
+from fastsiam.demo import CLASSES as TEXTURES
+from fastsiam.demo import coloured, lit, pattern
+from fastsiam.errors import DataError
+from fastsiam.files import explained
+
+CLASSES = tuple(TEXTURES[kind].__name__.strip("_") for kind in (0, 2, 4, 7))
+"""The classes: stripes, dots, rings, bricks."""
+_KINDS = (0, 2, 4, 7)
+
+SHORT, LONG = 112, 160
+"""Least and most pixels of an image's sides."""
+_SMALL, _LARGE = 16, 64
+"""Least and most pixels of an object's sides."""
+_DIFFICULT = 20
+"""Objects whose longer side has fewer pixels are difficult, as VOC has it."""
+_MOST, _TRIES = 4, 60
+"""Objects of an image, and how often a place is sought for one."""
+_CROWDED = 0.1
+"""Share of images with a crowd: a field of small objects that is one annotation."""
+_CORNERS = 24
+
+
+@dataclass(frozen=True)
+class _Object:
+    label: int
+    crowd: bool
+    covered: NDArray[np.bool_]
+    """(height, width) pixels of the image."""
+    outline: list[float]
+    """x, y, ... of its polygon; empty if it is a crowd."""
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """The first and the last but one of its columns and rows: x0, y0, x1, y1."""
+        rows, columns = np.flatnonzero(self.covered.any(1)), np.flatnonzero(self.covered.any(0))
+        return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+    @property
+    def difficult(self) -> bool:
+        x0, y0, x1, y1 = self.box
+        return self.crowd or max(x1 - x0, y1 - y0) < _DIFFICULT
+
+
+def make_picture(
+    seed: Sequence[int], classes: int = len(CLASSES)
+) -> tuple[Image.Image, list[_Object]]:
+    """Draw one picture with one to four objects, and in every tenth a crowd.
+
+    Args:
+        seed: what it is drawn by, such as the set's seed, the split's number and the picture's.
+        classes: how many of ``CLASSES`` its objects are of.
+    """
+    generator = np.random.default_rng(seed)
+    height, width = (int(side) for side in generator.integers(SHORT, LONG, 2, endpoint=True))
+    ground = np.full((height, width), 0.5) + generator.uniform(-0.3, 0.3)
+    picture = np.repeat(ground[..., None], 3, axis=2) + generator.uniform(-0.05, 0.05, 3)
+    taken = np.zeros((height, width), bool)
+    objects: list[_Object] = []
+    crowds = int(generator.random() < _CROWDED)
+    for number in range(int(generator.integers(1, _MOST, endpoint=True)) + crowds):
+        label = int(generator.integers(classes))
+        found = _placed(taken, label, number < crowds, generator)
+        if found is None:
+            continue
+        texture = coloured(pattern(_KINDS[label], generator, height, width), generator)
+        picture[found.covered] = texture[found.covered]
+        x0, y0, x1, y1 = found.box
+        taken[max(0, y0 - 2) : y1 + 2, max(0, x0 - 2) : x1 + 2] = True
+        objects.append(found)
+    return lit(picture, generator), objects
+
+
+def _placed(
+    taken: NDArray[np.bool_], label: int, crowd: bool, generator: np.random.Generator
+) -> _Object | None:
+    """Find a place for an object where none is yet; None if there is none."""
+    height, width = taken.shape
+    for _ in range(_TRIES):
+        h, w = (
+            np.exp(generator.uniform(np.log(_SMALL), np.log(_LARGE), 2)) if not crowd else (40, 40)
+        )
+        y, x = generator.uniform(0, height - h), generator.uniform(0, width - w)
+        if taken[int(y) : int(y + h) + 1, int(x) : int(x + w) + 1].any():
+            continue
+        if not crowd:
+            outline = _outline(x, y, w, h, generator)
+            return _Object(label, False, _filled([outline], height, width), outline)
+        few = [
+            _outline(x + w / 3 * i, y + h / 3 * j, w / 4, h / 4, generator)
+            for i in range(3)
+            for j in range(3)
+        ]
+        return _Object(label, True, _filled(few, height, width), [])
+    return None
+
+
+def _outline(x: float, y: float, w: float, h: float, generator: np.random.Generator) -> list[float]:
+    """Return a shape between an ellipse and a rectangle that fills a box: x, y, x, y, ..."""
+    roundness = generator.uniform(0.3, 1.0)
+    angles = np.arange(_CORNERS) * (2 * np.pi / _CORNERS)
+    cos, sin = np.cos(angles), np.sin(angles)
+    columns = x + w / 2 * (1 + np.sign(cos) * np.abs(cos) ** roundness)
+    rows = y + h / 2 * (1 + np.sign(sin) * np.abs(sin) ** roundness)
+    return [float(value) for value in np.stack([columns, rows], 1).round(2).reshape(-1)]
+
+
+def _filled(outlines: list[list[float]], height: int, width: int) -> NDArray[np.bool_]:
+    """Return the pixels that polygons cover: (height, width)."""
+    covered = Image.new("1", (width, height))
+    for outline in outlines:
+        ImageDraw.Draw(covered).polygon(outline, fill=1)
+    return np.asarray(covered)
+
+
+def make_detection_set(
+    folder: Path, *, train: int = 300, val: int = 100, seed: int = 0, classes: int = len(CLASSES)
+) -> None:
+    """Write the set into ``folder/voc`` and ``folder/coco``: the same bytes whenever it is made.
+
+    Of the training images VOC 2007 gets the first half, VOC 2012 the rest.
+
+    Args:
+        folder: is made; what an earlier call left there is made anew.
+        train: training images, 2 or more.
+        val: images to measure on, 1 or more.
+        seed: of all that is drawn.
+        classes: how many of ``CLASSES`` there are.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    with explained(DataError, f"cannot make images in {folder}"):
+        for form in ("voc", "coco"):
+            shutil.rmtree(folder / form, ignore_errors=True)
+        half = train // 2
+        splits = [(2007, "trainval", range(half)), (2012, "trainval", range(half, train))]
+        splits.append((2007, "test", range(train, train + val)))
+        coco: dict[str, _Coco] = {name: _Coco(folder / "coco", name) for name in ("train", "val")}
+        with tally("making pictures", train + val) as made:
+            for year, split, numbers in splits:
+                voc = _Voc(folder / "voc" / "VOCdevkit" / f"VOC{year}")
+                for number in numbers:
+                    image, objects = make_picture((seed, number), classes)
+                    data = _jpeg(image)
+                    voc.add(
+                        f"{number:06d}" if year == 2007 else f"{year}_{number:06d}",
+                        data,
+                        image,
+                        objects,
+                    )
+                    coco["val" if split == "test" else "train"].add(number, data, image, objects)
+                    made.add()
+                voc.finish(split)
+        names = CLASSES[:classes]
+        (folder / "voc" / "VOCdevkit" / "classes.txt").write_text("\n".join(names) + "\n")
+        for part in coco.values():
+            part.finish(names)
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=92)
+    return buffer.getvalue()
+
+
+class _Voc:
+    """Writes one year of VOC's folders."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._names: list[str] = []
+        for name in ("Annotations", "ImageSets/Main", "JPEGImages"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+
+    def add(self, name: str, data: bytes, image: Image.Image, objects: list[_Object]) -> None:
+        """Write one image and its annotation."""
+        self._names.append(name)
+        (self._root / "JPEGImages" / f"{name}.jpg").write_bytes(data)
+        text = "".join(_voc_object(one) for one in objects)
+        (self._root / "Annotations" / f"{name}.xml").write_text(
+            f"<annotation>\n\t<filename>{name}.jpg</filename>\n\t<size>\n"
+            f"\t\t<width>{image.width}</width>\n\t\t<height>{image.height}</height>\n"
+            f"\t\t<depth>3</depth>\n\t</size>\n{text}</annotation>\n"
+        )
+
+    def finish(self, split: str) -> None:
+        """Write the list of the images added."""
+        (self._root / "ImageSets" / "Main" / f"{split}.txt").write_text(
+            "".join(f"{name}\n" for name in self._names)
+        )
+
+
+def _voc_object(one: _Object) -> str:
+    x0, y0, x1, y1 = one.box
+    return (
+        f"\t<object>\n\t\t<name>{CLASSES[one.label]}</name>\n\t\t<pose>Unspecified</pose>\n"
+        f"\t\t<truncated>0</truncated>\n\t\t<difficult>{int(one.difficult)}</difficult>\n"
+        f"\t\t<bndbox>\n\t\t\t<xmin>{x0 + 1}</xmin>\n\t\t\t<ymin>{y0 + 1}</ymin>\n"
+        f"\t\t\t<xmax>{x1}</xmax>\n\t\t\t<ymax>{y1}</ymax>\n\t\t</bndbox>\n\t</object>\n"
+    )
+
+
+class _Coco:
+    """Writes one split of COCO's folders."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        self._root, self._split = root, f"{split}2017"
+        self._images: list[dict[str, Any]] = []
+        self._objects: list[dict[str, Any]] = []
+        for name in ("annotations", self._split):
+            (root / name).mkdir(parents=True, exist_ok=True)
+
+    def add(self, number: int, data: bytes, image: Image.Image, objects: list[_Object]) -> None:
+        """Write one image, and keep its annotations."""
+        file = f"{number:012d}.jpg"
+        (self._root / self._split / file).write_bytes(data)
+        size = {"height": image.height, "width": image.width}
+        self._images.append({"id": number, "file_name": file, **size})
+        for one in objects:
+            x0, y0, x1, y1 = one.box
+            self._objects.append(
+                {
+                    "id": len(self._objects) + 1,
+                    "image_id": number,
+                    "category_id": 10 * (one.label + 1),
+                    "bbox": [x0, y0, x1 - x0, y1 - y0],
+                    "area": int(one.covered.sum()),
+                    "iscrowd": int(one.crowd),
+                    "segmentation": _runs(one.covered) if one.crowd else [one.outline],
+                }
+            )
+
+    def finish(self, names: tuple[str, ...]) -> None:
+        """Write the annotations. The classes' ids have gaps, as COCO's have."""
+        categories = [{"id": 10 * (label + 1), "name": name} for label, name in enumerate(names)]
+        table = {
+            "images": self._images,
+            "annotations": self._objects,
+            "categories": categories,
+        }
+        path = self._root / "annotations" / f"instances_{self._split}.json"
+        path.write_text(json.dumps(table))
+
+
+def _runs(covered: NDArray[np.bool_]) -> dict[str, Any]:
+    """Return COCO's run lengths of a mask: column by column, first of what is not covered."""
+    flat = np.concatenate([[False], covered.T.reshape(-1)])
+    starts = np.flatnonzero(flat[1:] != flat[:-1])
+    ends = np.concatenate([starts, [covered.size]])
+    counts = np.diff(ends, prepend=0)
+    return {"size": list(covered.shape), "counts": [int(count) for count in counts]}

@@ -1,0 +1,207 @@
+"""``eval detect``: records, what is said, resuming, ranks, real images, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.detect import DetectConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.evaluate import epochs
+from fastsiam.evaluate.detection import command as detect
+from fastsiam.evaluate.detection.command import evaluate_detection
+from fastsiam.evaluate.detection.protocol import PAPER
+from fastsiam.evaluate.detection.training import DetectorTraining
+from fastsiam.report.evaluations import evaluations
+from fastsiam.run.records import read_records
+from fastsiam.train.command import train_here
+from tests.configs import with_settings
+from tests.evaluate.detection.made import make_detection_set
+from tests.processes import Forked, fastsiam
+from tests.ranks import fastsiam_on_ranks
+
+HERE = Place(0, 1, torch.device("cpu"))
+QUICK = DetectConfig(
+    trials=1,
+    steps=3,
+    warmup=1,
+    batch_size=2,
+    short_side="64",
+    long_side=96,
+    rois=8,
+    precise_bn=1,
+    workers=1,
+    device="cpu",
+)
+FLAGS = (
+    "--trials", "1", "--steps", "3", "--warmup", "1", "--batch-size", "2", "--short-side", "64",
+    "--long-side", "96", "--rois", "8", "--precise-bn", "1", "--workers", "1", "--device", "cpu",
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(small: TrainConfig) -> Path:
+    return train_here(with_settings(small, max_steps=1), "imagenet")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_detection_set(folder, train=6, val=3)
+    return folder
+
+
+def test_detection_of_a_run(run: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "checkpoints" / "last.pt").read_bytes()
+    config = replace(QUICK, data=str(made / "voc"), trials=2)
+    record = evaluate_detection(run, config, HERE)
+    said = capsys.readouterr().err
+    assert "C4 of torchvision's parts, Faster R-CNN: 3 steps of 2" in said
+    assert "not the protocol's: backbone resnet10 (not resnet50); steps 3 (not 24,000)" in said
+    assert [line["seed"] for line in record.results] == [0, 1]
+    assert set(record.results[0]) == {"trial", "seed", "AP50", "AP", "AP75"}
+    means, spread = record.over_trials
+    assert means["AP"] == pytest.approx(np.mean([line["AP"] for line in record.results]))
+    assert spread["AP"] == pytest.approx(np.std([line["AP"] for line in record.results], ddof=1))
+    assert "voc07, C4 of torchvision's parts: AP50" in record.summary[0]
+    assert "SimSiam, base 75.5 / 47.0 / 50.2" in record.summary[1]
+    assert record.summary[2].startswith("not the protocol's: ")
+    assert (run / "checkpoints" / "last.pt").read_bytes() == before
+    files = sorted(path.name for path in (run / "eval").iterdir())
+    assert [name.split(".")[-1] for name in files] == ["json", "png"]
+    assert files[0].startswith("detect-voc07-c4-epoch")
+    assert read_records(run) == [record]
+    plain = json.loads((run / "eval" / files[0]).read_text())
+    assert plain["mean"] == means and plain["deviation"] == spread
+    page = evaluations({"run": [record]})
+    assert "Detection" in page and "C4 of torchvision" in page and "backbone resnet10" in page
+
+
+def test_masks_of_coco(run: Path, made: Path) -> None:
+    pytest.importorskip("pycocotools")
+    record = evaluate_detection(
+        run, replace(QUICK, data=str(made / "coco"), task="coco", untrained=True), HERE
+    )
+    names = ("AP50", "AP", "AP75")
+    assert set(record.results[0]) == {"trial", "seed", *names, *(f"mask {x}" for x in names)}
+    assert record.network.untrained and record.over_trials[1]["AP"] is None
+    assert record.summary[0].startswith("untrained network, coco, C4")
+    assert "coco masks" in record.summary[2] and "54.2 / 33.2 / 35.2" in record.summary[3]
+
+
+def killed_at(call: int, run: Path, config: DetectConfig) -> None:
+    """Evaluate, save after each step, and be killed before a step."""
+    epochs._SECONDS_BETWEEN_SAVES, detect._LOOKED_AT = 0.0, 1
+    step, calls = DetectorTraining.step, count(1)
+
+    def counted(self: DetectorTraining, *arguments: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(self, *arguments)
+
+    DetectorTraining.step = counted  # type: ignore[assignment,method-assign]
+    evaluate_detection(run, config, HERE)
+
+
+def test_a_killed_one_goes_on_bit_for_bit(
+    run: Path,
+    made: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed in the second trial, after a save; figures and weights are as of one that was not."""
+    ends: list[dict[str, Any]] = []
+    settle = DetectorTraining.settle_batch_norm
+
+    def noted(self: DetectorTraining, batches: Any) -> None:
+        ends.append({name: x.clone() for name, x in self.model.state_dict().items()})
+        settle(self, batches)
+
+    monkeypatch.setattr(DetectorTraining, "settle_batch_norm", noted)
+    config = replace(QUICK, data=str(made / "voc"), trials=2)
+    whole = evaluate_detection(run, replace(config, json=str(tmp_path / "a.json")), HERE)
+    assert Forked(killed_at, 6, run, config).wait().returncode == -signal.SIGKILL
+    assert list((run / "eval").glob("*.partial"))
+    capsys.readouterr()
+    resumed = evaluate_detection(run, config, HERE)
+    assert "continuing in trial 2, step 2 of 3" in capsys.readouterr().err
+    assert resumed.results == whole.results
+    _, last, again = ends
+    for name, value in last.items():
+        assert torch.equal(value, again[name]), name
+    assert not list((run / "eval").glob("*.partial"))
+
+
+def test_what_is_refused(run: Path, made: Path, tmp_path: Path) -> None:
+    for config, message in (
+        (QUICK, "eval detect needs --data"),
+        (replace(QUICK, data=str(tmp_path / "no")), "no data at"),
+    ):
+        with pytest.raises((FastSiamError, DataError), match=message):
+            evaluate_detection(run, config, HERE)
+
+
+def test_the_papers_table() -> None:
+    """As the paper prints it: figures of each row are AP50 above AP75, scratch the lowest."""
+    for rows in PAPER.values():
+        assert len(rows) == 8 and list(rows)[:2] == ["scratch", "ImageNet supervised"]
+        assert all(row[0] > row[1] for row in rows.values())
+        assert all(min(row[i] for row in rows.values()) == rows["scratch"][i] for i in range(3))
+
+
+def test_the_command_line(run: Path, made: Path) -> None:
+    done = fastsiam("eval", "detect", str(run), "--data", str(made / "voc"), *FLAGS)
+    assert "voc07, C4 of torchvision's parts: AP50" in done.stdout
+    refused = fastsiam("eval", "detect", str(run), "--short-side", "9", code=2)
+    assert "short-side" in refused.stderr
+
+
+@pytest.mark.slow  # two processes
+def test_two_ranks_make_the_figures_of_one_record(run: Path, made: Path) -> None:
+    done = fastsiam_on_ranks(
+        2, "eval", "detect", str(run), "--data", str(made / "voc"), "--gpus", "2", *FLAGS
+    )
+    assert "AP50" in done[0].stdout and not done[1].stdout
+    (record,) = read_records(run)
+    assert record.images.ranks == 2 and record.images_validated == 3
+
+
+def test_a_real_image_with_a_box_in_vocs_xml(run: Path, real_images: Path, tmp_path: Path) -> None:
+    """A photograph goes the whole way: VOC's folders, training, detection, the picture."""
+    photograph = next(iter(sorted(real_images.rglob("*.[Jj][Pp]*[Gg]"))))
+    with Image.open(photograph) as image:
+        width, height = image.size
+    top = tmp_path / "VOCdevkit" / "VOC2007"
+    for folder in ("Annotations", "ImageSets/Main", "JPEGImages"):
+        (top / folder).mkdir(parents=True)
+    box = (1, 1, width // 2, height // 2)
+    sides = "".join(
+        f"<{name}>{value}</{name}>"
+        for name, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+    )
+    (top / "Annotations" / "000001.xml").write_text(
+        f"<annotation><size><width>{width}</width><height>{height}</height></size><object>"
+        f"<name>dog</name><difficult>0</difficult><bndbox>{sides}</bndbox></object></annotation>"
+    )
+    with Image.open(photograph) as image:
+        image.convert("RGB").save(top / "JPEGImages" / "000001.jpg")
+    for split in ("trainval", "test"):
+        (top / "ImageSets" / "Main" / f"{split}.txt").write_text("000001\n")
+    record = evaluate_detection(run, replace(QUICK, data=str(tmp_path)), HERE)
+    assert (record.data.train, record.data.val, record.data.classes) == (1, 1, 20)
+    (picture,) = (run / "eval").glob("*.png")
+    with Image.open(picture) as drawn:
+        assert drawn.width > 640

@@ -1,0 +1,228 @@
+"""Features in files, and pictures of nearest neighbours."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.evaluate import EvalConfig, FeaturesConfig, NeighboursConfig
+from fastsiam.distributed import Place
+from fastsiam.errors import FastSiamError
+from fastsiam.evaluate.feature_files import draw_neighbours, preflight, write_features
+from fastsiam.evaluate.features import collected
+from fastsiam.evaluate.subject import open_subject
+from fastsiam.report.pictures import Captioned
+from fastsiam.train.command import train_here
+from tests.configs import with_settings
+from tests.conftest import write_images
+from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
+from tests.tiers import rest_slow
+
+HERE = Place(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def run(small: TrainConfig) -> Path:
+    return train_here(with_settings(small, max_steps=3), "imagenet")
+
+
+def expected(run: Path) -> torch.Tensor:
+    """Features of the training images, by hand."""
+    subject = open_subject(run, EvalConfig(workers=0), HERE)
+    train, _ = subject.loaders()
+    with torch.no_grad():
+        return torch.cat([subject.network(batch.image) for batch in train])
+
+
+def test_npy_with_names(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "f.npy"
+    config = FeaturesConfig(out=str(out), workers=0, feature_batch=7)
+    assert write_features(run, config, HERE) == [out, tmp_path / "f.npy.csv"]
+    array = np.load(out)
+    assert array.dtype == np.float32 and array.shape == (24, 32)
+    np.testing.assert_allclose(array, expected(run).numpy(), rtol=1e-5, atol=1e-6)
+    rows = list(csv.DictReader((tmp_path / "f.npy.csv").open()))
+    assert [row["row"] for row in rows] == [str(i) for i in range(24)]
+    assert rows[9] == {"row": "9", "name": "class1/001.jpg", "label": "1", "class": "class1"}
+
+
+def test_parquet(run: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "f.parquet"
+    write_features(run, FeaturesConfig(out=str(out), workers=0, feature_batch=7), HERE)
+    table = pq.read_table(out)
+    assert table.column_names == ["name", "label", "class", "feature"]
+    array = np.array(table["feature"].to_pylist(), np.float32)
+    np.testing.assert_allclose(array, expected(run).numpy(), rtol=1e-5, atol=1e-6)
+    assert table["name"][9].as_py() == "class1/001.jpg" and table["label"][9].as_py() == 1
+
+
+def test_without_pyarrow_parquet_becomes_npz(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is decided, and said, before the features are computed; the columns are the same."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    out, written = tmp_path / "f.parquet", tmp_path / "f.npz"
+    config = FeaturesConfig(
+        out=str(out),
+        workers=0,
+        feature_batch=7,
+        data=str(run.parent / "data" / "train"),
+        holdout="25%",
+    )
+    assert write_features(run, config, HERE) == [written]
+    assert not out.exists() and sorted(tmp_path.glob("f.*")) == [written]
+    lines = capfd.readouterr().err
+    assert f"warning: {out} needs pyarrow, which is missing: writing {written} instead; " in lines
+    with np.load(written) as columns:
+        assert sorted(columns) == ["class", "feature", "label", "name", "split"]
+        assert columns["feature"].dtype == np.float32
+        np.testing.assert_allclose(columns["feature"], expected(run), rtol=1e-5, atol=1e-6)
+        assert columns["name"][9] == "class1/001.jpg" and columns["class"][9] == "class1"
+        assert columns["label"].dtype == np.int64 and columns["label"][9] == 1
+        assert (columns["split"] == "val").sum() == 6
+    with pytest.raises(FastSiamError, match=r"f\.npz is there already"):
+        preflight(run, config)
+
+
+@pytest.mark.parametrize("ending", rest_slow(["npy", "parquet", "npz"]))
+@pytest.mark.parametrize("ranks", rest_slow([2, 3]))
+def test_ranks_write_the_file_of_one(
+    ending: str, ranks: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    """Bad images too: one in a batch, and all of a batch."""
+    run = train_here(with_settings(small, max_steps=1), "imagenet")
+    folder = write_images(tmp_path / "own", classes=2, each=150)
+    for bad in ("class0/001.jpg", "class0/004.jpg", "class0/005.jpg"):
+        (folder / bad).write_bytes(b"no image")
+    flags = ["--data", str(folder), "--device", "cpu", "--workers", "0", "--feature-batch", "2"]
+    flags += ["--bad-images", "replace"]
+    one, several = tmp_path / f"one.{ending}", tmp_path / f"several.{ending}"
+    fastsiam("features", str(run), "--out", str(one), *flags)
+    done = fastsiam_on_ranks(
+        ranks, "features", str(run), "--out", str(several), "--gpus", str(ranks), *flags
+    )
+    assert f"wrote {several}" in done[0].stdout and not done[1].stdout
+    assert several.read_bytes() == one.read_bytes()
+    if ending == "npy":
+        assert np.load(one).shape == (297, 32)
+        table, same = (path.with_name(f"{path.name}.csv") for path in (one, several))
+        assert same.read_bytes() == table.read_bytes()
+        assert "class0/004.jpg" not in table.read_text()
+
+
+def test_projections_and_unlabelled_images_of_another_folder(run: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "own", classes=1, each=5)
+    config = FeaturesConfig(
+        out=str(tmp_path / "z.npy"), data=str(folder / "class0"), layer="projector", workers=0
+    )
+    write_features(run, config, HERE)
+    assert np.load(tmp_path / "z.npy").shape == (5, 16)
+    rows = list(csv.DictReader((tmp_path / "z.npy.csv").open()))
+    assert {(row["label"], row["class"]) for row in rows} == {("-1", "")}
+
+
+def test_a_broken_image_leaves_no_file(run: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "own", classes=1, each=5)
+    (folder / "class0" / "003.jpg").write_bytes(b"no image")
+    config = FeaturesConfig(
+        out=str(tmp_path / "f.npy"), data=str(folder), workers=0, feature_batch=2
+    )
+    with pytest.raises(FastSiamError, match=r"cannot decode .*003\.jpg"):
+        write_features(run, config, HERE)
+    assert not list(tmp_path.glob("f.*"))
+
+
+def test_neighbours(run: Path, tmp_path: Path) -> None:
+    """One row for each query: itself and its k nearest."""
+    config = NeighboursConfig(images=3, k=4, workers=0)
+    sheet = draw_neighbours(run, config, HERE)
+    assert sheet.size == (5 * 120 + 12, 3 * 134)
+    assert sheet.tobytes() == draw_neighbours(run, config, HERE).tobytes()
+    other = draw_neighbours(run, NeighboursConfig(images=3, k=4, workers=0, seed=1), HERE)
+    assert sheet.tobytes() != other.tobytes()
+
+
+def noted_rows(monkeypatch: pytest.MonkeyPatch) -> list[list[Captioned]]:
+    """Return the list that takes the rows of all pictures that are drawn."""
+    rows = []
+
+    def note(found: list[list[Captioned]]) -> Image.Image:
+        rows.extend(found)
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr("fastsiam.evaluate.feature_files.picture_rows", note)
+    return rows
+
+
+def test_without_labels_no_neighbour_is_good_or_bad(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = noted_rows(monkeypatch)
+    folder = write_images(tmp_path / "own", classes=1, each=5) / "class0"
+    draw_neighbours(run, NeighboursConfig(data=str(folder), images=3, k=2, workers=0), HERE)
+    assert [len(row) for row in rows] == [3, 3, 3]
+    assert {good for row in rows for _, _, good in row} == {None}
+
+
+def test_files_that_are_there_stay(run: Path, tmp_path: Path) -> None:
+    """Nothing is computed before that is known: no image is read."""
+    config = FeaturesConfig(out=str(tmp_path / "f.npy"), data=str(tmp_path / "none"), workers=0)
+    for name in ("f.npy", "f.npy.csv"):
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(FastSiamError, match=rf"{name} is there already: .* --force$"):
+            write_features(run, config, HERE)
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "f.npy").write_text("mine")
+    write_features(run, FeaturesConfig(out=config.out, force=True, workers=0), HERE)
+    assert np.load(tmp_path / "f.npy").shape == (24, 32)
+
+
+def test_a_training_image_is_not_its_own_neighbour(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without validation images the training images ask; the nearest others are by hand."""
+    rows = noted_rows(monkeypatch)
+    folder = write_images(tmp_path / "own", classes=3, each=4)
+    config = NeighboursConfig(data=str(folder), images=12, k=3, workers=0)
+    draw_neighbours(run, config, HERE)
+    subject = open_subject(run, config, HERE)
+    from fastsiam.pipelines import build_eval_loader
+
+    loader = build_eval_loader(subject.data, "train", subject.augment, resize=16)
+    features, labels = collected(subject.extract(loader, "image"))
+    cosine = torch.nn.functional.normalize(features) @ torch.nn.functional.normalize(features).T
+    cosine.fill_diagonal_(-2)
+    for query, row in enumerate(rows):
+        best = cosine[query].topk(3)
+        texts = [
+            f"{value:.2f} class{labels[i]}"
+            for value, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        assert [text for _, text, _ in row] == [f"class{labels[query]}", *texts]
+        assert [good for _, _, good in row[1:]] == (labels[best.indices] == labels[query]).tolist()
+
+
+def test_the_command_line(run: Path, tmp_path: Path) -> None:
+    flags = ["--device", "cpu", "--workers", "0"]
+    out = tmp_path / "f.npy"
+    done = fastsiam("features", str(run), "--out", str(out), "--split", "val", *flags)
+    assert done.stdout.split() == ["wrote", str(out), "wrote", f"{out}.csv"]
+    assert np.load(out).shape == (12, 32)
+    picture = tmp_path / "n.png"
+    fastsiam("neighbours", str(run), "--out", str(picture), "--images", "2", *flags)
+    assert Image.open(picture).size == (9 * 120 + 12, 2 * 134)
+    bad = fastsiam("features", str(run), "--out", "features.txt", code=2).stderr
+    assert "out must end in .npy, .parquet or .npz" in bad
+    bad = fastsiam("neighbours", str(run), "--out", str(tmp_path / "n.xyz"), *flags, code=2).stderr
+    assert "no picture's ending" in bad

@@ -1,0 +1,259 @@
+"""Evaluations of data without a validation split: a share of each class is held out for it."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.config.evaluate import (
+    EvalConfig,
+    FeaturesConfig,
+    FinetuneConfig,
+    KnnConfig,
+    LinearConfig,
+    NeighboursConfig,
+)
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError, NoSplitError
+from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
+from fastsiam.evaluate.feature_files import draw_neighbours, write_features
+from fastsiam.evaluate.subject import open_subject
+from fastsiam.interchange import load_pretrained
+from fastsiam.pipelines import open_split
+from fastsiam.run.records import read_records
+from fastsiam.train.command import train_here
+from fastsiam.train.remembered import names_of
+from tests.configs import with_settings
+from tests.conftest import write_images
+from tests.processes import fastsiam
+from tests.ranks import fastsiam_on_ranks
+
+HERE = Place(0, 1, torch.device("cpu"))
+KNN = KnnConfig(k="5", workers=0, device="cpu")
+LINEAR = LinearConfig(epochs=2, batch=6, workers=0, device="cpu", cached=True)
+
+
+@pytest.fixture
+def run(small: TrainConfig, images: Path) -> Path:
+    """A run on one folder of 24 images, of which 6 are held out."""
+    settings = {"data": str(images / "train"), "holdout": "25%", "batch": 6, "knn_every": 0}
+    return train_here(with_settings(small, max_steps=3, **settings), "imagenet")
+
+
+@pytest.fixture
+def weights(run: Path, tmp_path: Path) -> Path:
+    """The run's backbone in a file that says nothing of a run."""
+    torch.save({"state_dict": load_pretrained(run).part("backbone")}, tmp_path / "some.pth")
+    return tmp_path / "some.pth"
+
+
+def names(root: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the images that are left, and of those held out."""
+    data = DataConfig(data=str(root), holdout="25%")
+    return names_of(open_split(data, "train")), names_of(open_split(data, "val"))
+
+
+def test_evaluations_of_a_run_need_no_flag(
+    run: Path, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    left, held = names(images / "train")
+    train, val = open_subject(run, EvalConfig(workers=0), HERE).loaders()
+    assert (train.names(), val.names()) == (left, held)
+    records = [evaluate_knn(run, KNN, HERE), evaluate_linear(run, LINEAR, HERE)]
+    tuning = FinetuneConfig(epochs=1, batch=6, workers=0, device="cpu")
+    records.append(evaluate_finetuned(run, tuning, HERE))
+    for record in records:
+        assert (record.data.train, record.data.val, record.data.holdout) == (18, 6, "25%")
+        assert '"holdout": "25%"' in record.identity
+    assert {r.kind for r in read_records(run)} == {"knn", "linear", "finetune"}
+    said = capfd.readouterr().err
+    assert said.count("25% of each class of the training images held out for validation") == 3
+    assert "does not apply" not in said and "was trained on images" not in said
+
+
+def test_a_file_takes_the_flag(weights: Path, images: Path) -> None:
+    config = replace(KNN, data=str(images / "train"), stem="cifar", crop=16, resize=16)
+    with pytest.raises(NoSplitError, match=r"no val.beton; --holdout 10% holds out a share"):
+        evaluate_knn(weights, config, HERE)
+    json = weights.with_suffix(".json")
+    own = evaluate_knn(weights, replace(config, holdout="25%", json=str(json)), HERE)
+    assert (own.data.train, own.data.val) == (18, 6) and '"holdout": "25%"' in json.read_text()
+    with pytest.raises(DataError, match="has validation images of its own"):
+        evaluate_knn(weights, replace(config, data=str(images), holdout="25%"), HERE)
+
+
+def test_a_run_that_trained_on_all_says_so(
+    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train_here(with_settings(small, data=str(images / "train"), max_steps=1), "imagenet")
+    record = evaluate_knn(run, replace(KNN, holdout="25%"), HERE)
+    assert record.data.holdout == "25%"
+    assert "was trained on images that are held out here, without labels" in capfd.readouterr().err
+
+
+def test_validation_images_elsewhere_go_before_the_runs_holdout(
+    run: Path, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = evaluate_knn(run, replace(KNN, data=str(images)), HERE)
+    assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
+    assert "holdout" not in record.identity
+    assert (
+        f"{images} is not the run's data ({images / 'train'}): the run's --holdout 25% does not "
+        "apply; give --holdout to hold out images here" in capfd.readouterr().err
+    )
+    with pytest.raises(DataError, match="leave --holdout out"):
+        evaluate_knn(run, replace(KNN, data=str(images), holdout="25%"), HERE)
+
+
+def test_validation_images_that_came_later_go_before_the_runs_holdout(
+    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.move(images / "val", tmp_path / "val")
+    run = train_here(with_settings(small, holdout="25%", batch=6, max_steps=1), "imagenet")
+    shutil.move(tmp_path / "val", images / "val")
+    record = evaluate_knn(run, KNN, HERE)
+    assert (record.data.train, record.data.val, record.data.holdout) == (24, 12, None)
+    said = f"{images} has validation images: the run's --holdout 25% does not apply"
+    assert said in capfd.readouterr().err
+
+
+def test_zero_turns_the_runs_holdout_off(run: Path) -> None:
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(run, replace(KNN, holdout="0"), HERE)
+
+
+def test_a_run_whose_data_moved_holds_out_the_same(run: Path, images: Path, tmp_path: Path) -> None:
+    before = evaluate_knn(run, KNN, HERE)
+    (tmp_path / "link").symlink_to(images / "train")
+    linked = evaluate_knn(run, replace(KNN, data=str(tmp_path / "link")), HERE)
+    assert linked.identity == before.identity
+    shutil.move(images / "train", tmp_path / "moved")
+    moved = replace(KNN, data=str(tmp_path / "moved"))
+    with pytest.raises(NoSplitError, match=r"--holdout 10% holds out a share"):
+        evaluate_knn(run, moved, HERE)
+    after = evaluate_knn(run, replace(moved, holdout="25%"), HERE)
+    assert after.identity == before.identity and after.results == before.results
+
+
+def test_low_shot_parts_are_of_what_is_left(run: Path, images: Path, tmp_path: Path) -> None:
+    left, held = names(images / "train")
+    record = evaluate_linear(run, replace(LINEAR, percent=50, batch=4), HERE)
+    assert (record.data.train, record.data.val) == (9, 6)
+    listed = tmp_path / "some.txt"
+    listed.write_text("\n".join(left[::3]))
+    record = evaluate_linear(run, replace(LINEAR, subset=str(listed), batch=4), HERE)
+    assert (record.data.train, record.data.val) == (6, 6)
+    listed.write_text("\n".join([left[0], held[0]]))
+    with pytest.raises(DataError, match=f"not there in .*: {held[0]}"):
+        evaluate_linear(run, replace(LINEAR, subset=str(listed)), HERE)
+
+
+def rows(run: Path, out: Path, **settings: Any) -> list[dict[str, str]]:
+    """Write features; return the rows beside them."""
+    write_features(run, FeaturesConfig(out=str(out), workers=0, force=True, **settings), HERE)
+    with out.with_name(f"{out.name}.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(np.load(out)) == len(table)
+    return table
+
+
+def test_features_and_neighbours_take_the_same_images(
+    run: Path, images: Path, tmp_path: Path
+) -> None:
+    left, held = names(images / "train")
+    for split, expected in (("train", left), ("val", held)):
+        table = rows(run, tmp_path / "f.npy", split=split)
+        assert [row["name"] for row in table] == expected
+        assert {row["split"] for row in table} == {split}
+    picture = draw_neighbours(run, NeighboursConfig(images=20, k=2, workers=0), HERE)
+    many = draw_neighbours(run, NeighboursConfig(images=6, k=2, workers=0), HERE)
+    assert picture.size == many.size  # six queries are held out, and no more
+
+
+def test_features_are_of_every_image(
+    run: Path, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the run's data with the split of each; of other data, which no holdout applies to."""
+    left, held = names(images / "train")
+    table = rows(run, tmp_path / "f.npy")
+    assert [row["name"] for row in table] == sorted(left + held)
+    assert {row["name"] for row in table if row["split"] == "val"} == set(held)
+    assert [row["class"] for row in table] == [row["name"].split("/")[0] for row in table]
+    of_val = {row["row"] for row in table if row["split"] == "val"}
+    every = np.load(tmp_path / "f.npy")
+    rows(run, tmp_path / "v.npy", split="val")
+    np.testing.assert_allclose(
+        np.load(tmp_path / "v.npy"), every[sorted(map(int, of_val))], rtol=1e-5, atol=1e-6
+    )
+    assert "does not apply" not in capfd.readouterr().err
+    for settings in ({"holdout": "0"}, {"data": str(write_images(tmp_path / "own", each=5))}):
+        table = rows(run, tmp_path / "f.npy", **settings)
+        assert len(table) == (15 if "data" in settings else 24) and "split" not in table[0]
+        said = capfd.readouterr().err
+        assert said.count("the run's --holdout 25% does not apply") == ("data" in settings)
+    table = rows(run, tmp_path / "f.npy", data=str(tmp_path / "own"), holdout="20%")
+    assert sum(row["split"] == "val" for row in table) == 3 and len(table) == 15
+
+
+def test_ranks_write_the_splits_of_one(run: Path, images: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    flags = ["--device", "cpu", "--workers", "0", "--feature-batch", "4"]
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    fastsiam("features", str(run), "--out", str(one), *flags)
+    fastsiam_on_ranks(2, "features", str(run), "--out", str(two), "--gpus", "2", *flags)
+    assert two.read_bytes() == one.read_bytes()
+    table = pq.read_table(one)
+    assert table.column_names == ["name", "label", "class", "split", "feature"]
+    _, held = names(images / "train")
+    split = zip(table["name"].to_pylist(), table["split"].to_pylist(), strict=True)
+    assert [name for name, where in split if where == "val"] == held
+
+
+def test_neighbours_of_other_data_are_of_all_images(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_images(tmp_path / "own", each=2)
+    config = NeighboursConfig(data=str(folder), images=20, k=2, workers=0)
+    picture = draw_neighbours(run, config, HERE)
+    six = draw_neighbours(run, replace(config, images=6), HERE)
+    five = draw_neighbours(run, replace(config, images=5), HERE)
+    assert picture.size == six.size != five.size
+    assert "the run's --holdout 25% does not apply" in capfd.readouterr().err
+
+
+def test_images_without_labels(small: TrainConfig, weights: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "made")
+    (tmp_path / "flat").mkdir()
+    for path in (tmp_path / "made").rglob("*.jpg"):
+        path.rename(tmp_path / "flat" / f"{path.parent.name}{path.name}")
+    how = {"data": str(tmp_path / "flat"), "holdout": "25%", "stem": "cifar", "workers": 0}
+    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
+        evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
+    how["holdout"] = ""
+    with pytest.raises(DataError, match="has no labels, which this evaluation needs"):
+        evaluate_knn(weights, KnnConfig(crop=16, resize=16, **how), HERE)  # type: ignore[arg-type]
+    how["holdout"] = "25%"
+    out = tmp_path / "f.npy"
+    own = FeaturesConfig(out=str(out), split="val", crop=16, resize=16, **how)  # type: ignore[arg-type]
+    write_features(weights, own, HERE)
+    assert len(out.with_name("f.npy.csv").read_text().splitlines()) == 7
+
+
+def test_the_commands_take_it(run: Path, weights: Path, images: Path) -> None:
+    fastsiam("eval", "knn", str(run), "--k", "5", "--workers", "0", "--device", "cpu")
+    flags = ["--data", str(images / "train"), "--stem", "cifar", "--crop", "16", "--k", "5"]
+    flags += ["--resize", "16", "--workers", "0", "--device", "cpu", "--gpus", "1"]
+    fastsiam("eval", "knn", str(weights), *flags, "--holdout", "25%")
+    wrong = fastsiam("eval", "knn", str(weights), *flags, "--holdout", "25", code=2).stderr
+    assert "such as 10%" in wrong
+    refused = fastsiam("eval", "knn", str(weights), *flags, code=1).stderr
+    assert "--holdout 10% holds out a share of each class instead" in refused

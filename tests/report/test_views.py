@@ -1,0 +1,64 @@
+"""Views beside their images: each column says whose it is, and one pipeline stops no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fastsiam.config import DataConfig, TrainConfig
+from fastsiam.errors import DataError
+from fastsiam.report import views
+from fastsiam.report.views import show_views
+from tests.processes import fastsiam
+
+FEW: dict[str, Any] = {"images": 2, "epoch": 0, "seed": 0}
+
+
+def sources(small: TrainConfig, *pipelines: Any) -> list[DataConfig]:
+    return [DataConfig(data=small.data.data, pipeline=name, workers=0) for name in pipelines]
+
+
+def test_columns_carry_the_pipelines_names(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def note(_: Any, shown: list[tuple[str, Any]], *, columns: int) -> Image.Image:
+        names.extend(name for name, _ in shown)
+        return Image.new("RGB", (1, 1))
+
+    monkeypatch.setattr(views, "contact_sheet", note)
+    show_views(sources(small, "torchvision", "memory"), small.augment, **FEW)
+    assert names == ["torchvision 1", "torchvision 2", "memory 1", "memory 2"]
+
+
+def test_a_pipeline_that_cannot_is_left_out(
+    small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FFCV reads no folders of images; the line on stderr says so."""
+    alone, record, _ = show_views(sources(small, "torchvision"), small.augment, **FEW)
+    assert not capsys.readouterr().err
+    for given in (("ffcv", "torchvision"), ("torchvision", "ffcv"), ("synthetic", "torchvision")):
+        sheet, same, shown = show_views(sources(small, *given), small.augment, **FEW)
+        assert same == record and shown == ["torchvision"]
+        assert np.array_equal(np.asarray(sheet), np.asarray(alone))
+        err = capsys.readouterr().err
+        (failed,) = set(given) - {"torchvision"}
+        assert err.startswith(f"warning: {failed} is left out: ") and err.count("\n") == 1
+
+
+def test_where_none_works_that_is_an_error(small: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no pipeline can .*: synthetic: .*; ffcv: .*"):
+        show_views(sources(small, "synthetic", "ffcv"), small.augment, **FEW)
+    with pytest.raises(DataError, match=r"^the synthetic pipeline has no images to show$"):
+        show_views(sources(small, "synthetic"), small.augment, **FEW)
+    out = tmp_path / "v.png"
+    flags = ["--data", small.data.data, "--recipe", "cifar10", "--out", str(out)]
+    bad = fastsiam("views", "--pipeline", "ffcv,synthetic", *flags, code=1)
+    assert bad.stderr.count("\n") == 1 and not out.exists()
+    done = fastsiam("views", "--pipeline", "ffcv,torchvision", *flags)
+    assert out.is_file() and "ffcv is left out" in done.stderr

@@ -1,0 +1,226 @@
+"""Checkpoints: atomic, readable only as plain tensors, refused when they belong to another run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastsiam.config import OptimConfig, TrainConfig
+from fastsiam.errors import CheckpointError, DamagedError
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.checkpoint import Checkpoint, digest_of
+from tests.disks import small_disk
+from tests.processes import Forked
+
+
+def make(step: int = 3, size: int = 10) -> Checkpoint:
+    return Checkpoint(
+        config=TrainConfig(),
+        step=step,
+        seconds=1.5,
+        images=100,
+        steps_per_epoch=4,
+        model={"weight": torch.full((size,), float(step))},
+        optimizer={"state": {0: {"momentum_buffer": torch.ones(size)}}, "param_groups": []},
+        scaler={},
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    checkpoints.save(path, make())
+    for place in (path, tmp_path / "run"):
+        state = checkpoints.load(place)
+        assert state.config == TrainConfig() and state.step == 3 and state.epoch == 0.75
+        assert torch.equal(state.model["weight"], torch.full((10,), 3.0))
+    assert [p.name for p in path.parent.iterdir()] == ["last.pt"]
+
+
+def save_without_pause(path: Path) -> None:
+    for step in range(10**6):
+        checkpoints.save(path, make(step, 200_000))
+
+
+def test_kill_9_during_a_save_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
+    """A process saves without pause; it is killed at a random moment, twelve times."""
+    path = tmp_path / "last.pt"
+    half_written = 0
+    for attempt in range(12):
+        process = Forked(save_without_pause, path)
+        before = path.stat().st_mtime_ns if path.exists() else 0
+        while not path.exists() or path.stat().st_mtime_ns == before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.Random(attempt).uniform(0, 0.1))
+        process.send(signal.SIGKILL)
+        process.wait()
+        half_written += path.with_name("last.pt.tmp").exists()
+        state = checkpoints.load(path)
+        assert torch.equal(state.model["weight"], torch.full((200_000,), float(state.step)))
+    assert half_written > 0, "no kill fell into a save; the test proved nothing"
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    """/dev/full takes no byte; the temporary file is a link to it."""
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    path = tmp_path / "last.pt"
+    checkpoints.save(path, make(1))
+    path.with_name("last.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"cannot save .*last\.pt: ") as caught:
+        checkpoints.save(path, make(2, 10**6))
+    assert "\n" not in str(caught.value)
+    assert checkpoints.load(path).step == 1
+    assert not path.with_name("last.pt.tmp").exists()
+
+
+def test_a_full_disk_is_said_with_what_is_needed_and_free(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 2) as disk:
+        path = disk / "checkpoints" / "last.pt"
+        checkpoints.save(path, make(1))
+        with pytest.raises(CheckpointError) as caught:
+            checkpoints.save(path, make(2, 10**6))
+        assert checkpoints.load(path).step == 1 and len(list(path.parent.iterdir())) == 1
+    said = r"cannot save \S+last\.pt: no space left on its disk: 8\.0 MB needed, 2\.\d MB free;"
+    assert re.match(said, str(caught.value))
+
+
+def test_a_hostile_pickle_is_not_executed(tmp_path: Path) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path}/executed",)
+
+    torch.save({"format": 1, "model": Hostile()}, tmp_path / "last.pt")
+    with pytest.raises(CheckpointError, match="damaged or not a PyTorch file of plain tensors"):
+        checkpoints.load(tmp_path / "last.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", None])
+def test_damaged_files_are_refused(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    checkpoints.save(path, make())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoints.load(path)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is no run's folder"):
+        checkpoints.load(tmp_path)
+    torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
+        checkpoints.load(tmp_path / "foreign.pt")
+
+
+def test_every_flipped_byte_of_a_tensor_is_noticed(tmp_path: Path) -> None:
+    """Where the file's own structure is still whole, by the digest of its content."""
+    path = tmp_path / "last.pt"
+    checkpoints.save(path, make(3, 64))
+    whole = path.read_bytes()
+    at = whole.index(torch.full((64,), 3.0).numpy().tobytes())
+    for place in (at, at + 100, at + 255):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(DamagedError, match="it is damaged") as caught:
+            checkpoints.load(path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    assert checkpoints.load(path).step == 3
+
+
+def test_a_digest_is_of_names_types_shapes_and_values() -> None:
+    state = {"a": torch.arange(6.0), "b": [1, (2.0, None)], "c": {"d": "e", 3: True}}
+    same = {"c": {3: True, "d": "e"}, "a": torch.arange(6.0).clone(), "b": [1, (2.0, None)]}
+    assert digest_of(state) == digest_of(same)
+    others: list[dict[str, object]] = [
+        {"a": torch.arange(6.0).reshape(2, 3)},
+        {"a": torch.arange(6.0).to(torch.float64)},
+        {"a": torch.arange(6.0).flip(0)},
+        {"b": [1, [2.0, None]]},
+        {"b": [(2.0, None), 1]},
+        {"c": {"d": "f", 3: True}},
+        {"c": {"d": "e", "3": True}},
+        {"c": {"d": "e", 3: 1}},
+    ]
+    assert len({digest_of(state), *(digest_of(state | other) for other in others)}) == 9
+    empty = {"x": torch.zeros(0), "y": torch.tensor(1, dtype=torch.bfloat16)}
+    assert digest_of(empty) == digest_of(dict(empty))
+
+
+def test_the_one_before_is_kept_and_taken(tmp_path: Path) -> None:
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    assert checkpoints.load_newest(tmp_path) == (None, "")
+    for step in (1, 2, 3):
+        checkpoints.save(path, make(step), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
+    assert sorted(one.name for one in path.parent.iterdir()) == ["last.pt", "previous.pt"]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DamagedError, match=r"; the one before it is \S+previous\.pt$"):
+        checkpoints.load(tmp_path)
+    state, said = checkpoints.load_newest(tmp_path)
+    assert state is not None and state.step == 2
+    assert said.endswith("last.pt is damaged: continuing from the one before it, after step 2")
+    checkpoints.put_aside(tmp_path)
+    checkpoints.save(path, make(3), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (3, 2)
+    before.write_bytes(b"")
+    path.write_bytes(b"")
+    with pytest.raises(DamagedError, match=r"last\.pt"):
+        checkpoints.load_newest(tmp_path)
+
+
+def test_a_disk_without_links_keeps_the_one_before_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its two steps the file before is there alone, and is taken."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(path, make(step), keep=before)
+    assert (checkpoints.load(path).step, checkpoints.load(before).step) == (2, 1)
+    path.unlink()
+    state, said = checkpoints.load_newest(tmp_path)
+    assert state is not None and state.step == 1 and "last.pt is gone: continuing from" in said
+
+
+def test_a_checkpoint_of_another_version_is_not_passed_over(tmp_path: Path) -> None:
+    path, before = checkpoints.last(tmp_path), checkpoints.previous(tmp_path)
+    checkpoints.save(before, make(1))
+    torch.save({"format": 99}, path)
+    with pytest.raises(CheckpointError, match="not a checkpoint of this version"):
+        checkpoints.load_newest(tmp_path)
+
+
+def test_another_run_is_refused_with_what_differs() -> None:
+    state, config = make(), TrainConfig()
+    state.check_continues(config)
+    state.check_continues(
+        replace(config, run=replace(config.run, gpus=4), data=replace(config.data, workers=3))
+    )
+    other = replace(
+        config,
+        optim=OptimConfig(lr=0.1, batch=256),
+        model=replace(config.model, backbone="resnet18"),
+    )
+    with pytest.raises(CheckpointError) as caught:
+        state.check_continues(other)
+    for part in ("lr: 0.05 -> 0.1", "batch: 512 -> 256", "backbone: resnet50 -> resnet18"):
+        assert part in str(caught.value)
+    with pytest.raises(
+        CheckpointError, match="the data changed: 99 images now, 100 when the run began"
+    ):
+        state.check_images(99)

@@ -1,0 +1,229 @@
+"""A run's folder: one process has it at a time, and what deletes it does not end the run."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import TrainConfig
+from fastsiam.errors import CheckpointError, FastSiamError
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.folder import RunFolder, created
+from fastsiam.run.log import read_metrics
+from fastsiam.views.batch import Batch
+from tests.configs import flags, with_settings
+from tests.disks import fill, small_disk
+from tests.processes import Forked, command, fastsiam
+from tests.tiers import slow
+from tests.train.runs import history, run_once
+
+
+def hold(path: Path) -> None:
+    """Have a folder until killed; a child that it forked lives on."""
+    with RunFolder(path).taken():
+        if not os.fork():
+            (path / "child").write_text(str(os.getpid()))
+            time.sleep(600)
+        (path / "held").touch()
+        time.sleep(600)
+
+
+def test_a_folder_is_of_one_process_and_free_when_that_is_killed(tmp_path: Path) -> None:
+    """Even while a child that the process forked lives on."""
+    holder = Forked(hold, tmp_path)
+    while not ((tmp_path / "held").exists() and (tmp_path / "child").exists()):
+        assert holder.poll() is None
+        time.sleep(0.01)
+    who = rf"in use by process {holder.pid} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d; wait for it"
+    with pytest.raises(FastSiamError, match=who), RunFolder(tmp_path).taken():
+        pass
+    holder.send(signal.SIGKILL)
+    while holder.poll() is None:
+        time.sleep(0.01)
+    child = int((tmp_path / "child").read_text())
+    os.kill(child, 0)  # it is there
+    with RunFolder(tmp_path).taken():
+        assert f"process {os.getpid()} on" in (tmp_path / "lock").read_text()
+    assert not (tmp_path / "lock").exists()
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path: Path) -> None:
+    """With parents that are new; a lock that nobody holds is no content."""
+    run = tmp_path / "runs" / "deep" / "run"
+    for _ in range(2):
+        with pytest.raises(KeyError), created(run), RunFolder(run).taken():
+            raise KeyError
+        assert os.listdir(tmp_path) == []
+    with created(run):
+        (run / "lock").write_text("of a rank that was killed")
+    assert os.listdir(tmp_path) == []
+    with created(run):
+        (run / "config.json").touch()
+    assert (run / "config.json").exists()
+    (run / "config.json").unlink()
+    with created(run):
+        pass
+    assert run.is_dir()  # it was there before
+
+
+def take_and_count(path: Path, counts: Path) -> None:
+    """Take the folder whenever it is free, and say it if another process is inside."""
+    for _ in range(300):
+        try:
+            with RunFolder(path).taken():
+                inside = counts / "inside"
+                inside.mkdir()  # fails if another is there
+                inside.rmdir()
+        except FastSiamError:
+            continue
+
+
+def test_many_processes_that_come_and_go_never_meet(tmp_path: Path) -> None:
+    """The lock's file goes and comes with them."""
+    run = tmp_path / "run"
+    run.mkdir()
+    done = [one.wait(120) for one in [Forked(take_and_count, run, tmp_path) for _ in range(3)]]
+    assert not any(one.returncode for one in done), done[0].stderr
+    assert not (run / "lock").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, slow(2)])
+def test_a_second_run_is_refused_and_the_first_can_be_looked_at(
+    ranks: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    config = with_settings(small, epochs=3000, save_every=2, knn_every=0, gpus=ranks)
+    run = tmp_path / "run"
+    first = command("train", *flags(config), session=True)
+    while not checkpoints.last(run).exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    for second in {1, ranks}:
+        refused = fastsiam("train", *flags(with_settings(config, gpus=second)), code=1).stderr
+        (line,) = refused.splitlines()
+        assert line.startswith(f"error: {run} is in use by process ")
+        assert line.endswith("; wait for it, or choose another --out")
+    fastsiam("report", str(run))
+    if ranks == 1:
+        assert "kNN" in fastsiam("eval", "knn", str(run), "--device", "cpu").stdout
+    os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)  # the first rank
+    first.wait()
+    assert (run / "lock").exists()
+    done = checkpoints.load(run).step
+    fastsiam("train", *flags(with_settings(config, max_steps=done + 2, gpus=1)))
+    assert checkpoints.load(run).step == done + 2 and not (run / "lock").exists()
+
+
+def test_where_there_are_no_locks_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def none(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with RunFolder(tmp_path).taken():
+        pass
+    assert "cannot be locked (No locks available): take care" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_deleted_is_made_again(
+    small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The metrics of the steps before are in it too."""
+    config = with_settings(small, knn_every=0, save_every=4)
+    run = tmp_path / "run"
+
+    def delete(step: int, batch: Batch) -> None:
+        if step == 6:
+            shutil.rmtree(run)
+
+    run_once(with_settings(config, out=str(tmp_path / "other")), tmp_path / "other")
+    run_once(config, run, before=delete)
+    said = capfd.readouterr().err
+    assert said.count(f"warning: {run} was deleted: it is made again") == 1
+    assert "left out" not in said and "Traceback" not in said
+    assert history(run) == history(tmp_path / "other") and len(history(run)) == 12
+    assert checkpoints.load(run).step == 12
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_the_command_has_its_folder_and_settings_again(small: TrainConfig, tmp_path: Path) -> None:
+    config = with_settings(small, epochs=3000, save_every=10**6, knn_every=0)
+    run = tmp_path / "run"
+    process = command("train", *flags(config))
+    while len(read_metrics(run)) < 3:
+        assert process.poll() is None
+        time.sleep(0.05)
+    run.rename(tmp_path / "deleted")  # at once: the run would write between rmtree's steps
+    while not (run / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    assert (run / "lock").read_text().startswith(f"process {process.pid} on ")
+    fastsiam("train", *flags(config), code=1)
+    process.send(signal.SIGTERM)
+    done = process.wait(60)
+    assert done.returncode == 143 and "Traceback" not in done.stderr, done.stderr
+    assert json.loads((run / "config.json").read_text())["config"]
+    assert checkpoints.load(run).step == read_metrics(run)[-1]["step"]
+
+
+def test_a_folder_that_another_run_took_meanwhile_is_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    folder = RunFolder(run)
+    with folder.taken():
+        folder.keep("config.json", b"{}")
+        shutil.rmtree(run)
+        run.mkdir()
+        holder = Forked(hold, run)
+        while not (run / "child").exists():
+            assert holder.poll() is None
+            time.sleep(0.01)
+        for _ in range(2):
+            with pytest.raises(FastSiamError, match=f"in use by process {holder.pid} "):
+                folder.restore()
+        assert not (run / "config.json").exists()
+        os.kill(int((run / "child").read_text()), signal.SIGKILL)
+        holder.send(signal.SIGKILL)
+        holder.wait()
+        folder.restore()
+        assert (run / "config.json").exists()
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_disk_that_is_full_for_a_while_ends_nothing(
+    freed: bool, small: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run that cannot save continues and tries again; only the last save has to succeed."""
+    config = with_settings(small, knn_every=0, save_every=2)
+    with small_disk(tmp_path / "disk", 2) as disk:
+        run = disk / "run"
+
+        def fill_or_free(step: int, batch: Batch) -> None:
+            if step == 3:
+                fill(disk)
+            if step == 9 and freed:
+                (disk / "filler").unlink()
+
+        if freed:
+            run_once(config, run, before=fill_or_free)
+            lines = read_metrics(run)
+            assert [x["step"] for x in lines if x["kind"] == "train"] == list(range(1, 13))
+            assert [x["name"] for x in lines if x["kind"] == "alarm"] == ["disk"]
+        else:
+            with pytest.raises(CheckpointError, match="no space left on its disk: "):
+                run_once(config, run, before=fill_or_free)
+        assert checkpoints.load(run).step == (12 if freed else 2)
+    said = capfd.readouterr().err
+    assert "training continues, and the last good checkpoint is" in said and "(step 2)" in said
+    assert "Traceback" not in said

@@ -1,0 +1,317 @@
+"""Collapse measures against float64, the guard's verdicts, and the metrics' files."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import (
+    BYOLConfig,
+    MoCoV2Config,
+    SimCLRConfig,
+    SimSiamConfig,
+    SwAVConfig,
+    TrainConfig,
+)
+from fastsiam.console import Console
+from fastsiam.distributed import Place
+from fastsiam.errors import FastSiamError, TrainingError
+from fastsiam.model.numerics import FiniteCheck
+from fastsiam.run.folder import RunFolder
+from fastsiam.run.log import MetricsLog, read_metrics
+from fastsiam.train import clock, monitor
+from fastsiam.train.clock import Clock
+from fastsiam.train.collapse import effective_rank, flat_share, z_std
+from fastsiam.train.data_digest import DataDigest
+from fastsiam.train.guard import CollapseGuard
+from fastsiam.train.monitor import LogPoints
+from tests.configs import with_settings
+from tests.disks import fill, small_disk
+
+
+def test_measures_equal_float64_numpy() -> None:
+    z = torch.randn(60, 32) @ torch.randn(32, 32)
+    x = z.double().numpy()
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    assert z_std(z).item() == pytest.approx(x.std(0).mean() * 32**0.5, rel=1e-5)
+    s = np.linalg.svd(x, compute_uv=False)
+    s /= s.sum()
+    assert effective_rank(z).item() == pytest.approx(np.exp(-(s * np.log(s)).sum()), rel=1e-4)
+    assert effective_rank(z[:20]).item() == pytest.approx(
+        math.exp(
+            -sum(
+                v * math.log(v)
+                for v in (lambda t: t / t.sum())(np.linalg.svd(x[:20], compute_uv=False))
+            )
+        ),
+        rel=1e-4,
+    )
+
+
+def test_measures_at_their_ends() -> None:
+    spread = torch.randn(4096, 256)
+    assert z_std(spread).item() == pytest.approx(1, abs=0.01)
+    point = torch.ones(64, 16)
+    assert z_std(point).item() == pytest.approx(0, abs=1e-6)
+    assert effective_rank(point).item() == pytest.approx(1, abs=1e-3)
+    assert effective_rank(point * 0).item() == 1
+    assert effective_rank(torch.eye(16)).item() == pytest.approx(16, rel=1e-4)
+
+
+def test_rank_sees_the_collapse_that_std_does_not() -> None:
+    """3 of 64 dimensions in use: the std is that of a healthy run."""
+    z = torch.randn(512, 3) @ torch.randn(3, 64)
+    assert z_std(z) > 0.85
+    assert effective_rank(z) < 3.1
+    guard = CollapseGuard("warn", batch=64)
+    assert guard.check(5, z_std(z).item(), effective_rank(z).item())
+
+
+def test_guard_warns_once_an_episode_or_stops() -> None:
+    guard = CollapseGuard("warn", batch=64)
+    assert guard.check(10, 0.98, 60) is None
+    warning = guard.check(20, 0.3, 2.0)
+    assert warning and "step 20" in warning and "learning rate" in warning
+    assert guard.check(30, 0.2, 1.5) is None
+    assert guard.check(40, 0.9, 50) is None
+    assert guard.check(50, 0.1, 1.1)
+    with pytest.raises(TrainingError, match="collapses at step 7"):
+        CollapseGuard("stop", batch=64).check(7, 0.1, 1.1)
+    assert CollapseGuard("warn", batch=4).check(1, 0.99, 3.0) is None  # four images have no more
+    assert CollapseGuard("warn", batch=64).check(1, 0.5, 4.0) is None  # the last that is healthy
+
+
+def test_flat_images_are_told_from_photographs() -> None:
+    photograph = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    saturated = photograph.clone()
+    saturated[..., 6:, :] = 1
+    assert flat_share(photograph) < 0.02 and 0.8 < flat_share(saturated) < 0.83
+    assert flat_share(torch.zeros(100, 3, 64, 64)) == 1
+    guard = CollapseGuard("warn", batch=64)
+    assert guard.check_images(0.5) is None
+    assert "81% of the pixels" in str(guard.check_images(0.81))
+    assert "81% of the pixels" in str(guard.check(1, 0.1, 1.0))
+
+
+def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
+    """An untrained MoCo's std is below half already; it collapses where it falls from there."""
+    assert not MoCoV2Config().centred and not BYOLConfig().centred and not SwAVConfig().centred
+    assert SimCLRConfig().centred and SimSiamConfig().centred
+    assert not SimSiamConfig(head_bn="hidden").centred
+    guard = CollapseGuard("warn", batch=64, centred=False)
+    assert [guard.check(i, x, 20.0) for i, x in enumerate((0.4, 0.8, 0.3))] == [None] * 3
+    assert "std 0.190 (healthy: near 0.4)" in str(guard.check(4, 0.19, 20.0))
+    guard = CollapseGuard("warn", batch=64, centred=False)
+    assert "effective rank 1.5" in str(guard.check(0, 0.4, 1.5))
+
+
+def test_finite_check_names_the_first_bad_step() -> None:
+    check = FiniteCheck(torch.device("cpu"))
+    for step, loss in [(1, -0.5), (2, -0.6), (3, math.inf), (4, -0.5), (5, math.nan)]:
+        assert check.verdict() == (None if step <= 3 else 3)
+        check.note(step, torch.tensor(loss))
+    assert check.verdict() == 3
+    layer = torch.nn.Linear(2, 2)
+    check = FiniteCheck(torch.device("cpu"))
+    check.note_weights(7, layer)
+    assert check.verdict() is None
+    torch.nn.init.constant_(layer.bias, math.nan)
+    check.note_weights(8, layer)
+    assert check.verdict() == 8
+
+
+class Times:
+    """A host's clock and a GPU's, which does what it is given later, one thing after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.busy_until = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(clock, "_cuda_event", lambda: GpuEvent(self))
+
+    def launch(self, seconds: float) -> None:
+        self.busy_until = max(self.now, self.busy_until) + seconds
+
+
+class GpuEvent:
+    def __init__(self, times: Times) -> None:
+        self._times, self.at = times, math.nan
+
+    def record(self) -> None:
+        self.at = max(self._times.now, self._times.busy_until)
+
+    def query(self) -> bool:
+        return self.at <= self._times.now
+
+    def synchronize(self) -> None:
+        self._times.now = max(self._times.now, self.at)
+
+    def elapsed_time(self, later: GpuEvent) -> float:
+        assert self.query() and later.query(), "it would have to wait"
+        return 1000 * (later.at - self.at)
+
+
+@pytest.mark.parametrize(
+    ("device", "load", "work", "waited"),
+    [
+        ("cuda", 3.0, 1.0, 3.25 + 5 * (3.0 - 1.0)),  # from a step's end to the next batch's
+        ("cuda", 0.5, 2.0, 0.75 + 5 * 0.25),
+        ("cpu", 3.0, 1.0, 6 * 3.25),
+        ("cpu", 0.5, 2.0, 6 * 0.75),
+    ],
+)
+def test_clock_tells_waiting_from_working(
+    device: str, load: float, work: float, waited: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU whose queue holds two steps blocks the host in the loader's launches, for nothing."""
+    times = Times(monkeypatch)
+    finish = 0.25  # seconds by which the batch is augmented, where the model runs
+
+    def batches() -> Iterator[int]:
+        for number in range(6):
+            if device == "cuda":
+                times.now = max(times.now, times.busy_until - 2 * work)  # the queue is full
+            times.now += load
+            if device == "cuda":
+                times.launch(finish)
+            else:
+                times.now += finish
+            yield number
+
+    own = Clock(seconds=100.0, device=torch.device(device))
+    own.resume()
+    for _ in own.over(batches()):
+        if device == "cuda":
+            times.launch(work)
+        else:
+            times.now += work
+    times.now = max(times.now, times.busy_until)
+    own.pause()
+    ran = times.now
+    times.now += 50  # a pause: not training
+    reading = own.read(8)
+    assert reading["data_wait"] * ran == pytest.approx(waited)
+    assert reading["seconds"] == pytest.approx(100 + ran)
+    assert reading["images_per_second"] == pytest.approx(48 / ran)
+    own.resume()
+    times.now += 1
+    own.pause()
+    assert own.read(8) == {"images_per_second": 0, "data_wait": 0, "seconds": 101 + ran}
+
+
+def log_points(
+    rank: int, world: int, on_collapse: str, monkeypatch: pytest.MonkeyPatch
+) -> LogPoints:
+    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    config = with_settings(TrainConfig(), on_collapse=on_collapse)
+    place = Place(rank, world, torch.device("cpu"))
+    step: Any = SimpleNamespace(config=config, place=place, steps_per_epoch=10, lr=0.1)
+    return LogPoints(
+        step,
+        log=None,
+        console=Console(quiet=True),
+        clock=Clock(),
+        digest=DataDigest(None, world=1),
+        end=100,
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_stop_at_a_step_that_all_of_them_know(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a rank's thread is done; one process stops at the first step that finds it so."""
+    alone = log_points(0, 1, "stop", monkeypatch)
+    together = log_points(rank, 2, "stop", monkeypatch)
+    loss, point = torch.tensor(-0.9), torch.ones(64, 16)
+    together.log(50, loss, point)
+    assert together._line is not None
+    together._line[1].result()
+    together.note(51, loss)
+    with pytest.raises(TrainingError, match="collapses at step 50"):
+        together.log(60, loss, torch.randn(64, 16))
+    with pytest.raises(TrainingError, match="collapses at step 50"):
+        alone.log(50, loss, point)
+        assert alone._line is not None
+        alone._line[1].result()
+        alone.note(51, loss)
+    for points in (alone, together):
+        points.close()
+
+
+def test_a_rank_that_neither_writes_nor_stops_finds_no_eigenvalues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "rank_of_gram", lambda gram: pytest.fail("for nobody"))
+    points = log_points(1, 2, "warn", monkeypatch)
+    points.log(50, torch.tensor(-0.9), torch.ones(64, 16))
+    points.settle()
+    points.close()
+
+
+def test_log_drops_what_a_lost_part_of_the_run_left(tmp_path: Path) -> None:
+    log = MetricsLog(RunFolder(tmp_path), step=0, steps_per_epoch=2)
+    for step in range(1, 6):
+        if step % 2:
+            log.write("knn", {"epoch": (step - 1) / 2, "top1": 10.0})
+        log.write("train", {"step": step, "epoch": step / 2, "loss": -0.1 * step})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # killed while writing
+    MetricsLog(RunFolder(tmp_path), step=4, steps_per_epoch=2, evaluates_again=True).close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == read_metrics(tmp_path)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2, 3, 4]
+    assert [line["epoch"] for line in lines if line["kind"] == "knn"] == [0, 1]
+    MetricsLog(RunFolder(tmp_path), step=2, steps_per_epoch=2).close()
+    assert [line["epoch"] for line in read_metrics(tmp_path) if line["kind"] == "knn"] == [0, 1]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(FastSiamError, match=r"cannot write the metrics in .*run: "):
+        MetricsLog(RunFolder(blocked / "run"), step=0, steps_per_epoch=3)
+
+
+def test_lines_wait_for_room_on_a_full_disk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One warning, no half of a line, and all of them when there is room again."""
+    with small_disk(tmp_path / "disk", 1) as disk:
+        log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
+        log.write("train", {"step": 1})
+        filler = fill(disk)
+        for step in range(2, 300):  # more than the file's last block holds
+            log.write("train", {"step": step})
+        before = read_metrics(disk)
+        assert log.path.read_text().endswith("}\n") and 1 <= len(before) < 299
+        filler.unlink()
+        log.write("train", {"step": 300})
+        log.close()
+        assert [line["step"] for line in read_metrics(disk)] == list(range(1, 301))
+    said = capfd.readouterr().err
+    assert said.count("warning") == 1 and "lost" not in said
+    full = "metrics.jsonl: No space left on device; make room and try again; training continues"
+    assert full in said
+
+
+def test_lines_that_never_found_room_are_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        log = MetricsLog(RunFolder(disk), step=0, steps_per_epoch=3)
+        fill(disk)
+        for step in range(200):
+            log.write("train", {"step": step})
+        lost = 200 - len(read_metrics(disk))
+        log.close()
+    assert f"warning: {lost} lines of " in capfd.readouterr().err

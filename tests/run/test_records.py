@@ -1,0 +1,109 @@
+"""Records of evaluations: what older versions wrote is read, and what is written has its keys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.console import Console
+from fastsiam.errors import DataError, FastSiamError
+from fastsiam.run.records import Destination, Record, read_records
+from tests.conftest import ROOT
+from tests.disks import fill, small_disk
+
+RUN = ROOT / "bench" / "results" / "cifar10-evaluation"
+FILES = sorted((RUN / "eval").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_record_of_before_is_read_and_written_as_it_was(path: Path) -> None:
+    plain = json.loads(path.read_text())
+    record = Record.from_dict(plain)
+    assert json.loads(json.dumps(record.to_dict())) == plain
+    mark = path.stem.rsplit("-", 1)[1]
+    assert record.path(RUN).stem.endswith(f"-epoch{record.network.epoch:g}-{mark}")
+    assert record.headline in record.results
+
+
+def test_all_kinds_are_among_them() -> None:
+    records = read_records(RUN)
+    assert len(records) == len(FILES) == 12
+    assert {record.kind for record in records} == {"knn", "linear", "finetune"}
+
+
+def record_of(kind: str) -> Record:
+    return next(record for record in read_records(RUN) if record.kind == kind)
+
+
+def test_the_same_evaluation_elsewhere_has_the_same_name() -> None:
+    record = record_of("linear")
+    moved = replace(
+        record,
+        data=replace(record.data, root="/elsewhere"),
+        images=replace(record.images, pipeline="torchvision", ranks=8),
+    )
+    assert moved.path(RUN) == record.path(RUN)
+    for other in (
+        replace(record, images=replace(record.images, crop=24)),
+        replace(record, data=replace(record.data, labels_crc32="0")),
+        replace(record, protocol=record.protocol | {"seed": 1}),
+    ):
+        assert other.path(RUN) != record.path(RUN)
+
+
+def test_the_accuracies_of_classes_are_those_of_the_network_itself() -> None:
+    """kNN with baselines: below the line of the trained network's first vote, not of raw pixels."""
+    record = record_of("knn")
+    assert record.headline["features"] == "trained" != record.results[0]["features"]
+    heading, *lines = replace(record, per_class={"a": 12.5, "b": None}).class_lines()
+    top1 = f"{record.headline['top1']:.2f}%"
+    assert heading.startswith("of each class, after ") and top1 in heading
+    assert lines == ["  a: 12.50%", "  b: no images"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "guess"}, {"results": []}, {"network": None}, {"protocol": ...}, {"data": {}}],
+)
+def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    plain = record_of("linear").to_dict() | change
+    plain = {key: value for key, value in plain.items() if value is not ...}
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "x.json").write_text(json.dumps(plain))
+    with pytest.raises(DataError, match=r"x\.json is no record of an evaluation"):
+        read_records(tmp_path)
+
+
+def test_a_record_of_a_run_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    record, out = record_of("knn"), Console()
+    blocked, free = tmp_path / "file" / "x.json", tmp_path / "eval" / "y.json"
+    assert not Destination(own=blocked, asked=None, console=out).keep(record)
+    assert "the result is not kept with its run: --json FILE keeps it" in capfd.readouterr().err
+    assert Destination(own=blocked, asked=free, console=out).keep(record)
+    assert f"not kept with its run, but goes to {free}" in capfd.readouterr().err
+    assert read_records(tmp_path) == [record]
+    free.unlink()
+    with pytest.raises(FastSiamError, match=r"^cannot write .*file/x\.json: .+$"):
+        Destination(own=free, asked=blocked, console=out).keep(record)
+    assert read_records(tmp_path) == [record]
+
+
+def test_what_can_be_known_before_is_said_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", 1) as disk:
+        own, asked = disk / "eval" / "x.json", tmp_path / "x.json"
+        whole = Destination(own=own, asked=asked, console=Console())
+        assert whole.checked() == whole and not capfd.readouterr().err
+        fill(disk)
+        assert whole.checked().first == asked
+        assert "x.json: No space left" in capfd.readouterr().err
+        with pytest.raises(FastSiamError, match=r"^cannot write .*x\.json: No space left"):
+            Destination(own=None, asked=own, console=Console()).checked()

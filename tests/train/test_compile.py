@@ -1,0 +1,416 @@
+"""The compiled step: the same step as the eager one, kept, and never compiled anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastsiam.config import TrainConfig
+from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.methods import Output, build_method
+from fastsiam.model.batch_norm import use_view_batch_norm
+from fastsiam.model.numerics import autocast_type
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.train.command import prepared_step, train_here
+from fastsiam.train.compile import cause_line, compiling
+from fastsiam.train.resolve import with_compilation
+from fastsiam.train.step import TrainingStep
+from fastsiam.views.batch import Batch, EvalBatch
+from tests import rank_jobs
+from tests.configs import Said, flags, model_of, resolved_as, with_settings
+from tests.conftest import ROOT
+from tests.networks import short_resnet10
+from tests.processes import Forked, fastsiam, fastsiam_anew
+from tests.tiers import rest_slow, slow
+from tests.train.runs import CPU, assert_same, results
+
+NETWORKS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "stem": short_resnet10,
+    "block": partial(short_resnet10, 1),
+    "whole": nullcontext,
+}
+
+
+@pytest.fixture(autouse=True)
+def network(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All of "resnet10", or as much of it as the test asks for: if nothing, up to a block."""
+    if asked := getattr(request, "param", None):
+        torch._dynamo.reset()  # which would take what it has compiled with other settings
+    with NETWORKS[asked or "block"]():
+        yield
+
+
+@pytest.mark.parametrize("network", rest_slow(["block", "whole"]), indirect=True)
+def test_a_compiled_step_is_the_same_step(network: None) -> None:
+    """Losses, gradients, weights and BN statistics of three steps, in float32."""
+    assert_same(results(compile="on"), results(), tolerance=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "network"),
+    [
+        ({"activation_memory": 0.3}, "block"),
+        slow(({"accumulate": 2}, "stem")),  # on ranks: tests/distributed
+        slow(({"activation_memory": 0.3}, "whole")),
+        slow(({"accumulate": 2}, "whole")),
+    ],
+    ids=str,
+    indirect=["network"],
+)
+def test_settings_leave_a_compiled_step_the_same(settings: dict[str, Any], network: None) -> None:
+    """Settings that make another graph."""
+    eager = results(accumulate=2) if "accumulate" in settings else results()
+    assert_same(results(compile="on", **settings), eager, tolerance=1e-4)
+
+
+def losses(config: TrainConfig, steps: int) -> list[float]:
+    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=steps)
+    step.prepare()
+    assert step.config == config
+    batch = rank_jobs.global_batch()
+    dtype = autocast_type(config.numerics.precision, CPU.device)
+    batch = replace(batch, views=tuple(view.to(dtype) for view in batch.views))
+    return [step(batch, at=i)[0].item() for i in range(steps)]
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance", "network"),
+    [
+        ("fp32", 1e-4, "block"),
+        ("bf16", 0.1, "stem"),
+        slow(("fp32", 1e-4, "whole")),
+        slow(("bf16", 0.1, "whole")),
+    ],
+    indirect=["network"],
+)
+def test_fifty_compiled_steps_learn_as_eager_ones(
+    precision: str, tolerance: float, network: None
+) -> None:
+    """The loss of each of 50 steps, down to -.7, is the same within the tolerance.
+
+    In bfloat16 that is what this little network (BN over 16 images) makes of rounding: its eager
+    curve lies up to .04 from float32's.
+    """
+    config = with_settings(rank_jobs.CONFIG, precision=precision, lr=0.3)
+    compiled = losses(with_settings(config, compile="on"), 50)
+    eager = losses(config, 50)
+    assert eager[0] - eager[-1] > 0.6, "it learns nothing that could differ"
+    assert np.abs(np.subtract(compiled, eager)).max() < tolerance
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stem"),
+    rest_slow(
+        [
+            ("resnet18", "imagenet"),
+            ("resnet50", "cifar"),
+            ("resnet18", "cifar"),
+            ("resnet50", "imagenet"),
+        ]
+    ),
+)
+def test_the_model_has_no_graph_break(backbone: Any, stem: Any) -> None:
+    method = build_method(model_of(backbone=backbone, stem=stem, width=4, dim=8))
+    method.views_together = True
+    use_view_batch_norm(method, images=2)
+    torch._dynamo.reset()
+    views = torch.randn(2, 2, 3, 33, 33).unbind(0)
+    explained = torch._dynamo.explain(method)(views, torch.arange(2))
+    assert explained.graph_break_count == 0 and explained.graph_count == 1
+
+
+def test_compiled_bn_keeps_channels_last() -> None:
+    """No kernel of a convolution, BN, ReLU, convolution turns a layout round."""
+    from torch._inductor.utils import run_fw_bw_and_get_code
+
+    layers = nn.Sequential(
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+    ).to(memory_format=torch.channels_last)
+    use_view_batch_norm(layers, images=8)
+    x = torch.randn(16, 16, 14, 14, dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    torch._dynamo.reset()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, code = run_fw_bw_and_get_code(lambda: torch.compile(layers, fullgraph=True)(x))
+    assert len(code) == 2 and all("cpp_fused" in part for part in code)
+    assert not any("transpose_mxn" in part for part in code)
+    assert x.grad is not None and x.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("channels_last", rest_slow([True, False]))
+def test_steps_compile_nothing_that_was_not_prepared(channels_last: bool) -> None:
+    config = with_settings(rank_jobs.CONFIG, compile="on", channels_last=channels_last)
+    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=2)
+    assert "compiled in" in step.prepare()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for i in range(2):
+            step(rank_jobs.global_batch(), at=i)
+
+
+def test_a_compiled_model_evaluates_batches_of_any_size() -> None:
+    config = with_settings(rank_jobs.CONFIG, compile="on")
+    step = TrainingStep(config, rank_jobs.make_method(), CPU, steps_per_epoch=2)
+    step.prepare()
+    images = torch.randn(3, 3, 16, 16)
+    sizes: list[Any] = [[images], [images[:1], images[1:]]]
+    whole, parts = (
+        collected(
+            feature_batches(
+                step.method.backbone,
+                [EvalBatch(part, *torch.zeros(2, len(part)).long()) for part in size],
+            )
+        )[0]
+        for size in sizes
+    )
+    torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize(
+    ("cuda_graphs", "network"),
+    [(False, "block"), (True, "stem"), slow((False, "whole")), slow((True, "whole"))],
+    indirect=["network"],
+)
+def test_compiling_leaves_no_trace(
+    cuda_graphs: bool, network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do the passes that CUDA graphs take to be recorded, on noise and not on zeros."""
+    config = with_settings(rank_jobs.CONFIG, compile="on", cuda_graphs=cuda_graphs)
+    method = rank_jobs.make_method()
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    generator, forward = torch.get_rng_state(), TrainingStep._forward
+    seen: list[Tensor] = []
+
+    def noting(step: TrainingStep, batch: Batch) -> Output:
+        seen.extend(batch.views)
+        return forward(step, batch)
+
+    monkeypatch.setattr(TrainingStep, "_forward", noting)
+    line = TrainingStep(config, method, CPU, steps_per_epoch=2).prepare()
+    assert line.startswith("compiled in")
+    assert len(seen) == 2 * (3 if cuda_graphs else 1)
+    assert all(view.std() == pytest.approx(1, abs=0.1) for view in seen)
+    assert torch.equal(torch.get_rng_state(), generator)
+    torch.testing.assert_close(dict(method.state_dict()), before, atol=0, rtol=0)
+    assert all(parameter.grad is None for parameter in method.parameters())
+
+
+def test_a_compiled_run_is_resumed_bit_for_bit_and_keeps_what_it_compiled(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    config = with_settings(small, knn_every=0, compile="on")
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    done = train_short(with_settings(config, out=str(whole)))
+    assert "compiled in" in done.stderr
+    compiled = sorted(cache.rglob("*.so"))
+    assert compiled
+    train_short(with_settings(config, out=str(halves), max_steps=5))
+    # "auto" of a run this short would not compile, but continues as the run began.
+    train_short(with_settings(config, out=str(halves), compile="auto"))
+    assert sorted(cache.rglob("*.so")) == compiled
+    states = [checkpoints.load(run) for run in (whole, halves)]
+    assert states[0].step == states[1].step == 12
+    torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
+
+
+def train_short(config: TrainConfig) -> subprocess.CompletedProcess[str]:
+    """Train a network that is quick to compile, in a process of its own."""
+    done = Forked(_train_short, config).wait()
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def _train_short(config: TrainConfig) -> None:
+    with short_resnet10():
+        train_here(config, "imagenet")
+
+
+def test_what_is_compiled_is_kept_beyond_tmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Python started anew: torch itself sets the variable when it is imported."""
+    script = (
+        "from fastsiam.train.compile import compiling, kept_in\n"
+        "from tests.rank_jobs import CONFIG\n"
+        "with compiling(CONFIG): print(kept_in())"
+    )
+
+    def folder() -> str:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        return done.stdout.strip()
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert folder() == str(tmp_path / ".cache" / "fastsiam" / "torchinductor")
+    monkeypatch.setenv("HOME", "/proc")  # where nobody can write
+    assert "fastsiam" not in folder()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "own"))
+    assert folder() == str(tmp_path / "own")
+
+
+def test_without_cuda_graphs_the_step_stays_compiled(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recording may fail where compiling does not; an error of the device itself comes out."""
+    config = with_settings(small, compile="on", cuda_graphs=True)
+    tried: list[bool] = []
+    error: Exception = RuntimeError("this cannot be recorded")
+
+    def take(self: TrainingStep, count: int) -> None:
+        tried.append(self.config.step.cuda_graphs)
+        if tried[-1]:
+            raise error
+
+    monkeypatch.setattr(TrainingStep, "_take_no_steps", take)
+    monkeypatch.setattr("fastsiam.train.step.why_not", lambda _: "")
+    console = Said()
+    resolved, step = prepared_step(resolved_as(config, CPU), build_method(config.model), console)
+    (warning,), line = console.warnings, console.lines[-1]
+    assert "graphs cannot be recorded here (RuntimeError: this cannot" in warning, warning
+    assert line.startswith("compiled in") and tried == [True, False]
+    assert step.config == resolved.config == with_settings(config, cuda_graphs=False)
+    error = torch.AcceleratorError("CUDA error: an illegal memory access")
+    with pytest.raises(torch.AcceleratorError):
+        TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3).prepare()
+
+
+def test_what_a_killed_compiler_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty library, unless it may be being written; inductor would never compile it again."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    folder = tmp_path / "zv"
+    folder.mkdir()
+    for name, data, age in (("left", b"", 100), ("new", b"", 0), ("whole", b"ELF", 100)):
+        library = folder / f"{name}.so"
+        library.write_bytes(data)
+        os.utime(library, (time.time() - age,) * 2)
+    with compiling(rank_jobs.CONFIG):
+        pass
+    assert {path.stem for path in folder.iterdir()} == {"new", "whole"}
+
+
+def test_a_missing_compiler_is_one_line(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training continues without it, and gives what an eager run gives."""
+    config = with_settings(small, knn_every=0, epochs=1)
+    eager, fallen = tmp_path / "eager", tmp_path / "fallen"
+    # First: it may start the server that later tests' processes are forked from.
+    fastsiam("train", *flags(with_settings(config, out=str(eager))))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    # $CXX is read when Python begins to import.
+    done = fastsiam_anew("train", *flags(with_settings(config, out=str(fallen), compile="on")))
+    lines = [line for line in done.stderr.splitlines() if "torch.compile" in line]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("warning: torch.compile cannot be used here ("), done.stderr
+    assert "Traceback" not in done.stderr
+    states = [checkpoints.load(run) for run in (eager, fallen)]
+    torch.testing.assert_close(states[0].model, states[1].model, atol=0, rtol=0)
+    assert "(InvalidCxxCompiler: No working C++ compiler found" in lines[0]
+    assert states[1].config.step.compile == "off"  # it would not continue as it began otherwise
+    written = json.loads((fallen / "config.json").read_text())
+    assert TrainConfig.from_dict(written["config"]) == states[1].config
+    assert written["compiled"] is False
+
+
+def _compile_error(error: Exception) -> Exception:
+    """Return what torch raises if its backend raises something."""
+
+    def backend(*_: object) -> Any:
+        raise error
+
+    with pytest.raises(Exception) as found:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+    return found.value
+
+
+def test_a_failed_compilation_is_named_by_its_cause() -> None:
+    """Headings of torch's messages are passed over."""
+    from torch._dynamo.exc import Unsupported
+    from torch._inductor.compile_worker.subproc_pool import SubprocException
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    missing = cause_line(_compile_error(InvalidCxxCompiler()))
+    assert missing.startswith("InvalidCxxCompiler: No working C++ compiler found in"), missing
+    failed = CppCompileError(
+        ["g++", "-Werror"], "In file included:\na.h:1:2: fatal error: no omp.h\n"
+    )
+    failed.__cause__ = subprocess.CalledProcessError(1, "g++ a.cpp")
+    said = cause_line(_compile_error(failed))
+    assert said == "CppCompileError: a.h:1:2: fatal error: no omp.h"
+    with pytest.raises(Unsupported) as broken:
+        torch.compile(lambda x: print(x), backend="eager", fullgraph=True)(torch.zeros(2))
+    line = cause_line(broken.value)
+    assert line.startswith("Unsupported: Failed to trace builtin operator: Dynamo does not"), line
+    trace = "Traceback (most recent call last):\n  File x\nRuntimeError: no ptxas\n"
+    assert cause_line(SubprocException(trace)) == "SubprocException: RuntimeError: no ptxas"
+    assert cause_line(AssertionError()) == "AssertionError"
+    assert cause_line(RuntimeError("one\ntwo")) == "RuntimeError: one"
+
+
+def test_auto_compiles_long_runs_and_continues_as_the_run_began(small: TrainConfig) -> None:
+    run = checkpoints.load(train_here(with_settings(small, max_steps=1, knn_every=0), "imagenet"))
+
+    def resolved(config: TrainConfig, began_with: str, steps: int) -> str:
+        start = None
+        if began_with:
+            start = replace(run, config=with_settings(run.config, compile=began_with), step=0)
+        return with_compilation(config, start, end=steps)[0].step.compile
+
+    config = with_settings(small, compile="auto")
+    assert resolved(config, "", 999) == "off"
+    assert resolved(config, "", 1000) == "on"
+    assert resolved(with_settings(config, compile="on"), "", 1) == "on"
+    assert resolved(config, "on", 1) == "on"
+    assert resolved(config, "off", 1000) == "off"
+    assert resolved(with_settings(config, cuda_graphs=True), "off", 1000) == "on"
+
+
+def test_the_steps_of_this_run_decide(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a long schedule few steps are not compiled; a run continues as it began, and is told."""
+    config = with_settings(small, compile="auto", epochs=1000, knn_every=0, max_steps=2)
+    train_here(config, "imagenet")
+    assert "compil" not in capfd.readouterr().err
+    train_here(with_settings(config, max_steps=4), "imagenet")
+    assert "compil" not in capfd.readouterr().err
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fastsiam.train.command.train", stop)
+        train_here(with_settings(config, max_steps=0), "imagenet")
+    said = capfd.readouterr().err
+    assert "not compiled, as the run began; --compile on may be faster for 2,996 steps\n" in said
+
+
+def test_it_is_said_before_it_is_done(small: TrainConfig) -> None:
+    done = train_short(with_settings(small, compile="on", knn_every=0, max_steps=1))
+    before, _, after = done.stderr.partition("compiled in")
+    assert after and "compiling, about a minute; --compile off goes without\n" in before, (
+        done.stderr
+    )

@@ -1,0 +1,123 @@
+"""A run made longer: exact when interrupted, and in whatever way it is taken up again."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from fastsiam.config import TrainConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_here
+from tests.configs import with_settings
+from tests.train.runs import history, same_state
+
+
+@pytest.fixture
+def begun(small: TrainConfig) -> TrainConfig:
+    """A run of 4 epochs, 12 steps, that has begun: stopped after 6 steps."""
+    config = with_settings(small, knn_every=0)
+    train_here(with_settings(config, max_steps=6), "imagenet")
+    return config
+
+
+@pytest.mark.parametrize("schedule", ["whole", "restart"])
+def test_an_extended_run_is_exact_when_interrupted(
+    schedule: str, begun: TrainConfig, tmp_path: Path
+) -> None:
+    """Extended and interrupted at once; by the same command; extended again; against one piece."""
+    run = tmp_path / "run"
+    longer = with_settings(begun, extend=6, extend_schedule=schedule)
+    shutil.copytree(run, tmp_path / "whole")
+    train_here(with_settings(longer, out=str(tmp_path / "whole")), "imagenet")
+
+    for stop in (6, 7, 10, 0):
+        train_here(with_settings(longer, max_steps=stop), "imagenet")
+    assert history(run) == history(tmp_path / "whole") and len(history(run)) == 18
+    one, other = checkpoints.load(run), checkpoints.load(tmp_path / "whole")
+    assert same_state(one.model, other.model) and same_state(one.optimizer, other.optimizer)
+    assert one.config.optim.epochs == 6
+    assert one.config.optim.restarts == ("4@6" if schedule == "restart" else "")
+    rates = [line[5] for line in history(run)]
+    assert all(a >= b for a, b in pairwise(rates[6:]))
+
+    again = with_settings(longer, extend=8, extend_schedule="whole")
+    train_here(again, "imagenet")
+    assert checkpoints.load(run).step == 24 and len(history(run)) == 24
+    peak = begun.optim.lr * begun.optim.batch / 256
+    expected = [peak * (1 + math.cos(math.pi * step / 24)) / 2 for step in range(18, 24)]
+    assert [line[5] for line in history(run)][18:] == pytest.approx(expected)
+
+
+def test_a_finished_run_goes_on_and_says_what_becomes_of_the_rate(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train_here(small, "imagenet")
+    capfd.readouterr()
+    with pytest.raises(CheckpointError, match=r"epochs: 4 -> 6.*--extend 6 makes this run longer"):
+        train_here(with_settings(small, epochs=6), "imagenet")
+    train_here(with_settings(small, extend=6), "imagenet")
+    said = capfd.readouterr().err
+    peak = small.optim.lr * small.optim.batch / 256
+    now, after = (peak * (1 + math.cos(math.pi * at)) / 2 for at in (11 / 12, 12 / 18))
+    assert (
+        f"extended from 4 to 6 epochs; learning rate: {now:.3g} now, {after:.3g} at the next step: "
+        "a cosine over all 6 epochs" in said
+    )
+    assert checkpoints.load(run).step == 18
+    evaluated = [line["epoch"] for line in read_metrics(run) if line["kind"] == "knn"]
+    assert evaluated == [0, 2, 4, 6]
+    recorded = TrainConfig.from_dict(json.loads((run / "config.json").read_text())["config"])
+    assert recorded.optim == checkpoints.load(run).config.optim
+    train_here(with_settings(small, extend=6), "imagenet")
+    said = capfd.readouterr().err
+    assert "nothing left to do: " in said and "at step 18 of 18; --extend N trains longer" in said
+
+
+def test_what_cannot_be_extended_is_refused_and_left_alone(
+    begun: TrainConfig, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in tmp_path.glob("run/*.json*")}
+    for settings, message in (
+        ({"extend": 3}, "the run has 4 epochs: give --extend more"),
+        ({"extend": 6, "lr": 0.1}, "lr: 0.5 -> 0.1"),
+        ({"extend": 6, "out": str(tmp_path / "none")}, "there is none to continue with"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            train_here(with_settings(begun, **settings), "imagenet")
+    assert before == {path: path.read_bytes() for path in tmp_path.glob("run/*.json*")}
+    assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
+
+
+def test_a_restart_from_a_rate_near_zero_is_refused(begun: TrainConfig, tmp_path: Path) -> None:
+    long = with_settings(begun, epochs=400, out=str(tmp_path / "long"), max_steps=1)
+    state = checkpoints.load(train_here(long, "imagenet"))
+    checkpoints.save(checkpoints.last(tmp_path / "long"), replace(state, step=1199))
+    with pytest.raises(CheckpointError, match="--extend-schedule restart: the learning rate has"):
+        train_here(with_settings(long, extend=500, extend_schedule="restart"), "imagenet")
+
+
+def test_a_branch_can_be_longer(begun: TrainConfig, tmp_path: Path) -> None:
+    branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"), extend=5)
+    train_here(with_settings(branch, max_steps=8), "imagenet")
+    train_here(branch, "imagenet")
+    assert checkpoints.load(tmp_path / "b").step == 15
+    assert checkpoints.load(tmp_path / "run").config.optim.epochs == 4
+
+
+def test_extended_twice_at_one_step_is_extended_once(begun: TrainConfig, tmp_path: Path) -> None:
+    """A branch keeps its first extension at once, before a step."""
+    branch = with_settings(begun, out=str(tmp_path / "b"), resume=str(tmp_path / "run"))
+    restarted = with_settings(branch, extend=5, extend_schedule="restart", max_steps=6)
+    state = checkpoints.load(train_here(restarted, "imagenet"))
+    assert (state.step, state.config.optim.restarts) == (6, "4@6")
+    train_here(with_settings(restarted, extend=6, max_steps=0), "imagenet")
+    state = checkpoints.load(tmp_path / "b")
+    assert (state.step, state.config.optim.restarts) == (18, "4@6")

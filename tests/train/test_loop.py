@@ -1,0 +1,377 @@
+"""The loop: its lines and files, monitors, collapse as in the paper's Fig. 2, no hidden waits."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastsiam.config import TrainConfig
+from fastsiam.console import Console
+from fastsiam.distributed import Place
+from fastsiam.errors import DataError, Interrupted, TrainingError
+from fastsiam.evaluate.subject import labelled_loaders
+from fastsiam.methods import build_method
+from fastsiam.model.numerics import FiniteCheck
+from fastsiam.pipelines import build_loader
+from fastsiam.run import checkpoint as checkpoints
+from fastsiam.run.log import read_metrics
+from fastsiam.train import clock as clock_module
+from fastsiam.train import command as job
+from fastsiam.train import monitor
+from fastsiam.train.clock import Clock
+from fastsiam.train.collapse import rank_of_gram
+from fastsiam.train.command import train_here
+from fastsiam.train.step import TrainingStep
+from fastsiam.views.batch import Batch
+from tests.configs import with_settings
+from tests.conftest import write_images
+from tests.train.runs import CPU, history, history_of, run_once
+
+
+def test_training_goes_on_while_eigenvalues_are_found(
+    small: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line of step 2 is written after step 3, and before that of step 4."""
+    config = with_settings(small, batch=4, epochs=1, log_every=2)
+    expected = history_of(config, tmp_path / "at once")
+    run, found = tmp_path / "run", threading.Event()
+
+    def when_it_may(gram: Tensor) -> Tensor:
+        assert found.wait(60)
+        return rank_of_gram(gram)
+
+    def look(step: int, batch: Batch) -> None:
+        if step == 3:
+            assert not history(run)
+            found.set()
+        if step == 5:
+            assert history(run)[0] == expected[0]
+
+    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "rank_of_gram", when_it_may)
+    run_once(config, run, before=look)
+    assert found.is_set() and history(run) == expected and len(expected) == 3
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_lines_and_files_of_a_run(
+    late: bool,
+    small: TrainConfig,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if late:
+        request.getfixturevalue("slow_eigenvalues")
+    run = train_here(small, "imagenet")
+    shown = r"step 12 \(epoch 4\.00\): loss -?\d\.\d{3}, std \d\.\d\d, rank \d+, "
+    said = capfd.readouterr().err
+    assert re.search(shown, said) and "\ndone: step 12 of 12, saved " in said
+    assert run == tmp_path / "run"
+    lines = read_metrics(run)
+    kinds = [line["kind"] for line in lines]
+    assert kinds == ["knn"] + ["train"] * 6 + ["knn"] + ["train"] * 6 + ["knn"]
+    fields = {
+        "kind",
+        "step",
+        "epoch",
+        "loss",
+        "z_std",
+        "rank",
+        "lr",
+        "images_per_second",
+        "data_wait",
+        "seconds",
+        "since",
+        "seen",
+    }
+    train_lines = [line for line in lines if line["kind"] == "train"]
+    assert all(set(line) == fields for line in train_lines)
+    assert [line["step"] for line in train_lines] == list(range(1, 13))
+    assert all(-1 <= line["loss"] <= 1 and 0 <= line["data_wait"] <= 1 for line in train_lines)
+    assert all(line["images_per_second"] > 0 for line in train_lines)
+    assert all(
+        set(line) == {"kind", "epoch", "top1", "k", "temperature", "bank"}
+        for line in lines
+        if line["kind"] == "knn"
+    )
+    recorded = json.loads((run / "config.json").read_text())
+    assert TrainConfig.from_dict(recorded["config"]) == small
+    assert recorded["environment"]["packages"]["torch"] == torch.__version__
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    board = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert [step for step, _ in board] == list(range(1, 13))
+    assert [value for _, value in board] == pytest.approx([line["loss"] for line in train_lines])
+    written = {f"{line['kind']}/{name}" for line in lines for name in line}
+    places = {
+        f"{kind}/{name}" for kind in kinds for name in ("kind", "step", "epoch", "since", "seen")
+    }
+    assert set(events.Tags()["scalars"]) == written - places
+
+
+def test_the_clock_waits_for_a_gpu_before_evaluations(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each epoch's end the clock stops; where an evaluation follows, when all steps are done."""
+    waited: list[bool] = []
+    pause = Clock.pause
+
+    def noting(clock: Clock, *, after_steps: bool = False) -> None:
+        waited.append(after_steps)
+        pause(clock, after_steps=after_steps)
+
+    monkeypatch.setattr(Clock, "pause", noting)
+    train_here(with_settings(small, log_every=100, knn_every=2, epochs=4), "imagenet")
+    assert waited.count(True) == 2
+
+
+def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
+    """Also where a run begins again because it was killed before its first checkpoint."""
+
+    def kinds(run: Path) -> str:
+        return "".join(line["kind"][0] for line in read_metrics(run))
+
+    run = train_here(with_settings(small, knn_first=False, max_steps=1), "imagenet")
+    assert kinds(run) == "t"
+    checkpoints.last(run).unlink()
+    assert kinds(train_here(with_settings(small, max_steps=1), "imagenet")) == "kt"
+    checkpoints.last(run).unlink()
+    later = with_settings(small, knn_first=False)
+    assert kinds(train_here(later, "imagenet")) == "k" + "t" * 6 + "k" + "t" * 6 + "k"
+
+
+@pytest.mark.parametrize(("device", "batch"), [("cpu", 256), ("cuda", 1024)])
+def test_the_monitor_takes_large_batches_on_a_gpu(
+    device: str, batch: int, small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def noting(*args: Any, batch: int, place: Place, **settings: Any) -> Any:
+        asked.append(batch)
+        return labelled_loaders(*args, batch=batch, place=CPU, **settings)
+
+    monkeypatch.setattr(job, "labelled_loaders", noting)
+    place = Place(0, 1, torch.device(device))
+    assert job._monitor(small, place, Console(quiet=True), torch.float32)
+    assert asked == [batch]
+
+
+def test_the_monitor_says_what_it_sees_of_an_image(
+    small: TrainConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for asked, side in ((0, 16), (40, 40)):
+        config = with_settings(small, eval_resize=asked)
+        assert job._monitor(config, CPU, Console(), torch.float32)
+        seen = f"kNN monitor: shorter side to {side} pixels, central 16 x 16\n"
+        assert seen in capfd.readouterr().err
+
+
+def test_data_without_validation_labels_trains_without_the_monitor(
+    small: TrainConfig, images: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for folder in list((images / "val").iterdir()):
+        for path in folder.iterdir():
+            path.rename(images / "val" / f"{folder.name}-{path.name}")
+        folder.rmdir()
+    run = train_here(with_settings(small, epochs=1), "imagenet")
+    assert {line["kind"] for line in read_metrics(run)} == {"train"}
+    assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
+
+
+def test_a_broken_image_before_the_first_step_has_left_nothing_to_accept(
+    small: TrainConfig, images: Path
+) -> None:
+    (images / "train" / "class1" / "003.jpg").write_bytes(b"none")
+    with pytest.raises(DataError, match=r"003\.jpg.* --skip-bad$") as error:
+        train_here(with_settings(small, pipeline="memory", knn_every=0), "imagenet")
+    assert not getattr(error.value, "__notes__", [])
+
+
+def test_interrupted_in_the_last_evaluation_it_says_what_is_saved(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **how: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "knn_between", interrupted)
+    config = with_settings(small, knn_every=4, knn_first=False)
+    with pytest.raises(Interrupted, match=r"SIGINT: stopped after step 12, saved .*last\.pt"):
+        train_here(config, "imagenet")
+    assert checkpoints.load(Path(small.run.out)).step == 12
+
+
+def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path: Path) -> None:
+    config = with_settings(small, pipeline="torchvision", epochs=50, knn_every=0)
+    path = images / "train" / "class1" / "003.jpg"
+    good = path.read_bytes()
+
+    def damage(step: int, batch: Batch) -> None:
+        if step == 4:
+            path.write_bytes(good[:100])
+
+    with pytest.raises(DataError, match=r"003\.jpg") as error:
+        run_once(config, tmp_path / "run", before=damage)
+    (note,) = error.value.__notes__
+    assert re.fullmatch(
+        r"saved .*last\.pt at step \d+; "
+        "with another one in its place it continues with --bad-images replace",
+        note,
+    )
+    assert checkpoints.load(tmp_path / "run").step >= 5
+
+
+@pytest.mark.parametrize(("log_every", "save_every"), [(10, 4), (8, 4), (1, 4)])
+def test_a_loss_that_is_not_finite_stops_the_run(
+    log_every: int, save_every: int, small: TrainConfig, tmp_path: Path
+) -> None:
+    """The step is named exactly whenever somebody looks, and the last good state is kept."""
+    config = with_settings(
+        small, epochs=10, log_every=log_every, save_every=save_every, knn_every=0
+    )
+
+    def poison(step: int, batch: Batch) -> Batch | None:
+        if step == 5:
+            return replace(batch, views=(batch.view1 * math.nan, batch.view2))
+        return None
+
+    with pytest.raises(
+        TrainingError,
+        match=r"not finite at step 6; the last good checkpoint is .*last\.pt \(step 4\)",
+    ):
+        run_once(config, tmp_path / "run", before=poison)
+    assert checkpoints.load(tmp_path / "run").step == 4
+
+
+def test_a_loss_that_is_not_finite_before_the_first_checkpoint(
+    small: TrainConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match=r"not finite at step \d; nothing was saved yet; try"):
+        run_once(with_settings(small, lr=1e30), tmp_path / "run")
+    assert not checkpoints.last(tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_without_stop_gradient_the_solution_collapses(
+    stop_gradient: bool, small: TrainConfig, tmp_path: Path
+) -> None:
+    """Fig. 2 of the paper, small: loss to -1 and std to 0, but not with stop-gradient."""
+    data = write_images(tmp_path / "many", classes=4, each=128)
+    config = with_settings(
+        small, data=str(data), batch=512, epochs=40, knn_every=0, stop_gradient=stop_gradient
+    )
+    run_once(config, tmp_path / "run")
+    first, last = (read_metrics(tmp_path / "run")[i] for i in (0, -1))
+    assert first["z_std"] > 0.9 and first["loss"] > -0.5
+    if stop_gradient:
+        assert last["loss"] > -0.8 and last["z_std"] > 0.75 and last["rank"] > 4
+    else:
+        assert last["loss"] < -0.88 and last["z_std"] < 0.5 and last["rank"] < 2.5
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("on_collapse", ["stop", "warn"])
+def test_the_guard_speaks_up(
+    on_collapse: str,
+    late: bool,
+    small: TrainConfig,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    if late:
+        request.getfixturevalue("slow_eigenvalues")
+    config = with_settings(
+        small,
+        stop_gradient=False,
+        epochs=40,
+        lr=2.0,
+        knn_every=0,
+        on_collapse=on_collapse,
+        log_every=10,
+    )
+    if on_collapse == "stop":
+        with pytest.raises(TrainingError, match=r"collapses at step \d+: std .*usual causes"):
+            run_once(config, tmp_path / "run")
+    else:
+        run_once(config, tmp_path / "run")
+        warnings = capfd.readouterr().err.count("warning: the representation collapses")
+        assert 1 <= warnings < 8  # once an episode, not at every log point
+        assert checkpoints.load(tmp_path / "run").step == 120
+
+
+def test_constant_images_are_reported_before_the_guard_guesses(
+    small: TrainConfig, images: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number, path in enumerate(sorted((images / "train").glob("*/*.jpg"))):
+        Image.new("RGB", (24, 24), (255, 255, 255 - number)).save(path)
+    run_once(with_settings(small, knn_every=0, epochs=1), tmp_path / "run")
+    first, *_ = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert "100% of the pixels of the first batch have their image's most frequent value" in first
+
+
+class HostReads(TorchDispatchMode):
+    """Counts reads of a tensor's value by the host, which on a GPU wait for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (
+            torch.ops.aten._local_scalar_dense.default,
+            torch.ops.aten.is_nonzero.default,
+        )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_never_reads_a_value_back(accumulate: int, small: TrainConfig) -> None:
+    config = with_settings(small, accumulate=accumulate)
+    step = TrainingStep(config, build_method(config.model), CPU, steps_per_epoch=3)
+    step.prepare()
+    loader = build_loader(config.data, config.augment, batch=8)
+    batch, finite = next(iter(loader.epoch(0))), FiniteCheck(CPU.device)
+    with HostReads() as reads:  # type: ignore[no-untyped-call]
+        loss, _ = step(batch, at=0)
+        finite.note(1, loss)
+        assert reads.count == 0
+        loss.item()
+        assert reads.count == 1
+
+
+def test_the_first_batch_counts_from_where_its_images_are_decoded(
+    small: TrainConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The memory pipeline decodes when it is opened; the evaluation before it does not count."""
+    clock = [0.0]
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        clock[0] += 40
+        return build_loader(*args, **kwargs)
+
+    monkeypatch.setattr(job, "build_loader", slow)
+    fake = SimpleNamespace(monotonic=lambda: clock[0], perf_counter=lambda: clock[0])
+    for module in (job, clock_module):
+        monkeypatch.setattr(module, "time", fake)
+    knn = monitor.Evaluations.run
+
+    def slow_knn(*args: Any, **kwargs: Any) -> None:
+        clock[0] += 5
+        knn(*args, **kwargs)
+
+    monkeypatch.setattr(monitor.Evaluations, "run", slow_knn)
+    train_here(with_settings(small, max_steps=1, pipeline="memory"), "imagenet")
+    assert "first batch after 40.0 s (40.0 s to open the loader)" in capfd.readouterr().err

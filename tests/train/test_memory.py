@@ -1,0 +1,59 @@
+"""The estimate of training's memory, beside what training really holds."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from fastsiam.config.recipes import cifar10, imagenet
+from fastsiam.distributed import Place
+from fastsiam.methods import build_method
+from fastsiam.train.memory import training_bytes
+from tests.configs import with_settings
+from tests.train.runs import CPU
+
+
+def test_no_less_than_a_step_keeps() -> None:
+    """All of the method's forward pass, heads and loss too, on real tensors."""
+    config = with_settings(cifar10(), batch=32, precision="fp32", width=16)
+    method = build_method(config.model)
+    kept: dict[int, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        method((torch.zeros(32, 3, 32, 32), torch.zeros(32, 3, 32, 32)), torch.zeros(32).long())
+    really = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    really += 2 * sum(weight.nbytes for weight in method.parameters())
+    assert really < training_bytes(config, CPU, images=100) < 2 * really
+
+
+def test_what_a_method_keeps_beside_is_counted() -> None:
+    """A frozen encoder: its weights once; a row for each image; no more for either."""
+    config = with_settings(cifar10(), batch=32, width=16)
+    images = 1_000_000
+    plain = training_bytes(config, CPU, images=images)
+    method = build_method(config.model)
+    encoder = [*method.backbone.parameters(), *method.get_submodule("projector").parameters()]
+    frozen = training_bytes(with_settings(config, alternate_every=10), CPU, images=images) - plain
+    assert 1 < frozen / sum(weight.nbytes for weight in encoder) < 1.01  # and BN's statistics
+    averaging = with_settings(config, target_average=0.8)
+    assert training_bytes(averaging, CPU, images=images) - plain == images * method.dim * 4
+
+
+def test_what_it_grows_with() -> None:
+    def estimate(place: Place = CPU, **settings: object) -> float:
+        config = with_settings(imagenet(), **{"batch": 64, "precision": "fp32", **settings})
+        return training_bytes(config, place, images=100)
+
+    whole = estimate()
+    assert estimate(batch=32) < 0.6 * whole
+    assert estimate(precision="bf16") < 0.6 * whole
+    assert estimate(crop=112) < 0.4 * whole
+    assert estimate(accumulate=4) < 0.4 * whole
+    assert estimate(backbone="resnet18") < 0.4 * whole
+    assert estimate(Place(0, 2, CPU.device)) < 0.6 * whole
+    # 1.5 times the 88 MB that a view of a ResNet-50 keeps in float32, and some for views and heads.
+    assert 1.5 * 0.17e9 < whole / 64 < 1.5 * 0.19e9

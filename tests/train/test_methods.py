@@ -1,0 +1,104 @@
+"""A run of each method: what is made of it afterwards, and what it can start from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastsiam.config import METHOD_CONFIGS, TrainConfig
+from fastsiam.config.evaluate import FeaturesConfig, FinetuneConfig, KnnConfig, LinearConfig
+from fastsiam.distributed import Place
+from fastsiam.evaluate.command import evaluate_finetuned, evaluate_knn, evaluate_linear
+from fastsiam.evaluate.feature_files import write_features
+from fastsiam.interchange import export_weights, load_pretrained
+from fastsiam.train.command import train_here
+from tests.configs import with_settings
+from tests.tiers import rest_slow
+
+HERE = Place(0, 1, torch.device("cpu"))
+
+SIZES: dict[str, dict[str, Any]] = {
+    "byol": {"projector_dim": 12, "predictor_dim": 4},
+    "mocov2": {"projector_dim": 12, "queue": 16},
+    "swav": {"projector_dim": 12, "prototypes": 6, "queue": 16, "queue_from": 0.0},
+    "simclr": {"projector_dim": 12},
+    "simsiam": {"predictor_dim": 4},
+    "fastsiam": {"predictor_dim": 4},
+}
+
+
+def of(method: str, small: TrainConfig, **settings: Any) -> TrainConfig:
+    """Return a run of a method, its heads small."""
+    kind: Any = METHOD_CONFIGS[method]
+    own = kind(projector_layers=2, dim=16, **SIZES[method])
+    config = with_settings(small, max_steps=3, knn_every=0, **settings)
+    return replace(config, model=replace(config.model, method=own))
+
+
+@pytest.mark.parametrize("method", rest_slow(list(SIZES), fast=3))
+def test_a_run_is_evaluated_exported_and_described(
+    method: str, small: TrainConfig, tmp_path: Path
+) -> None:
+    assert set(SIZES) == set(METHOD_CONFIGS)
+    run = train_here(of(method, small), "imagenet")
+    knn = evaluate_knn(run, KnnConfig(workers=0, k="3"), HERE)
+    linear = evaluate_linear(run, LinearConfig(workers=0, epochs=1, batch=8), HERE)
+    tuned = evaluate_finetuned(run, FinetuneConfig(workers=0, epochs=1, batch=8), HERE)
+    assert all(0 <= record.results[0]["top1"] <= 100 for record in (knn, linear, tuned))
+    out = tmp_path / "z.npy"
+    write_features(run, FeaturesConfig(out=str(out), layer="projector", workers=0), HERE)
+    assert np.load(out).shape == (24, 16)
+    read = load_pretrained(run)
+    export_weights(read, format="plain", out=tmp_path / "w.pth")
+    card = (tmp_path / "w.pth.md").read_text()
+    settings = read.model.method
+    assert card.startswith(f"# ResNet-10, pre-trained with {settings.title}")
+    assert settings.paper in card
+    assert all(f"| {name} | {value} |" in card for name, value in settings.described().items())
+    again = load_pretrained(tmp_path / "w.pth")
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(again.network()(images), read.network()(images))
+
+
+def test_a_run_begins_with_what_is_to_be_doubted(
+    small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MoCo, of one group of BN and of two."""
+    batch = small.optim.batch
+    for images, warns in ((0, True), (batch // 2, False)):
+        settings: dict[str, Any] = {
+            "sync_bn": False,
+            "bn_images": images,
+            "out": str(tmp_path / str(images)),
+        }
+        train_here(of("mocov2", small, **settings), "imagenet")
+        assert ("learns to cheat" in capsys.readouterr().err) == warns
+
+
+@pytest.mark.parametrize("method", rest_slow(list(SIZES), fast=2))
+def test_a_run_starts_from_given_weights(
+    method: str, small: TrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of its own method all parts, of others the backbone; the momentum encoder follows."""
+    given = train_here(of(method, small), "imagenet")
+    zero: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "init": str(given)}
+    state = load_pretrained(given).state
+    out = str(tmp_path / "same")
+    again = load_pretrained(train_here(of(method, small, out=out, **zero), "imagenet")).state
+    assert "fresh" not in capsys.readouterr().err
+    target = {key for key in again if key.startswith("target.")}
+    assert bool(target) == (method in ("byol", "mocov2"))
+    for key, value in again.items():
+        if "running" in key or "num_batches" in key or key in ("queue", "pushed"):
+            continue
+        new = {"target.0": "backbone", "target.1": "projector"}
+        source = new[key[:8]] + key[8:] if key in target else key
+        torch.testing.assert_close(value, state[source], msg=key)
+    other = "mocov2" if method != "mocov2" else "byol"
+    train_here(of(other, small, out=str(tmp_path / "other"), **zero), "imagenet")
+    assert "fresh: projector" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Runs that are shuffled within a window: resumed, in other containers, by any pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastsiam.config import ConvertConfig, TrainConfig
+from fastsiam.config.verify import VerifyConfig
+from fastsiam.errors import CheckpointError
+from fastsiam.pipelines.convert.command import convert_data
+from fastsiam.pipelines.store import base
+from fastsiam.run.log import read_metrics
+from fastsiam.train.command import train_here
+from fastsiam.train.remembered import Remembered
+from fastsiam.train.verify import verify
+from tests.configs import flags, with_settings
+from tests.pipelines.cases import PIPELINES, readable
+from tests.ranks import fastsiam_on_ranks
+from tests.sources import folder_members, tar
+
+
+@pytest.fixture
+def shuffled(small: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    """A run of 12 steps on 24 images in 6 blocks, within windows of 7 images."""
+    monkeypatch.setattr(base, "BLOCK_IMAGES", 4)
+    return with_settings(small, shuffle="window:7", knn_every=0, tracker="none")
+
+
+def digests(run: Path) -> list[Any]:
+    return [line["seen"] for line in read_metrics(run) if line["kind"] == "train"]
+
+
+def verified(run: Path, **settings: Any) -> str:
+    return "\n".join(verify(run, VerifyConfig(workers=0, **settings)))
+
+
+def test_a_run_says_how_good_its_shuffle_is(
+    shuffled: TrainConfig, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    train_here(with_settings(shuffled, max_steps=1), "imagenet")
+    said = capfd.readouterr().err
+    assert "shuffle within a window of 7 images, of 6 blocks: beside a full shuffle" in said
+    assert "the largest class of a batch has up to" in said
+    full = with_settings(shuffled, max_steps=1, shuffle="full", out=str(tmp_path / "full"))
+    assert Remembered.load(train_here(full, "imagenet")).blocks is None  # type: ignore[union-attr]
+    assert "window" not in capfd.readouterr().err
+
+
+def test_in_any_container_a_run_goes_on_in_the_order_that_it_began_with(
+    shuffled: TrainConfig, images: Path, tmp_path: Path
+) -> None:
+    """Though the images lie otherwise in each, so that new runs of them have other orders."""
+    whole = train_here(with_settings(shuffled, out=str(tmp_path / "whole")), "imagenet")
+    convert_data("folder", ConvertConfig(source=str(images), out=str(tmp_path / "converted")))
+    other = tar(tmp_path / "other.tar", folder_members(images / "train")[::-1])
+    for number, place in enumerate((images, tmp_path / "converted", other, images), 1):
+        stop = with_settings(shuffled, data=str(place), max_steps=3 * number - 1)
+        train_here(stop, "imagenet")
+    run = train_here(shuffled, "imagenet")
+    assert digests(run) == digests(whole)
+    assert "12 log lines agree" in verified(run)
+    assert "12 log lines agree" in verified(run, data=str(other), pipeline="memory")
+    turned = with_settings(shuffled, data=str(other), out=str(tmp_path / "turned"))
+    assert digests(train_here(turned, "imagenet")) != digests(whole)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_pipeline_shows_that_order(name: str, shuffled: TrainConfig) -> None:
+    data = str(readable(name, Path(shuffled.data.data)))
+    config = with_settings(shuffled, pipeline=name, data=data, max_steps=4)
+    assert "4 log lines agree" in verified(train_here(config, "imagenet"))
+
+
+def test_two_ranks_show_it_together(small: TrainConfig) -> None:
+    config = with_settings(small, shuffle="window:7", gpus=2, knn_every=0, max_steps=3)
+    fastsiam_on_ranks(2, "train", *flags(config))
+    assert "3 log lines agree" in verified(Path(config.run.out))
+
+
+def test_a_run_keeps_its_shuffle(shuffled: TrainConfig) -> None:
+    train_here(with_settings(shuffled, max_steps=2), "imagenet")
+    with pytest.raises(CheckpointError, match=r"shuffle: window:7 -> full"):
+        train_here(with_settings(shuffled, shuffle="full"), "imagenet")
+
+
+def test_an_image_that_is_lost_moves_no_other(shuffled: TrainConfig, images: Path) -> None:
+    train_here(with_settings(shuffled, max_steps=5), "imagenet")
+    (images / "train" / "class1" / "001.jpg").unlink()
+    run = train_here(with_settings(shuffled, data_changed="accept"), "imagenet")
+    found = Remembered.load(run)
+    assert found is not None and found.blocks is not None
+    assert found.blocks.tolist() == [i // 4 for i in range(24)]

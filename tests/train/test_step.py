@@ -1,0 +1,103 @@
+"""The training step: whatever makes it fast leaves its results as they are."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastsiam.config import StepConfig, TrainConfig
+from fastsiam.model.numerics import keep_freed_memory
+from fastsiam.train.command import preflight
+from fastsiam.train.step import TrainingStep
+from tests import rank_jobs
+from tests.configs import with_settings
+from tests.processes import Forked
+from tests.train.runs import CPU, assert_same, results
+
+
+def test_recomputed_blocks_give_the_same_step() -> None:
+    assert_same(results(activation_memory=0.5), results())
+
+
+def saved_bytes(**settings: Any) -> int:
+    config = with_settings(rank_jobs.CONFIG, **settings)
+    method = rank_jobs.make_method()
+    TrainingStep(config, method, CPU, steps_per_epoch=10).prepare()
+    total = 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.numel() * tensor.element_size()
+        return tensor
+
+    batch = rank_jobs.global_batch()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        method(batch.views, batch.index)
+    return total
+
+
+def test_recomputing_saves_memory() -> None:
+    assert saved_bytes(activation_memory=0.5) < 0.5 * saved_bytes()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_kept_memory_is_not_handed_out_anew(kept: bool) -> None:
+    """Page faults of the tenth large tensor: none if the memory of the ninth was kept."""
+    done = Forked(count_faults, kept).wait()
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) < 100) == kept, done.stdout  # the tensor has 16,384 pages
+
+
+def count_faults(kept: bool) -> None:
+    """Print those of the tenth large tensor, in a process of its own."""
+
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def work() -> None:
+        torch.empty(2**26, dtype=torch.uint8).fill_(1)
+
+    if kept:
+        keep_freed_memory()
+    for _ in range(9):
+        work()
+    before = faults()
+    work()
+    print(faults() - before, flush=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compile": "yes"}, "compile must be auto, on or off"),
+        ({"activation_memory": 1.5}, "activation-memory must be from 0 to 1"),
+        ({"compile": "off", "cuda_graphs": True}, "cuda-graphs needs"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StepConfig(**settings)
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(small: TrainConfig) -> None:
+    from fastsiam.errors import DeviceError
+
+    with pytest.raises(ValueError, match="cuda-graphs does not go with accumulate"):
+        replace(
+            small,
+            optim=replace(small.optim, accumulate=2),
+            step=StepConfig(compile="on", cuda_graphs=True),
+        )
+    with pytest.raises(DeviceError, match="--cuda-graphs works on one GPU"):
+        preflight(with_settings(small, compile="on", cuda_graphs=True), world=1)
+    with pytest.raises(ValueError, match="2 ranks cannot be cut into groups of 3"):
+        preflight(with_settings(small, sync_bn_ranks=3), world=2)
+    with pytest.raises(ValueError, match=r"4 images of a rank at a time .* groups of 3: choose"):
+        preflight(with_settings(small, sync_bn=False, bn_images=3), world=2)
+    with pytest.raises(ValueError, match="bn-images is of images on one rank: add --no-sync-bn"):
+        with_settings(small, bn_images=2)
