@@ -96,7 +96,7 @@ dist: $(VENV)/installed        ## an sdist, and a manylinux wheel that needs no 
 	rm dist/*-linux_*.whl
 	$(PY) -m auditwheel show dist/*.whl
 
-gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: go on
+gpu:                           ## tests and measurements of a GPU, as far as MINUTES go; again: continue
 	$(GPU_PY) -m fastsiam bench gpu --minutes $(MINUTES) \
 	    $(if $(filter command line,$(origin OUT)),--out $(OUT)) $(if $(DATA),--data $(DATA)) $(if $(CIFAR10),--cifar10 $(CIFAR10)) $(if $(DEVICE),--device $(DEVICE)) \
 	    $(if $(AGAIN),--again $(AGAIN))

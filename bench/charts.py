@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -70,15 +69,12 @@ def charts(records: Sequence[Record], run: Sequence[Record] = ()) -> dict[str, F
     if case == "sweep":
         overs = grouped(records, lambda one: str(one.facts["over"]))
         return {plain_name(f"sweep-{over}"): _sweep(over, of) for over, of in overs.items()}
-    if case == "startup":
-        return {case: _stacks(title_of(case), _startup(records), "seconds", records[0])}
     drawn = [one for one in records if one.images]
     if case == "peers":
         drawn.sort(key=lambda one: -one.images_per_second)
     found = {plain_name(case): _bars(drawn)} if drawn else {}
     if case == "loader" and (parts := stages(run)):
-        unit = "milliseconds of processor time for an image, both views"
-        found["stages"] = _stacks("Where the processor time goes", parts, unit, records[0])
+        found["stages"] = _stacks(parts, records[0])
     return found
 
 
@@ -173,17 +169,10 @@ def plain_name(text: str) -> str:
 
 
 def _bars(records: Sequence[Record]) -> Figure:
-    """Draw a bar for each record, under the form in which images are stored, with its ceiling."""
-    groups = grouped(records, lambda one: str(one.facts.get("stored", "")))
-    rows: list[tuple[str, Record | None]] = []
-    for stored, of in groups.items():
-        rows += [(stored, None)] * (len(groups) > 1)
-        rows += [(one.name.removesuffix(f", {stored}"), one) for one in of]
-    figure, axes = _canvas(title_of(records[0].case), records[0], len(rows))
+    """Draw a bar for each record, with its ceiling."""
+    figure, axes = _canvas(title_of(records[0].case), records[0], len(records))
     edge = 0.0
-    for y, (_, one) in enumerate(rows):
-        if one is None:
-            continue
+    for y, one in enumerate(records):
         hatch, speed = "////" if one.unsteady else None, one.images_per_second
         axes.barh(y, speed, 0.72, color=_colour(one), hatch=hatch, edgecolor="white", lw=0)
         axes.errorbar(speed, y, xerr=_whisker(one), color=INK, linewidth=0.8, capsize=2)
@@ -195,19 +184,15 @@ def _bars(records: Sequence[Record]) -> Figure:
             axes.vlines(ceiling, y - 0.5, y + 0.5, colors=INK, linestyles="--", lw=1)
             edge = max(edge, 1.1 * ceiling)
     axes.set_xlim(0, edge)
-    axes.set_yticks(range(len(rows)), [_tick(name) for name, _ in rows])
-    for text, (_, one) in zip(axes.get_yticklabels(), rows, strict=True):
-        text.set_fontweight("normal" if one else "bold")
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(records)), [_tick(one.name) for one in records])
+    axes.set_ylim(len(records) - 0.4, -0.6)
     axes.set_xlabel(_legend(records))
     return figure
 
 
-def _stacks(
-    title: str, parts: Mapping[str, Mapping[str, float]], unit: str, first: Record
-) -> Figure:
-    """Draw bars that are made of parts."""
-    figure, axes = _canvas(title, first, len(parts) + 1)
+def _stacks(parts: Mapping[str, Mapping[str, float]], first: Record) -> Figure:
+    """Draw bars that are made of stages."""
+    figure, axes = _canvas("Where the processor time goes", first, len(parts) + 1)
     for y, of in enumerate(parts.values()):
         left = 0.0
         for (part, size), colour in zip(of.items(), _PART_COLOURS, strict=True):
@@ -219,36 +204,21 @@ def _stacks(
     axes.set_yticks(range(len(parts)), [_tick(name) for name in parts])
     axes.set_ylim(len(parts) - 0.4, -1.2)
     axes.legend(loc="upper right", ncols=3, frameon=False, fontsize=7, borderaxespad=0)
-    axes.set_xlabel(unit)
+    axes.set_xlabel("milliseconds of processor time for an image, both views")
     return figure
-
-
-def _startup(records: Iterable[Record]) -> dict[str, dict[str, float]]:
-    """Return what the seconds from the start of a process to the end of an epoch are made of."""
-    found = {}
-    for one in records:
-        imported = one.facts.get("imports", 0.0)
-        first = one.facts.get("first_batch", imported)
-        found[one.name] = {
-            "importing": imported,
-            "to the first batch": max(0.0, first - imported),
-            "the rest of the epoch": max(0.0, statistics.median(one.all_seconds) - first),
-        }
-    return found
 
 
 def _sweep(over: str, records: Sequence[Record]) -> Figure:
     """Draw speeds over what is varied, and what speeds in proportion to it would be."""
     figure, axes = _canvas(f"Images/s over {over}", records[0], 9)
     scales, measured, ideals = over in {"workers", "ranks"}, 0.0, 0.0
-    lines = {name: sorted(of, key=_value) for name, of in grouped(records, _line).items()}
+    lines = grouped(sorted(records, key=_value), lambda one: one.pipeline or one.name)
     for name, of in sorted(lines.items(), key=lambda line: -line[1][-1].images_per_second):
-        first, last = of[0], of[-1]
-        values, colour = [_value(one) for one in of], _colour(first)
-        gain = _times(last.images_per_second / first.images_per_second)
+        first, last, colour = of[0], of[-1], _colour(of[0])
         label = f"{name} {_short(last.images_per_second)}"
-        label += f" ({gain})" if scales and len(of) > 1 else ""
-        speeds = [one.images_per_second for one in of]
+        if scales and len(of) > 1:
+            label += f" ({_times(last.images_per_second / first.images_per_second)})"
+        values, speeds = [_value(one) for one in of], [one.images_per_second for one in of]
         axes.plot(values, speeds, color=colour, linewidth=1.6, label=_tick(label))
         for one in of:
             axes.errorbar(
@@ -282,15 +252,6 @@ def _sweep(over: str, records: Sequence[Record]) -> Figure:
 def _value(one: Record) -> float:
     """Return where a record stands in a sweep."""
     return float(one.facts["value"])
-
-
-def _line(one: Record) -> str:
-    """Name the line of a sweep that a record is a point of."""
-    if not one.pipeline:
-        return one.name.rpartition(", ")[0] or one.name
-    words = [one.pipeline, str(one.facts.get("what", ""))]
-    stored = str(one.facts.get("stored", "original"))
-    return " ".join(filter(None, words)) + ("" if stored == "original" else f", {stored}")
 
 
 def _label(one: Record) -> str:

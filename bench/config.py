@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastsiam.bench.lightly import NAMES
 from fastsiam.bench.peers import PEERS
-from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import (
     OWN_BACKBONES,
     AugmentConfig,
@@ -34,6 +32,32 @@ Over = Literal["workers", "batch", "crop", "quality", "prefetch", "jpeg-engine",
 """What a sweep varies: workers, images of a batch, side of a view, JPEG quality, batches made
 ahead, percent of the images for the GPU's JPEG engine, processes."""
 
+_PLAIN = {"precision": "fp32", "channels_last": False, "compile": "off"}
+AUTHORS, SYNC_BN = "authors", "syncbn"
+"""Variants: the step of the paper's authors' code, which others are compared with; and the one that
+takes several ranks, which is measured beside the same without shared statistics."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "eager": {"compile": "off"},
+    "fp32": {"precision": "fp32"},
+    "fp16": {"precision": "fp16"},
+    "nchw": {"channels_last": False},
+    "recompute": {"activation_memory": 0.5},
+    "cuda-graphs": {"cuda_graphs": True},
+    "plain": _PLAIN,
+    "plain-bf16": _PLAIN | {"precision": "bf16"},
+    "plain-channels-last": _PLAIN | {"channels_last": True},
+    "plain-compiled": _PLAIN | {"compile": "on"},
+    SYNC_BN: {"sync_bn": True},
+    AUTHORS: _PLAIN,
+}
+"""Ways to take a training step: the settings, of ``NumericsConfig`` and ``StepConfig``, that differ
+from the default, which is compiled, in bfloat16 where the hardware has it, and channels last."""
+ONLY_ON_GPU = ("fp16", "cuda-graphs")
+"""Variants that a CPU does not have."""
+
+METHODS = ("simsiam", "fastsiam", "simclr", "mocov2", "byol", "swav")
+"""Methods that lightly has the parts of."""
 PIPELINES: tuple[Pipeline, ...] = get_args(ImagePipeline)
 SOAKED: tuple[Pipeline, ...] = (*PIPELINES, "synthetic")
 """What ``fastsiam bench soak`` has runs with."""
@@ -102,9 +126,10 @@ class BenchConfig(Config):
         "0,20,100", "Milliseconds that are added to each request of object storage, as a,b."
     )
     repeats: int = setting(
-        5,
-        "How often each thing is timed, in turns, after a first time that does not count.",
-        at_least=1,
+        0,
+        "How often each thing is timed, in turns, after a first time that does not count; "
+        "0 is 5 times, or 3 by bench all.",
+        at_least=0,
     )
     device: Literal["auto", "cuda", "cpu"] = setting(
         "auto", "Where views shall lie and training runs; auto takes the GPU if there is one."
@@ -124,7 +149,7 @@ class BenchConfig(Config):
             ("stored", get_args(Stored)),
             ("variants", VARIANTS),
             ("peers", PEERS),
-            ("methods", NAMES),
+            ("methods", METHODS),
         ):
             for name in getattr(self, field).split(","):
                 require(
@@ -173,7 +198,7 @@ class BenchConfig(Config):
 
     @property
     def train(self) -> TrainConfig:
-        """The recipe, with what is asked for in its place."""
+        """The recipe, with the crop and the backbone that were asked for."""
         config = RECIPES[self.recipe]()
         augment, model = config.augment, config.model
         if self.crop:
@@ -213,7 +238,7 @@ class GpuConfig(Config):
     )
     out: str = setting(
         "",
-        "Folder for the page, records and logs. A later call goes on from what it finds there. "
+        "Folder for the page, records and logs. A later call continues from what it finds there. "
         "Default: $OUT/gpu if OUT is set, else runs/gpu.",
     )
     again: str = setting("", "Stages to do anew although they are done, as a,b.")

@@ -20,9 +20,9 @@ from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastsiam.bench.measure import GpuWatch, clocked, give_back_gpu_memory, gpu_memory, in_turns
+from fastsiam.bench.measure import GpuWatch, clocked, give_back_gpu_memory, gpu_memory
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import FastSiamError
 
@@ -53,24 +53,25 @@ class ContenderFailed(FastSiamError):
     """A contender's process ended with an error, which is the message."""
 
 
-class Process:
+class _Process(NamedTuple):
     """A new process, which imports what most work needs and waits to be told what to build."""
 
-    def __init__(self) -> None:
-        self._end, theirs = _SPAWN.Pipe()
-        self._process = _SPAWN.Process(target=_serve, args=(theirs,))
-        self._process.start()
-        theirs.close()
+    process: Any
+    pipe: Connection
+    """Where it is told what to do, and answers."""
 
-    @property
-    def end_of_pipe(self) -> Connection:
-        """Where its answers come out."""
-        return self._end
+    @classmethod
+    def start(cls) -> _Process:
+        pipe, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=_serve, args=(theirs,))
+        process.start()
+        theirs.close()
+        return cls(process, pipe)
 
     def tell(self, message: Any) -> None:
-        """Send a message; if it has died, that is heard next."""
+        """Send a message; if the process has died, that is heard next."""
         with contextlib.suppress(OSError):
-            self._end.send(message)
+            self.pipe.send(message)
 
     def hear(self) -> Any:
         """Wait for its answer.
@@ -79,13 +80,13 @@ class Process:
             ContenderFailed: it is an error, or the process died.
         """
         try:
-            answer = self._end.recv()
+            answer = self.pipe.recv()
         except (EOFError, OSError):
-            self._process.join(_PATIENCE)
-            code = self._process.exitcode
-            why = " (killed, perhaps for want of memory)" if code == -signal.SIGKILL else ""
+            self.process.join(_PATIENCE)
+            code = self.process.exitcode
+            why = " (killed, perhaps because memory ran out)" if code == -signal.SIGKILL else ""
             raise ContenderFailed(
-                f"its process ended with code {code}{why}; FASTSIAM_DEBUG=1 shows what it says"
+                f"its process ended with code {code}{why}; FASTSIAM_DEBUG=1 shows its output"
             ) from None
         if isinstance(answer, _Failure):
             if os.environ.get("FASTSIAM_DEBUG"):
@@ -93,17 +94,13 @@ class Process:
             raise ContenderFailed(answer.reason)
         return answer
 
-    def leave(self) -> None:
-        """Tell it to end."""
-        self._end.close()
-
     def end(self) -> None:
-        """See to it that it has ended."""
-        self.leave()
-        self._process.join(_PATIENCE)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        """Wait until it has ended, which it does when its pipe is closed."""
+        self.pipe.close()
+        self.process.join(_PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
 
 
 class Contender:
@@ -126,18 +123,18 @@ class Contender:
         settings: Mapping[str, Any],
         *,
         ranks: int = 1,
-        spare: Sequence[Process] = (),
+        spare: Sequence[_Process] = (),
         patience: float | None = None,
     ) -> None:
         self._patience = patience
         before, port = gpu_memory(), _free_port()
-        self._processes = [*spare, *(Process() for _ in range(ranks - len(spare)))]
+        self._processes = [*spare, *(_Process.start() for _ in range(ranks - len(spare)))]
         for rank, process in enumerate(self._processes):
             place: dict[str, Any] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
             place |= {"LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            process.tell((build, dict(settings), place))  # alone too, whoever started us
+            process.tell((build, dict(settings), place))  # alone too: our own may have others
         try:
-            self.images: dict[str, int] = self._hear()[0]
+            self.images: dict[str, int] = self._answers()[0]
             """How many images each piece of its work goes through, by name."""
             self.first = {work: self.run(work) for work in self.images}
             """Each piece of its work, done for the first time."""
@@ -150,8 +147,7 @@ class Contender:
 
     def run(self, work: str) -> Sample:
         """Have it do a piece of its work: all ranks together, to the end of the slowest."""
-        self._tell(("run", work))
-        samples: list[Sample] = self._hear()
+        samples: list[Sample] = self._ask("run", work)
         return Sample(
             max(sample.wall for sample in samples),
             sum(sample.cpu for sample in samples),
@@ -160,37 +156,35 @@ class Contender:
 
     def rest(self) -> None:
         """Have it give back the GPU memory that it only keeps for later: it is others' turn."""
-        self._tell(("rest", ""))
-        self._hear()
+        self._ask("rest", "")
 
     def facts(self, work: str) -> dict[str, Any]:
         """Ask what else is to be told of a piece of its work; the first rank answers."""
-        self._tell(("facts", work))
-        facts: dict[str, Any] = self._hear()[0]
+        facts: dict[str, Any] = self._ask("facts", work)[0]
         return facts
 
     def close(self) -> None:
         """End its processes."""
         for process in self._processes:
-            process.leave()
+            process.pipe.close()
         for process in self._processes:
             process.end()
 
-    def _tell(self, message: Any) -> None:
+    def _ask(self, what: str, work: str) -> list[Any]:
         for process in self._processes:
-            process.tell(message)
+            process.tell((what, work))
+        return self._answers()
 
-    def _hear(self) -> list[Any]:
+    def _answers(self) -> list[Any]:
         """Return all answers; a failure comes out at once, for the others may wait for it."""
-        answers: dict[Process, Any] = {}
-        while waiting := {p.end_of_pipe: p for p in self._processes if p not in answers}:
-            ready = wait(list(waiting), self._patience)
+        answers: dict[Any, Any] = {}
+        waiting: dict[Any, _Process] = {one.pipe: one for one in self._processes}
+        while left := [pipe for pipe in waiting if pipe not in answers]:
+            ready = wait(left, self._patience)
             if not ready:
                 raise ContenderFailed(f"no answer came in {self._patience:.0f} s")
-            for end in ready:
-                process = waiting[end]  # type: ignore[index]
-                answers[process] = process.hear()
-        return [answers[process] for process in self._processes]
+            answers |= {pipe: waiting[pipe].hear() for pipe in ready}
+        return [answers[pipe] for pipe in waiting]
 
 
 class Contest:
@@ -211,7 +205,7 @@ class Contest:
         patience: float | None = None,
     ) -> None:
         self._say, self._apart, self._patience = say, apart, patience
-        self._spare: list[Process] = []
+        self._spare: list[_Process] = []
         self._waiting: dict[str, Callable[[], bool]] = {}
         self._watch = GpuWatch()
         self._windows: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -259,7 +253,7 @@ class Contest:
     def _start(self, name: str, build: Build, ranks: int, settings: Mapping[str, Any]) -> bool:
         self._say(f"{name}: warming up")
         spare = self._spare
-        self._spare = [Process()]  # the next one's, which imports meanwhile
+        self._spare = [_Process.start()]  # the next one's, which imports meanwhile
         try:
             self.contenders[name] = Contender(
                 build, settings, ranks=ranks, spare=spare, patience=self._patience
@@ -271,7 +265,14 @@ class Contest:
     def _measure(self, names: Sequence[str], repeats: int) -> dict[tuple[str, str], Timing]:
         turns = [(name, work) for name in names for work in self.contenders[name].images]
         self._say(f"measuring: {repeats} rounds of {len(turns)}")
-        timings = in_turns({turn: partial(self._turn, *turn) for turn in turns}, repeats=repeats)
+        timings = {turn: Timing() for turn in turns}
+        for _ in range(repeats):
+            for turn in list(timings):
+                sample = self._turn(*turn)
+                if sample is None:
+                    del timings[turn]
+                else:
+                    timings[turn].samples.append(sample)
         for (name, piece), timing in timings.items():
             contender = self.contenders[name]
             timing.images, timing.gpu = contender.images[piece], contender.gpu

@@ -10,6 +10,11 @@ from fastsiam.pipelines.backends import BACKENDS, BASELINE, CEILING
 
 _KEEPS_UP = 0.95
 """Share of the ceiling from which on the model is said to be the bound."""
+_LIGHTER = {
+    False: "a GPU would help most, then a smaller --backbone or --crop",
+    True: "the fastest setting of fastsiam bench step would help most, then a smaller --backbone",
+}
+"""What helps where the model is the bound, by whether it runs on a GPU."""
 
 
 def finding(records: Sequence[Record]) -> str:
@@ -31,7 +36,8 @@ def finding(records: Sequence[Record]) -> str:
     share = min(1.0, baseline.share_of_ceiling or 0.0)  # above 1 is noise
     reached = f"training reaches {share:.0%} of what it could"
     if share >= _KEEPS_UP:
-        return f"{said}the model is the bound, and {reached}."
+        lighter = _LIGHTER[ceiling.config.get("device") == "cuda"]
+        return f"{said}the model is the bound, and {reached}; {lighter}."
     if loader.images_per_second > 2 * ceiling.images_per_second:
         said += f"the model is the bound, but loading takes processor time from it, and {reached}"
     else:
@@ -39,7 +45,7 @@ def finding(records: Sequence[Record]) -> str:
     if decoder := loaders.get(BACKENDS[BASELINE].decoder or ""):
         decoding = decoder.cpu_seconds_per_image / loader.cpu_seconds_per_image
         said += f"; decoding is {decoding:.0%} of the loader's work"
-    fitting = [one for one in trained.values() if _fits(one)]
+    fitting = [one for one in trained.values() if would_fit(one)]
     best = max(fitting, key=lambda one: one.images_per_second)
     if best is baseline:
         return f"{said}; no other pipeline that can run here is faster."
@@ -48,7 +54,7 @@ def finding(records: Sequence[Record]) -> str:
     )
 
 
-def _fits(one: Record) -> bool:
+def would_fit(one: Record) -> bool:
     """Tell whether a pipeline could hold the recipe's data set: all of ImageNet fits nowhere."""
     backend = BACKENDS.get(one.pipeline)  # type: ignore[call-overload]
     return not (backend and backend.resident and one.config.get("recipe") == "imagenet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ FORMS: dict[Stored, ConvertConfig] = {
 }
 
 _MADE, _TAKEN = 512, 8192
-"""Different images, at most: made ones, and the user's. More are the same under other names."""
+"""Different images, at most: made ones, and the user's. More are links to the same."""
 _ROW_GROUP = 100
 """Images in a row group of parquet, as in Hugging Face's data sets."""
 _SIZES = ((500, 375),) * 20 + ((500, 333),) * 15 + ((375, 500),) * 6 + ((333, 500),) * 5 + (
@@ -71,7 +71,10 @@ class Images:
         if out.exists():
             return out
         if form == "tar":
-            _write_tar(open_store(self.folder, "train"), out)
+            store = open_store(self.folder, "train")
+            files = ((store.name(index), bytes(store.read(index))) for index in range(len(store)))
+            out.mkdir()
+            write_tar(out / "train.tar", files)
         elif form == "parquet":
             _write_parquet(open_store(self.folder, "train"), out)
         else:
@@ -112,26 +115,23 @@ def take_images(
     target = folder / f"images-{count}"
     if users_own(config):
         store = open_store(config.root, "train", columns=config.columns)
-        most = min(count, len(store), _TAKEN)
-        taken = np.linspace(0, len(store), most, endpoint=False, dtype=np.int64)
-        _copy(store, taken.tolist(), count, target)
-        about = f"{len(taken):,} of the {len(store):,} images of {config.root.name}"
+        kinds = f"images of {config.root.name}"
     else:
         say("no data given: making images that resemble ImageNet's")
-        made = make_images(target, min(count, _MADE), copies=-(-count // _MADE))
-        about = f"{len(made):,} made images (noise of natural spectra, edges, ImageNet's sizes)"
-        turns = sorted(target.rglob("*.jpg"), key=lambda path: path.stem.split("-")[::-1])
-        for path in turns[count:]:  # of the last copies
-            path.unlink()
-    files = [path for path in target.rglob("*") if path.is_file()]
-    assert len(files) == count
-    mean = sum(path.stat().st_size for path in files) / count
-    images = Images(target, count, f"{about}, {mean / 1000:,.0f} kB on average")
+        made = folder / f"made-{count}"
+        make_images(made, min(count, _MADE))
+        store = open_store(made, "train")
+        kinds = "made images (noise of natural spectra, edges, ImageNet's sizes)"
+    most = min(count, len(store), _TAKEN)
+    taken = np.linspace(0, len(store), most, endpoint=False, dtype=np.int64)
+    size = _copy(store, taken.tolist(), count, target)
+    about = f"{most:,} of the {len(store):,} {kinds}, {size / most / 1000:,.0f} kB on average"
+    images = Images(target, count, about)
     say(f"{count:,} images: {images.about}; copied to {folder}, which the system caches")
     return images
 
 
-def make_images(folder: Path, count: int, *, copies: int = 1) -> Sequence[Path]:
+def make_images(folder: Path, count: int) -> Sequence[Path]:
     """Write JPEGs that decode about as ImageNet's do.
 
     Noise of a natural image's spectrum, smooth light and sharp edges; sizes as in ImageNet, three
@@ -140,11 +140,7 @@ def make_images(folder: Path, count: int, *, copies: int = 1) -> Sequence[Path]:
 
     Args:
         folder: to put class folders into.
-        count: different images.
-        copies: of each.
-
-    Returns:
-        The first copy of each.
+        count: how many.
     """
     generator = np.random.default_rng(0)
     smooth, fine = ([_noise(slope, generator) for _ in range(4)] for slope in (2.2, 0.5))
@@ -163,11 +159,9 @@ def make_images(folder: Path, count: int, *, copies: int = 1) -> Sequence[Path]:
         gray, red, blue = light + detail * cut(fine), 18 * cut(smooth), 18 * cut(smooth)
         pixels = np.stack([gray + red, gray - (red + blue) / 2, gray + blue], -1)
         image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-        first = folder / f"class{number % 8}" / f"{number:05d}-0.jpg"
-        image.save(first, quality=95, subsampling=0 if own.random() < 0.77 else 2)
-        for copy in range(1, copies):
-            os.link(first, first.with_name(f"{number:05d}-{copy}.jpg"))
-        return first
+        path = folder / f"class{number % 8}" / f"{number:05d}.jpg"
+        image.save(path, quality=95, subsampling=0 if own.random() < 0.77 else 2)
+        return path
 
     for kind in range(8):
         (folder / f"class{kind}").mkdir(parents=True, exist_ok=True)
@@ -185,8 +179,12 @@ def _noise(slope: float, generator: np.random.Generator, side: int = 1024) -> ND
     return field.astype(np.float32)
 
 
-def _copy(store: Store, chosen: list[int], count: int, target: Path) -> None:
-    """Write images of a store as files in class folders; pixels become JPEGs."""
+def _copy(store: Store, chosen: list[int], count: int, target: Path) -> int:
+    """Write images of a store as files in class folders; pixels become JPEGs.
+
+    Returns:
+        The bytes of the chosen ones. If ``count`` is larger, they are repeated by links.
+    """
     written: list[Path] = []
     for number in range(count):
         index = chosen[number % len(chosen)]
@@ -207,14 +205,14 @@ def _copy(store: Store, chosen: list[int], count: int, target: Path) -> None:
             own = own.with_suffix(".jpg")
             image.save(own, quality=95)
         written.append(own)
+    return sum(path.stat().st_size for path in written)
 
 
-def _write_tar(store: Store, folder: Path) -> None:
-    folder.mkdir()
-    with tarfile.open(folder / "train.tar", "w") as tar:
-        for index in range(len(store)):
-            data = store.read(index)
-            entry = tarfile.TarInfo(store.name(index))
+def write_tar(path: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write files, by name and content, into a tar."""
+    with tarfile.open(path, "w") as tar:
+        for name, data in files:
+            entry = tarfile.TarInfo(name)
             entry.size = len(data)
             tar.addfile(entry, io.BytesIO(data))
 

@@ -1,4 +1,4 @@
-"""How things are timed: the same work in turns (A B C A B C ...), medians with their spread."""
+"""Measuring time, memory and the GPU's use of a piece of work."""
 
 from __future__ import annotations
 
@@ -14,35 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from fastsiam.bench.timing import Sample, Timing
-
-Key = TypeVar("Key")
-
-
-def in_turns(work: Mapping[Key, Callable[[], Sample | None]], *, repeats: int) -> dict[Key, Timing]:
-    """Time several pieces of work, one after the other, again and again.
-
-    Args:
-        work: by name; each does the same amount every time, warmed up, and times itself. One that
-            returns None is given up.
-        repeats: how often each is timed.
-
-    Returns:
-        The timings by name.
-    """
-    timings = {name: Timing() for name in work}
-    for _ in range(repeats):
-        for name in list(timings):
-            sample = work[name]()
-            if sample is None:
-                del timings[name]
-            else:
-                timings[name].samples.append(sample)
-    return timings
+from fastsiam.bench.timing import Sample
 
 
 def clocked(run: Callable[[], object]) -> Sample:
@@ -71,7 +47,7 @@ def host_memory() -> int:
 
 
 def gpu_memory() -> int:
-    """Return the bytes in use on this machine's GPUs, by all processes; 0 if there are none."""
+    """Return the bytes in use on this machine's GPUs, by all processes; 0 without a GPU."""
     if not shutil.which("nvidia-smi"):
         return 0
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
@@ -80,7 +56,7 @@ def gpu_memory() -> int:
 
 
 class GpuWatch:
-    """Samples how busy the GPUs' units are, as nvidia-smi says; nothing where there is none."""
+    """Samples how busy the GPUs' units are, by nvidia-smi; nothing without it."""
 
     UNITS: ClassVar[dict[str, str]] = {"gpu_busy": "gpu", "jpeg_engine_busy": "jpeg"}
     """Names of the shares, and of nvidia-smi's units."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,22 @@ from fastsiam.report.page import Figure, Section, Table, flat, render
 from fastsiam.study import record as studies_of
 from fastsiam.study import table as studies
 
-_OPEN = re.compile(r"<!--\s*bench:\s*(\S+)(?:\s+([^\s:]+))?(?::\s*(.+?))?\s*-->")
-_OPEN_WHOLE = re.compile(r"<!--\s*(study|soak):\s*(\S+)\s*-->")
-_WHOLE: dict[str, Callable[[Path], str]] = {
-    "study": lambda path: studies.as_markdown(studies_of.read_record(path)),
-    "soak": lambda path: soaks.as_markdown(soaks.read_record(path)),
+_MARKER = re.compile(r"^<!--\s*(/?)(bench|study|soak)\b(.*)-->[ \t]*(\r?)$", re.MULTILINE)
+"""A line that opens or closes a table in a text."""
+_NAMES = re.compile(r":\s*(\S+)(?:\s+([^\s:]+))?(?::\s*(.+?))?\s*")
+"""What an opening marker names: a path, a case and rows of it."""
+_FORM = {
+    "bench": "<!-- bench: PATH CASE -->",
+    "study": "<!-- study: PATH -->",
+    "soak": "<!-- soak: PATH -->",
 }
-"""What is shown of a record that has a file to itself."""
-_CLOSE = {kind: f"<!-- /{kind} -->" for kind in ("bench", *_WHOLE)}
 
 
 def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     """Write a page about records, its charts as pictures, and its tables as Markdown.
 
     Args:
-        files: of records. Those of one run, with a file for each case, belong together.
+        files: of records.
         out: the folder that gets ``index.html``, ``tables.md`` and a PNG for each chart; for the
             case "peers" also an SVG for light and one for dark pages.
 
@@ -52,18 +54,16 @@ def write_report(files: Sequence[Path], out: Path) -> list[Path]:
     runs = [_records(file) for file in files]
     pictures: dict[str, bytes] = {}
     sections, tables = [], []
-    for file, prefix, records in zip(files, _prefixes(files), runs, strict=True):
-        run = [
-            one for other in runs for one in other if other is records or _same_run(one, records)
-        ]
-        for case, of_case in grouped(records, lambda one: one.case).items():
-            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(of_case, run).items()}
+    for number, (file, run) in enumerate(zip(files, runs, strict=True), 1):
+        prefix = f"{number}-{plain_name(file.stem)}-" if len(files) > 1 else ""
+        for case, records in grouped(run, lambda one: one.case).items():
+            drawn = {f"{prefix}{n}.png": png(f) for n, f in charts(records, run).items()}
             pictures |= drawn
             if case == "peers":
-                pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(of_case).items()}
+                pictures |= {f"{prefix}{n}.svg": svg(f) for n, f in front_charts(records).items()}
             title = f"{title_of(case)}{f' ({file})' if len(files) > 1 else ''}"
-            sections.append(_section(title, of_case, drawn))
-            tables.append(f"## {title}\n\n{records_block(of_case)}\n")
+            sections.append(_section(title, records, drawn))
+            tables.append(f"## {title}\n\n{records_block(records)}\n")
     facts = dict.fromkeys(
         f"{_where(one)}; fastsiam {one.environment['fastsiam']}; {one.date}" for one, *_ in runs
     )
@@ -96,55 +96,41 @@ def renew(readme: Path, root: Path) -> list[str]:
         DataError: a file or a case is not there, or a marker is not closed. Nothing is changed.
     """
     before = _text(readme)
-    lines: list[str] = []
+    after, done = "", 0
     renewed: list[str] = []
-    opened, close = 0, ""
-    for number, line in enumerate(before.splitlines(keepends=True), 1):
-        place, mark = f"{readme}, line {number}", line.rstrip()
-        if mark in _CLOSE.values():
-            if mark != close:
-                raise DataError(f"{place}: {mark} closes nothing")
-            opened, close = 0, ""
-        elif kind := next((kind for kind in _CLOSE if mark.startswith(f"<!-- {kind}:")), ""):
-            if opened:
-                break
-            name, block = (_bench if kind == "bench" else _whole)(mark, root, place)
-            end = "\r\n" if line.endswith("\r\n") else "\n"
-            lines += [line, end, *(f"{text}{end}" for text in block.split("\n")), end]
-            renewed.append(name)
-            opened, close = number, _CLOSE[kind]
-            continue
-        if not opened:
-            lines.append(line)
-    if opened:
-        raise DataError(f"{readme}, line {opened}: no {close} follows this marker")
-    after = "".join(lines)
+    markers = list(_MARKER.finditer(before))
+    for opening, closing in zip_longest(markers[::2], markers[1::2]):
+        place = f"{readme}, line {before.count(chr(10), 0, opening.start()) + 1}"
+        kind, close = opening[2], f"<!-- /{opening[2]} -->"
+        if opening[1]:
+            raise DataError(f"{place}: {close} closes nothing")
+        if not closing or closing.group(1, 2) != ("/", kind):
+            raise DataError(f"{place}: no {close} follows this marker")
+        names = _NAMES.fullmatch(opening[3])
+        if not names or (kind != "bench" and names[2]):
+            raise DataError(f"{place}: a marker is {_FORM[kind]}, not {opening[0].strip()}")
+        end = f"{opening[4]}\n"
+        block = _block(kind, root / names[1], names[2] or "", names[3], place).replace("\n", end)
+        after += f"{before[done : opening.end()]}\n{end}{block}{end}{end}"
+        done = closing.start()
+        renewed.append(" ".join(filter(None, names.group(1, 2))))
+    after += before[done:]
     if after != before:
         with explained(DataError, f"cannot write {readme}"), written_whole(readme) as temporary:
             temporary.write_bytes(after.encode())
     return renewed
 
 
-def _bench(mark: str, root: Path, place: str) -> tuple[str, str]:
-    """Return what a marker of measurements names, and what is to follow it."""
-    found = _OPEN.fullmatch(mark)
-    if not found:
-        raise DataError(f"{place}: a marker is <!-- bench: PATH CASE -->, not {mark}")
-    path, case = found[1], found[2] or ""
-    name = f"{path} {case}".rstrip()
+def _block(kind: str, path: Path, case: str, rows: str | None, place: str) -> str:
+    """Return what stands between a pair of markers."""
+    if kind == "study":
+        return studies.as_markdown(studies_of.read_record(path))
+    if kind == "soak":
+        return soaks.as_markdown(soaks.read_record(path))
     if case == "finding":
-        return name, finding(_records(root / path))
-    records = _case(root / path, case, place)
-    return name, records_block(_rows(records, found[3], place) if found[3] else records)
-
-
-def _whole(mark: str, root: Path, place: str) -> tuple[str, str]:
-    """Return what a marker of a study or a soak names, and what is to follow it."""
-    found = _OPEN_WHOLE.fullmatch(mark)
-    if not found:
-        kind = mark.removeprefix("<!-- ").partition(":")[0]
-        raise DataError(f"{place}: a marker is <!-- {kind}: PATH -->, not {mark}")
-    return found[2], _WHOLE[found[1]](root / found[2])
+        return finding(_records(path))
+    records = _case(path, case, place)
+    return records_block(_rows(records, rows, place) if rows else records)
 
 
 def records_block(records: Sequence[Record]) -> str:
@@ -187,25 +173,6 @@ def _records(path: Path) -> list[Record]:
     if not records:
         raise DataError(f"{path} holds no records of fastsiam bench")
     return records
-
-
-def _same_run(one: Record, records: Sequence[Record]) -> bool:
-    return any(
-        (one.command, one.date, one.environment) == (own.command, own.date, own.environment)
-        for own in records
-    )
-
-
-def _prefixes(files: Sequence[Path]) -> list[str]:
-    """Return what the names of each file's charts begin with: nothing, if there is one file."""
-    if len(files) == 1:
-        return [""]
-    for parts in (1, 2):
-        names = ["-".join(file.with_suffix("").parts[-parts:]) for file in files]
-        names = [f"{plain_name(name)}-" for name in names]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{number}-{name}" for number, name in enumerate(names, 1)]
 
 
 def _where(one: Record) -> str:

@@ -83,12 +83,17 @@ class Session:
         """How many ranks are tried: all GPUs of the machine, or two processes on a CPU."""
         return torch.cuda.device_count() if self.gpu else 2
 
+    @property
+    def more_of_small_views(self) -> int:
+        """How many times as many images are measured with if views are smaller than 224 pixels."""
+        return max(1, min(16, (224 // self.config.augment.crop) ** 2))
+
     def images(self, batch: int, *, at_least: int = 1) -> Images:
         """Return whole batches of images, as many as take seconds to load.
 
         They are several batches for each worker, or some workers would have less to do than others.
         """
-        few = (4096 if self.gpu else 512) * self._smaller()
+        few = (4096 if self.gpu else 512) * self.more_of_small_views
         shared = min(_FOR_EACH_WORKER * self.workers * batch, _FOR_EACH_WORKER * few)
         wanted = self.config.images or max(few, shared)
         count = max(at_least, round(wanted / batch)) * batch
@@ -156,10 +161,6 @@ class Session:
             "device": self.device,
             **more,
         }
-
-    def _smaller(self) -> int:
-        """How many times as many images of small views there shall be."""
-        return max(1, min(16, (224 // self.config.augment.crop) ** 2))
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""``fastsiam bench soak``: runs that are hurt again and again, and must end as undisturbed ones do.
+"""``fastsiam bench soak``: runs with faults, which must end as undisturbed runs do.
 
 Pairs of runs train through each pipeline in turn, until the time is over. One of a pair is left
-alone. The other is killed, stopped or hurt every few seconds, and its command is given again until
-it ends well. Then its log lines and weights must equal the first one's, bit for bit, and nothing
-may be left behind.
+alone. The other is killed, stopped or damaged every few seconds, and its command is given again
+until it ends well. Then its log lines and weights must equal the first one's, bit for bit, and
+nothing may be left behind.
 
 torch is imported where a run is compared: the report reads records without it.
 """
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from PIL import Image
 
 from fastsiam.bench.config import SoakConfig
@@ -59,7 +60,7 @@ _KEYS = {"minutes", "seed", "ranks", "runs", "findings", "command", "environment
 
 @dataclass(slots=True)
 class Run:
-    """A run at work, or between two starts."""
+    """A run, started any number of times."""
 
     out: Path
     data: Path
@@ -143,25 +144,26 @@ class Run:
 
     def children(self, kind: str) -> list[int]:
         """Return its processes of a kind: rank, or worker (a loader's)."""
-        processes = processes_of(self.mark)
-        ranks = [one for one in processes if _parent(one) == self.pid]
+        processes = [one.info for one in processes_of(self.mark)]
+        below = [one for one in processes if one["ppid"] == self.pid]
         if kind == "rank":
-            return [one for one in ranks if b"LOCAL_RANK=" in _proc(one, "environ")]
-        workers = [one for one in processes if _parent(one) in ranks]
-        return [one for one in workers if b"resource_tracker" not in _proc(one, "cmdline")]
+            return [one["pid"] for one in below if "LOCAL_RANK" in one["environ"]]
+        ranks = {one["pid"] for one in below}
+        workers = [one for one in processes if one["ppid"] in ranks]
+        return [x["pid"] for x in workers if "resource_tracker" not in " ".join(x["cmdline"])]
 
     def kill(self) -> None:
         """End all its processes."""
         for process in processes_of(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def remaining(self, seconds: float) -> list[int]:
         """Wait until no process of it is left; return those that are."""
         deadline = time.monotonic() + seconds
         while (left := processes_of(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return left
+        return [one.pid for one in left]
 
     def left_behind(self) -> list[str]:
         """Return what it left in its folder that a run that ended well does not leave."""
@@ -292,7 +294,7 @@ FAULTS = (
 
 @dataclass(slots=True)
 class Soak:
-    """The soak under way, and what came of it so far."""
+    """The state of a soak."""
 
     config: SoakConfig
     folder: Path
@@ -461,11 +463,12 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def processes_of(mark: str) -> list[int]:
+def processes_of(mark: str) -> list[psutil.Process]:
     """Return the processes whose environment has ``mark``, which they have from their parents."""
-    numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    found = (n for n in numbers if mark.encode() in _proc(n, "environ").split(b"\0"))
-    return sorted(n for n in found if n != os.getpid())
+    name, _, value = mark.partition("=")
+    processes = psutil.process_iter(["pid", "ppid", "environ", "cmdline"])
+    found = (one for one in processes if (one.info["environ"] or {}).get(name) == value)
+    return [one for one in found if one.pid != os.getpid()]
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -518,15 +521,3 @@ def as_markdown(record: Mapping[str, Any]) -> str:
         parts.append(markdown(heads, rows))
     found = [f"- {one}" for one in record["findings"]] or ["Nothing else was found."]
     return "\n\n".join([*parts, "\n".join(found)])
-
-
-def _parent(process: int) -> int:
-    with contextlib.suppress(ValueError, IndexError):
-        return int(_proc(process, "stat").rpartition(b")")[2].split()[1])
-    return 0
-
-
-def _proc(process: int, name: str) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/{name}").read_bytes()
-    return b""

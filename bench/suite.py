@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fastsiam.bench.cases import CASES
@@ -12,6 +13,8 @@ from fastsiam.bench.session import session
 from fastsiam.bench.tables import caption, differences, table
 from fastsiam.errors import BackendError
 
+_REPEATS, _FEW_REPEATS = 5, 3
+"""If nobody asks for a number; the fewer are those of ``all``."""
 HOW = (
     "Each contender is a process of its own, warmed up (startup: new each time). They take turns "
     "(A B C A B C ...); a figure is the median of its repeats, its spread half the distance "
@@ -31,7 +34,8 @@ def run(case: str, config: BenchConfig) -> list[Record]:
     """
     if config.json:
         check_writable(Path(config.json))
-    with session(config) as own:
+    repeats = config.repeats or (_FEW_REPEATS if case == "all" else _REPEATS)
+    with session(replace(config, repeats=repeats)) as own:
         records = CASES[case].measure(own)
     if not records:
         raise BackendError("nothing could be measured; the reasons are above")

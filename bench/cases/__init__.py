@@ -47,8 +47,8 @@ def title_of(case: str) -> str:
 _ROWS = (
     Case(
         name="all",
-        help="What tells most in few minutes: loader, photometric, train, step.",
-        options=(*_IMAGES, "backbone", "pipelines", "stored", "variants", *_COMMON),
+        help="What limits training here, and what would help most, in about two minutes.",
+        options=(*_IMAGES, "backbone", "pipelines", "stored", *_COMMON),
     ),
     Case(
         name="loader",

@@ -1,24 +1,30 @@
-"""What tells a user most in few minutes: loading, the photometric stage, training, its step."""
+"""What limits training here, in about two minutes: loading by each pipeline, then training."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fastsiam.bench.cases import loader, photometric, step, train
+from fastsiam.bench.cases import loader, train
+from fastsiam.bench.finding import would_fit
 from fastsiam.bench.records import Record
 from fastsiam.bench.session import Session
-from fastsiam.bench.variants import AUTHORS
 
-_QUICK = f"eager,{AUTHORS}"
-"""Steps of a CPU that need no compiler and one process."""
+_FOR_EACH_WORKER = 128
+"""Images of a repeat that a core loads, of 224 pixels; more of smaller ones."""
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure the four, one after the other."""
-    variants = session.config.variants or ("" if session.gpu else _QUICK)
-    return [
-        *loader.measure(session),
-        *photometric.measure(session),
-        *train.measure(session),
-        *step.measure(replace(session, config=replace(session.config, variants=variants))),
-    ]
+    """Measure all loaders, and training by the baseline and the pipelines that were asked for.
+
+    If none was, training is fed by the pipeline that loads fastest and could hold the data.
+    """
+    config = session.config
+    if not session.gpu and not config.images:
+        images = _FOR_EACH_WORKER * session.workers * session.more_of_small_views
+        config = replace(config, images=images)
+    records = loader.measure(replace(session, config=config))
+    if not config.pipelines:
+        views = [one for one in records if one.facts.get("what") == "views" and would_fit(one)]
+        fastest = max(views, key=lambda one: one.images_per_second, default=None)
+        config = replace(config, pipelines=fastest.pipeline if fastest else "")
+    return records + train.measure(replace(session, config=config))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fastsiam.bench.contest import Work
-from fastsiam.bench.images import Silent
+from fastsiam.bench.images import Silent, write_tar
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import ConvertConfig
@@ -78,17 +78,15 @@ def measure(session: Session) -> list[Record]:
 
 def _archive(folder: Path, tar: Path) -> bool:
     """Put the images that conversion leaves as they are into a tar; tell if there are any."""
-    kept = folder.with_name(f"{folder.name}-kept")
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if prepare(path.read_bytes(), None, ConvertConfig()).how == UNCHANGED:
-            own = kept / path.relative_to(folder)
-            own.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, own)
-    if not kept.exists():
-        return False
-    subprocess.run(["tar", "-cf", str(tar), "-C", str(kept), "."], check=True)
-    shutil.rmtree(kept)
-    return True
+    contents = ((path, path.read_bytes()) for path in sorted(folder.rglob("*")) if path.is_file())
+    kept = [
+        (str(path.relative_to(folder)), data)
+        for path, data in contents
+        if prepare(data, None, ConvertConfig()).how == UNCHANGED
+    ]
+    if kept:
+        write_tar(tar, kept)
+    return bool(kept)
 
 
 def build_convert(*, name: str, source: Path, target: Path, workers: int) -> dict[str, Work]:

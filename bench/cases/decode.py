@@ -34,7 +34,7 @@ _DALI = {"cpu": "DALI", "cuda": "DALI on the GPU"}
 ON_GPU = ("nvJPEG", _DALI["cuda"])
 """Those that decode on a GPU."""
 OURS, OUR_PART = "fastsiam", "fastsiam: the boxes' part"
-"""Our own decoder: of whole images, and of what a step's boxes need."""
+"""fastsiam's decoder: of whole images, and of what a step's boxes need."""
 TURBO_PART = "libjpeg-turbo with crop and skip"
 """libjpeg-turbo, of what the same boxes need, by its public functions."""
 OPTIONAL = {

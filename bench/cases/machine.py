@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fastsiam.bench.contest import Work
 from fastsiam.bench.records import Record, record
+from fastsiam.bench.session import Session
 from fastsiam.bench.timing import Timing
 
-if TYPE_CHECKING:  # not imported in the processes that are measured
-    from fastsiam.bench.session import Session
-
-MACHINE = "machine"
-"""Name of the contender."""
-_UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def measure(session: Session) -> list[Record]:
     """Measure copies within memory (and to a GPU's), and matrix products, as torch does them."""
     with session.contest() as contest:
-        contest.enter(MACHINE, build_machine, device=session.device)
+        contest.enter("machine", build_machine, device=session.device)
         timings = contest.run(session.config.repeats)
     return [
         record(
@@ -41,15 +35,6 @@ def measure(session: Session) -> list[Record]:
 def _rate(timing: Timing) -> dict[str, Any]:
     value, unit = timing.facts["amount"] / timing.median, timing.facts["unit"]
     return {"rate": f"{value:,.3g} {unit}", "value": value}
-
-
-def rates(timings: Mapping[tuple[str, str], Timing]) -> dict[str, float]:
-    """Return what the contender ``MACHINE`` did, in bytes or operations a second."""
-    return {
-        work: timing.facts["amount"] * _UNITS[timing.facts["unit"]] / timing.median
-        for (name, work), timing in timings.items()
-        if name == MACHINE
-    }
 
 
 def build_machine(*, device: str) -> dict[str, Work]:

@@ -12,11 +12,11 @@ from importlib import metadata
 import torch
 
 from fastsiam.bench.cases.step import Fed, Stepper, build_step, stepping
+from fastsiam.bench.config import AUTHORS, METHODS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.contest import Contest, Work
-from fastsiam.bench.lightly import NAMES, require_lightly
+from fastsiam.bench.peers import require_lightly
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
-from fastsiam.bench.variants import AUTHORS, VARIANTS
 from fastsiam.config import METHOD_CONFIGS, TrainConfig
 from fastsiam.views.batch import Batch
 
@@ -26,7 +26,7 @@ _WAYS = ("default", "eager", "plain")
 
 def measure(session: Session) -> list[Record]:
     """Measure each method, ours and lightly's in turns; one method after the other."""
-    chosen = session.config.methods.split(",") if session.config.methods else NAMES
+    chosen = session.config.methods.split(",") if session.config.methods else METHODS
     return [one for name in chosen for one in _measured(session, name)]
 
 
@@ -59,18 +59,18 @@ def _entered(contest: Contest, session: Session, name: str) -> dict[str, TrainCo
     configs = {f"{name}, lightly": _config(session, name, "plain")}
     contest.enter(f"{name}, lightly", build_lightly, config=configs[f"{name}, lightly"])
     for way in ways:
-        variant, who = VARIANTS[way], f"{name}, {way}"
-        if variant.several_ranks or way == AUTHORS:
+        who = f"{name}, {way}"
+        if way in (SYNC_BN, AUTHORS):
             session.console.say(f"{who}: not measured: it is of fastsiam bench step")
-        elif variant.only_on in ("", session.device):
+        elif session.gpu or way not in ONLY_ON_GPU:
             configs[who] = _config(session, name, way)
             contest.enter(who, build_step, config=configs[who])
     return configs
 
 
 def _config(session: Session, name: str, way: str) -> TrainConfig:
-    """Return the recipe with a method in its place, as by default if it is another one."""
-    settings = {"compile": "on"} | VARIANTS[way].settings
+    """Return the recipe with a method: the recipe's own, or another with default settings."""
+    settings = {"compile": "on"} | VARIANTS[way]
     config = session.train_config(session.trained_batch, **settings)
     if config.model.method.name == name:
         return config
@@ -92,16 +92,13 @@ def lightly_step(own: Fed) -> Stepper:
 
     ``channels_last`` is as the settings say, whatever the layout of the batches.
     """
-    from fastsiam.bench.lightly.methods import composed
-    from fastsiam.bench.lightly.training import Step, laid_out_by_channels
+    from fastsiam.bench.lightly import Step, composed, memory_format
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
     model = composed(own.config, steps_per_epoch=own.loader.steps).to(own.place.device).train()
-    layout = torch.contiguous_format
-    if laid_out_by_channels(own.config):
-        layout = torch.channels_last
-        model = model.to(memory_format=layout)
+    layout = memory_format(own.config)
+    model = model.to(memory_format=layout)
     step = Step(own.config, model)
 
     def take(batch: Batch) -> None:

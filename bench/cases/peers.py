@@ -1,21 +1,78 @@
-"""How fast other libraries make two finished views, beside our pipelines, on the same images."""
+"""How fast other libraries make two finished views, beside our pipelines, on the same images.
+
+Each library is set up as its documentation describes, with the paper's settings where it has them.
+"""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from fastsiam.bench.cases.loader import build_loading
 from fastsiam.bench.contest import Work
-from fastsiam.bench.peers import PEERS, starter
-from fastsiam.bench.peers.job import Job
+from fastsiam.bench.peers import PEERS
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
-from fastsiam.errors import FastSiamError
+from fastsiam.config import AugmentConfig, ViewConfig
 from fastsiam.pipelines.backends import BASELINE
+from fastsiam.pipelines.store.beton import BetonStore
+
+Views = tuple[Tensor, Tensor]
+"""Both views of a batch: (N, 3, S, S) float32, normalised. The next batch may overwrite them."""
+Epoch = Callable[[], Iterator[Views]]
+"""Yields the batches of the next epoch."""
+
+_SOLO_LEARN_SCALE = (0.08, 1.0)
+_SOLO_LEARN_TAPS = 23
+_DALI_AHEAD = 2
+"""Batches that DALI makes ahead by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a library is to do."""
+
+    folder: str
+    """Folder of class folders of JPEGs."""
+    beton: str
+    """The same images as a .beton file."""
+    augment: AugmentConfig
+    batch: int
+    workers: int
+    images: int
+    """Images of an epoch: whole batches of them."""
+    device: torch.device
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        return self.images // self.batch
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Both views of an image by the same transformation."""
+
+    view: Callable[[Any], Tensor]
+
+    def __call__(self, image: Any) -> Views:
+        """Return both views."""
+        return self.view(image), self.view(image)
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure them in the same run, in turns."""
+    """Measure the libraries and our pipelines in the same run, in turns."""
     batch = session.loaded_batch
     images = session.images(batch)
     pipelines = {f"fastsiam --pipeline {one}": one for one in session.config.pipeline_names}
@@ -40,10 +97,7 @@ def measure(session: Session) -> list[Record]:
             device=torch.device(session.device),
         )
         for peer in session.config.peer_names:
-            reason = PEERS[peer].missing
-            if session.device not in PEERS[peer].devices:
-                reason = reason or f"it does not work on {session.device}"
-            if reason:
+            if reason := PEERS[peer].missing:
                 session.console.say(f"{peer}: not measured: {reason}")
             else:
                 contest.enter(PEERS[peer].title, build_peer, peer=peer, job=job)
@@ -65,23 +119,382 @@ def measure(session: Session) -> list[Record]:
 
 
 def build_peer(*, peer: str, job: Job) -> dict[str, Work]:
-    """Start another library; its work is an epoch.
-
-    Args:
-        peer: its name in ``PEERS``.
-        job: what it is to do.
-
-    Raises:
-        FastSiamError: its packages are missing.
-    """
-    about = PEERS[peer]
-    if reason := about.missing:
-        raise FastSiamError(f"{about.title} is not installed: {reason}")
-    opened = starter(peer)(job)
+    """Start another library, by its name in ``PEERS``; its work is an epoch."""
+    epoch = STARTERS[peer](job)
 
     def run() -> None:
-        for _ in opened.epoch():
+        for _ in epoch():
             pass
 
-    facts = {"differs": about.differs, "version": opened.version}
+    facts = {"differs": PEERS[peer].differs, "version": PEERS[peer].version}
     return {"views": Work(run, job.images, lambda: facts)}
+
+
+def torchvision_view(augment: AugmentConfig) -> Callable[[Any], Any]:
+    """Return what makes a view of a decoded image, a uint8 tensor, by ``transforms.v2``."""
+    from torchvision.transforms import v2
+
+    a = augment.views[0]
+    jitter = v2.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue)
+    blur = v2.GaussianBlur(_taps(a), (a.blur_sigma_min, a.blur_sigma_max))
+    view: Callable[[Any], Any] = v2.Compose(
+        [
+            v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a), antialias=True),
+            v2.RandomApply([jitter], p=a.jitter_p),
+            v2.RandomGrayscale(a.gray_p),
+            v2.RandomApply([blur], p=a.blur_p),
+            v2.RandomHorizontalFlip(a.flip_p),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(augment.mean, augment.std),
+        ]
+    )
+    return view
+
+
+def _by_lightly(job: Job) -> Epoch:
+    from lightly.transforms.simsiam_transform import SimSiamTransform
+
+    blur_p = job.augment.views[0].blur_p
+    return _by_dataloader(job, SimSiamTransform(input_size=job.augment.crop, gaussian_blur=blur_p))
+
+
+def _by_torchvision(job: Job) -> Epoch:
+    from torchvision.io import ImageReadMode, decode_image
+
+    read = partial(decode_image, mode=ImageReadMode.RGB)
+    return _by_dataloader(job, Twice(torchvision_view(job.augment)), read=read)
+
+
+def _by_spdl(job: Job) -> Epoch:
+    """SPDL's pipeline, with as many threads as workers; FFmpeg decodes."""
+    from spdl.io import get_video_filter_desc, load_image, to_torch
+    from spdl.pipeline import PipelineBuilder
+    from torchvision.datasets import ImageFolder
+
+    files = [path for path, _ in ImageFolder(job.folder).samples]
+    views, as_rgb = Twice(torchvision_view(job.augment)), get_video_filter_desc(pix_fmt="rgb24")
+
+    def views_of(path: str) -> Views:
+        return views(to_torch(load_image(path, filter_desc=as_rgb)).permute(2, 0, 1))
+
+    def stack(items: list[Views]) -> Views:
+        first, second = zip(*items, strict=True)
+        return torch.stack(first), torch.stack(second)
+
+    def epoch() -> Iterator[Views]:
+        chosen = torch.randperm(len(files))[: job.images].tolist()
+        pipeline = (
+            PipelineBuilder()
+            .add_source([files[index] for index in chosen])
+            .pipe(views_of, concurrency=job.workers)
+            .aggregate(job.batch, drop_last=True)
+            .pipe(stack)
+            .add_sink(2)
+            .build(num_threads=job.workers)
+        )
+        with pipeline.auto_stop():
+            for batch in pipeline:
+                yield _moved(batch, job)
+
+    return epoch
+
+
+@dataclass(frozen=True)
+class _Albumentations:
+    """Its transformation as a function of the image."""
+
+    transform: Any
+
+    def __call__(self, image: Any) -> Tensor:
+        view: Tensor = self.transform(image=image)["image"]
+        return view
+
+
+def _by_albumentations(job: Job) -> Epoch:
+    os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # it would look for a newer version online
+    import albumentations as A
+    import cv2
+
+    a = job.augment.views[0]
+    view = A.Compose(
+        [
+            A.RandomResizedCrop((a.crop, a.crop), _scale(a), _ratio(a)),
+            A.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue, p=a.jitter_p),
+            A.ToGray(p=a.gray_p),
+            A.GaussianBlur(0, (a.blur_sigma_min, a.blur_sigma_max), p=a.blur_p),
+            A.HorizontalFlip(p=a.flip_p),
+            A.Normalize(job.augment.mean, job.augment.std),
+            A.ToTensorV2(),
+        ]
+    )
+    read = partial(cv2.imread, flags=cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+    return _by_dataloader(job, Twice(_Albumentations(view)), read=read, begin=_seed_albumentations)
+
+
+def _seed_albumentations(_: int) -> None:
+    """Seed a worker's generator: all inherit the same one, and would draw the same."""
+    import cv2
+    from torch.utils.data import get_worker_info
+
+    cv2.setNumThreads(0)
+    info: Any = get_worker_info()
+    info.dataset.transform.view.transform.set_random_seed(torch.initial_seed() % 2**32)
+
+
+def _by_kornia(job: Job) -> Epoch:
+    """Kornia works on whole batches on the device; PIL crops for it in worker processes."""
+    import kornia.augmentation as K
+    from torchvision.transforms import v2
+
+    a = job.augment.views[0]
+    wide, sigma = _taps(a), (a.blur_sigma_min, a.blur_sigma_max)
+    crop = v2.Compose([v2.RandomResizedCrop(a.crop, _scale(a), _ratio(a)), v2.PILToTensor()])
+    finish = nn.Sequential(
+        K.ColorJitter(a.brightness, a.contrast, a.saturation, a.hue, p=a.jitter_p),
+        K.RandomGrayscale(p=a.gray_p),
+        K.RandomGaussianBlur((wide, wide), sigma, p=a.blur_p),
+        K.RandomHorizontalFlip(p=a.flip_p),
+        K.Normalize(job.augment.mean, job.augment.std),
+    )
+    crops = _by_dataloader(job, Twice(crop))
+
+    def epoch() -> Iterator[Views]:
+        with torch.no_grad():
+            for view1, view2 in crops():
+                yield finish(view1.float() / 255), finish(view2.float() / 255)
+
+    return epoch
+
+
+def _by_dali_as_in_solo_learn(job: Job) -> Epoch:
+    """solo-learn's pipeline for SimSiam (MIT), written anew from its settings.
+
+    ``solo/data/dali_dataloader.py`` and ``scripts/pretrain/imagenet-100/simsiam.yaml`` with
+    ``augmentations/symmetric_weak.yaml`` of github.com/vturrisi/solo-learn. Its iterator continues
+    into the next epoch, which here would be in another contender's turn, so batches are asked for
+    one by one, as many ahead as it would make.
+    """
+    from nvidia import dali
+    from nvidia.dali import fn, types
+
+    gpu = job.device.type == "cuda"
+    pipeline = dali.Pipeline(
+        batch_size=job.batch,
+        num_threads=job.workers,
+        device_id=(job.device.index or 0) if gpu else None,
+        seed=12,
+        exec_dynamic=True,
+        prefetch_queue_depth=1,  # each schedule_run starts one batch
+    )
+    with pipeline:
+        encoded, _ = fn.readers.file(file_root=job.folder, shuffle_after_epoch=True)
+        image = fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
+        pipeline.set_outputs(*(_solo_learn_view(job, image) for _ in range(2)))
+    pipeline.build()
+
+    def epoch() -> Iterator[Views]:
+        for _ in range(min(_DALI_AHEAD, job.steps)):
+            pipeline.schedule_run()
+        for left in reversed(range(job.steps)):
+            stream = torch.cuda.current_stream(job.device) if gpu else None
+            view1, view2 = pipeline.outputs(cuda_stream=stream)
+            if left >= _DALI_AHEAD:
+                pipeline.schedule_run()
+            yield from_dlpack(view1.as_tensor()), from_dlpack(view2.as_tensor())
+
+    return epoch
+
+
+def _solo_learn_view(job: Job, image: Any) -> Any:
+    """Make one view of decoded images: crop, jitter, gray, blur, flip, normalise."""
+    from nvidia.dali import fn, types
+
+    def uniform(around: float, strength: float) -> Any:
+        return fn.random.uniform(range=(around - strength, around + strength))
+
+    def sometimes(p: float, changed: Any, image: Any) -> Any:
+        coin = fn.cast(fn.random.coin_flip(probability=p), dtype=types.BOOL)
+        return coin * changed + (coin ^ True) * image
+
+    a = job.augment.views[0]
+    image = fn.random_resized_crop(
+        image,
+        device="gpu" if job.device.type == "cuda" else "cpu",
+        size=a.crop,
+        random_area=_SOLO_LEARN_SCALE,
+        interp_type=types.INTERP_CUBIC,
+    )
+    twisted = fn.color_twist(
+        image,
+        brightness=uniform(1, a.brightness),
+        contrast=uniform(1, a.contrast),
+        saturation=uniform(1, a.saturation),
+        hue=uniform(0, 360 * a.hue),
+    )
+    image = sometimes(a.jitter_p, twisted, image)
+    gray = fn.color_space_conversion(image, image_type=types.RGB, output_type=types.GRAY)
+    image = sometimes(a.gray_p, fn.cat(gray, gray, gray, axis=2), image)
+    if a.blur_p:
+        sigma = fn.random.uniform(range=(a.blur_sigma_min, a.blur_sigma_max))
+        blurred = fn.gaussian_blur(image, sigma=sigma, window_size=_SOLO_LEARN_TAPS)
+        image = sometimes(a.blur_p, blurred, image)
+    return fn.crop_mirror_normalize(
+        image,
+        mirror=fn.random.coin_flip(probability=a.flip_p),
+        dtype=types.FLOAT,
+        output_layout="CHW",
+        mean=[255 * value for value in job.augment.mean],
+        std=[255 * value for value in job.augment.std],
+    )
+
+
+def _by_slipstream(job: Job) -> Epoch:
+    """slipstream's preset of SimCLR's two views, with the crops' ranges of the settings."""
+    from slipstream import SlipstreamLoader
+    from slipstream.decoders.numba_decoder import Compiler
+    from slipstream.pipelines import simclr
+    from slipstream.readers import SlipstreamImageFolder
+
+    a, device = job.augment.views[0], str(job.device)
+    cache = tempfile.TemporaryDirectory()  # it copies the images' bytes into one file
+    images = SlipstreamImageFolder(job.folder, cache_dir=Path(cache.name))
+    Compiler.set_num_threads(min(job.workers, len(os.sched_getaffinity(0))))
+    loader = SlipstreamLoader(
+        images,
+        batch_size=job.batch,
+        indices=np.linspace(0, len(images) - 1, job.images).round().astype(np.int64),
+        pipelines=simclr(a.crop, _scale(a), _ratio(a), device=device, dtype=torch.float32),
+        device=device,
+        exclude_fields=["path"],
+        verbose=False,
+    )
+
+    def epoch(_: Any = cache) -> Iterator[Views]:  # the file lives as long as this
+        for batch in loader:
+            yield batch["view_0"], batch["view_1"]
+
+    return epoch
+
+
+def _by_ffcv_alone(job: Job) -> Epoch:
+    """FFCV with operations of its own only: two pipelines for the same field."""
+    from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.pipeline.pipeline_spec import PipelineSpec
+    from ffcv.transforms import (
+        NormalizeImage,
+        RandomHorizontalFlip,
+        ToDevice,
+        ToTensor,
+        ToTorchImage,
+    )
+
+    a, gpu = job.augment.views[0], job.device.type == "cuda"
+    mean, std = 255 * np.array(job.augment.mean), 255 * np.array(job.augment.std)
+
+    def view() -> list[Any]:
+        # On a GPU its normalisation would need cupy, which it does not install.
+        normalised = [] if gpu else [NormalizeImage(mean, std, np.float32)]
+        there = [ToDevice(job.device)] if gpu else []
+        return [
+            RandomResizedCropRGBImageDecoder((a.crop, a.crop), _scale(a), _ratio(a)),
+            RandomHorizontalFlip(a.flip_p),
+            *normalised,
+            ToTensor(),
+            *there,
+            ToTorchImage(),
+        ]
+
+    store = BetonStore(Path(job.beton))
+    loader = Loader(
+        job.beton,
+        batch_size=job.batch,
+        num_workers=job.workers,
+        os_cache=True,
+        order=OrderOption.RANDOM,
+        indices=np.linspace(0, len(store) - 1, job.images).round().astype(np.int64),
+        pipelines=dict.fromkeys(store.fields)
+        | {store.image_field: view(), "second": PipelineSpec(store.image_field, transforms=view())},
+    )
+    on_device = [
+        torch.tensor(values, dtype=torch.float32, device=job.device)[:, None, None]
+        for values in (mean, std)
+    ]
+
+    def normalise(view: Tensor) -> Tensor:
+        return view.float().sub_(on_device[0]).div_(on_device[1]) if gpu else view
+
+    def epoch() -> Iterator[Views]:
+        for view1, view2 in loader:
+            yield normalise(view1), normalise(view2)
+
+    return epoch
+
+
+STARTERS: dict[str, Callable[[Job], Epoch]] = {
+    "lightly": _by_lightly,
+    "torchvision-v2": _by_torchvision,
+    "spdl": _by_spdl,
+    "albumentations": _by_albumentations,
+    "kornia": _by_kornia,
+    "dali-solo-learn": _by_dali_as_in_solo_learn,
+    "slipstream": _by_slipstream,
+    "ffcv-plain": _by_ffcv_alone,
+}
+"""What opens each of ``PEERS``."""
+
+
+def _by_dataloader(
+    job: Job,
+    views: Callable[[Any], Any],
+    *,
+    read: Callable[[str], Any] | None = None,
+    begin: Callable[[int], None] | None = None,
+) -> Epoch:
+    """Return epochs of torch's DataLoader.
+
+    Args:
+        job: what to do.
+        views: makes both views of an image, in a worker.
+        read: decodes a file; default: PIL.
+        begin: is called in each worker when it starts.
+    """
+    from torch.utils.data import DataLoader, RandomSampler
+    from torchvision.datasets import ImageFolder
+    from torchvision.datasets.folder import default_loader
+
+    images = ImageFolder(job.folder, views, loader=read or default_loader)
+    loader: DataLoader[Any] = DataLoader(
+        images,
+        batch_size=job.batch,
+        sampler=RandomSampler(images, num_samples=job.images),  # shuffle=True, but for the length
+        num_workers=job.workers,
+        persistent_workers=True,
+        drop_last=True,
+        pin_memory=job.device.type == "cuda",
+        worker_init_fn=begin,
+    )
+
+    def epoch() -> Iterator[Views]:
+        for views, _ in loader:
+            yield _moved(views, job)
+
+    return epoch
+
+
+def _moved(views: Views, job: Job) -> Views:
+    view1, view2 = (view.to(job.device, non_blocking=True) for view in views)
+    return view1, view2
+
+
+def _scale(view: ViewConfig) -> tuple[float, float]:
+    return view.scale_min, view.scale_max
+
+
+def _ratio(view: ViewConfig) -> tuple[float, float]:
+    return view.ratio_min, view.ratio_max
+
+
+def _taps(view: ViewConfig) -> int:
+    """Return how many pixels wide a blur's kernel has to be: three sigma to each side."""
+    return 2 * ceil(3 * view.blur_sigma_max) + 1

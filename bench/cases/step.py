@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,13 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fastsiam import distributed
-from fastsiam.bench import roofline
-from fastsiam.bench.cases.machine import MACHINE, build_machine, rates
+from fastsiam.bench.config import AUTHORS, ONLY_ON_GPU, SYNC_BN, VARIANTS
 from fastsiam.bench.contest import Contest, Work
 from fastsiam.bench.measure import wait_for_gpu
 from fastsiam.bench.records import Record, record
-from fastsiam.bench.timing import Sample, Timing
-from fastsiam.bench.variants import AUTHORS, VARIANTS
 from fastsiam.config import DataConfig, SimSiamConfig, TrainConfig
 from fastsiam.distributed import Place
 from fastsiam.errors import BackendError
@@ -41,23 +38,17 @@ _MOST_STEPS = 50
 
 
 def measure(session: Session) -> list[Record]:
-    """Measure each variant, beside what the machine's own limits allow.
+    """Measure each variant.
 
     On a GPU each ends before the next one starts: the memory of their activations would not fit
     side by side, nor can that of a CUDA graph be given back for a while.
     """
     batch = session.trained_batch
     with session.contest(apart=session.gpu) as contest:
-        contest.enter(MACHINE, build_machine, device=session.device)
         for name in session.config.variant_names:
             _enter(contest, session, name)
         timings = contest.run(session.config.repeats)
     session.not_measured += [f"{name} ({why})" for name, why in contest.failed.items()]
-    least, limits = None, rates(timings)
-    if limits:
-        floor = roofline.floor(session.train_config(batch), roofline.measured(limits))
-        least = Timing([Sample(floor, 0.0)], 1)
-        limits["roofline, images/s"] = 1 / floor
     authors = timings.get((AUTHORS, "step"))
     return [
         record(
@@ -65,23 +56,19 @@ def measure(session: Session) -> list[Record]:
             name,
             timing,
             baseline=(AUTHORS, authors) if authors else None,
-            ceiling=("the roofline", _by(least, timing.facts)) if least else None,
-            facts=limits,
             in_the_clock="forward, backward and optimizer steps on tensors that are ready",
             config=session.settings(batch=batch, backbone=session.config.train.model.backbone),
         )
         for (name, _), timing in timings.items()
-        if name != MACHINE
     ]
 
 
 def _enter(contest: Contest, session: Session, name: str) -> None:
     """Have a variant take part, if it can here; one of several ranks in two ways."""
-    variant, batch = VARIANTS[name], session.trained_batch
-    if variant.only_on not in ("", session.device):
+    if name in ONLY_ON_GPU and not session.gpu:
         return
-    settings = {"compile": "on"} | variant.settings
-    if not variant.several_ranks:
+    batch, settings = session.trained_batch, {"compile": "on"} | VARIANTS[name]
+    if name != SYNC_BN:
         config = session.train_config(batch, **settings)
         contest.enter(name, build_step, config=config, authors=name == AUTHORS)
         return
@@ -91,11 +78,6 @@ def _enter(contest: Contest, session: Session, name: str) -> None:
     for what, more in ((name, {}), ("BN of each", {"sync_bn": False})):
         config = session.train_config(batch, ranks=ranks, **settings | more)
         contest.enter(f"{ranks} ranks, {what}", build_step, ranks=ranks, config=config)
-
-
-def _by(least: Timing, facts: Mapping[str, Any]) -> Timing:
-    """Return the least time of one device for as many as there are."""
-    return replace(least, images=least.images * facts.get("devices", 1))
 
 
 @dataclass(frozen=True)
@@ -180,15 +162,7 @@ def stepping(config: TrainConfig, begin: Callable[[Fed], Stepper]) -> dict[str, 
 
     def facts() -> dict[str, Any]:
         peak = {"peak_gpu_bytes": most()} if on_gpu else {}
-        return (
-            own.facts
-            | peak
-            | {
-                "devices": own.place.world if on_gpu else 1,
-                "seconds_to_build": started,
-                "settings": stepper.settings,
-            }
-        )
+        return own.facts | peak | {"seconds_to_build": started, "settings": stepper.settings}
 
     before = partial(stepper.take, batches[0])  # its memory is there before the clock starts
     return {"step": Work(run, steps * config.optim.batch, facts, before)}
@@ -248,7 +222,7 @@ def authors_step(own: Fed) -> Stepper:
         (-similarity.mean() / 2).backward()
         optimizer.step()
 
-    return Stepper(take, method, VARIANTS[AUTHORS].settings)
+    return Stepper(take, method, VARIANTS[AUTHORS])
 
 
 def _unlike_the_authors(config: SimSiamConfig) -> str:

@@ -3,14 +3,13 @@ the batches that are made ahead, the share of the GPU's JPEG engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastsiam.bench.cases.loader import build_loading
 from fastsiam.bench.cases.train import build_fed
 from fastsiam.bench.config import Over
-from fastsiam.bench.contest import Build
 from fastsiam.bench.records import Record, record
 from fastsiam.bench.session import Session
 from fastsiam.config import DataConfig, Pipeline
@@ -24,31 +23,23 @@ _MATTERS_TO: dict[Over, Callable[[Backend], bool]] = {
 """Settings of some pipelines only."""
 
 
-@dataclass(frozen=True)
-class _Point:
-    """A pipeline with the setting that is varied at some value: a contender."""
-
-    pipeline: Pipeline
-    name: str
-    value: int
-    build: Build
-    settings: dict[str, Any]
-    """What it is built with."""
-    ranks: int = 1
-
-
 def measure(session: Session) -> list[Record]:
     """Measure the pipelines (for ranks: training on ready tensors) with one setting varied."""
     over, ranks = session.config.over, session.config.over == "ranks"
     values = [int(v) for v in session.config.values.split(",") if v] or _values(session, over)
     if ranks and session.gpu and max(values) > session.most_ranks:
         raise DeviceError(f"{max(values)} ranks need as many GPUs; there are {session.most_ranks}")
-    entered: dict[str, _Point] = {}
-    work = "train" if ranks else "views"
+    work, build = ("train", build_fed) if ranks else ("views", build_loading)
+    entered: dict[str, tuple[Pipeline, int]] = {}
     with session.contest() as contest:
-        for point in (_ranks if ranks else _loaders)(session, over, values):
-            if contest.enter(point.name, point.build, ranks=point.ranks, **point.settings):
-                entered[point.name] = point
+        for value in values:
+            for pipeline in (CEILING,) if ranks else _pipelines(session, over):
+                name = f"{pipeline}, {over} {value}"
+                entered[name] = pipeline, value
+                settings = (
+                    _ranks(session, value) if ranks else _settings(session, over, value, pipeline)
+                )
+                contest.enter(name, build, ranks=value if ranks else 1, **settings)
         timings = contest.run(session.config.repeats)
     own = {"batch": session.trained_batch if ranks else session.loaded_batch}
     own |= {"workers": session.workers}
@@ -56,41 +47,35 @@ def measure(session: Session) -> list[Record]:
     for (name, did), timing in timings.items():
         if did != work:
             continue
-        point = entered[name]
-        first = timings.get((f"{point.pipeline}, {over} {values[0]}", work))
+        pipeline, value = entered[name]
+        first = timings.get((f"{pipeline}, {over} {values[0]}", work))
         one = record(
             "sweep",
             name,
             timing,
-            torchvision=timings.get((f"{BASELINE}, {over} {point.value}", "views")),
+            torchvision=timings.get((f"{BASELINE}, {over} {value}", "views")),
             baseline=(f"{over} {values[0]}", first) if first else None,
-            pipeline=point.pipeline,
-            facts={"over": over, "value": point.value},
+            pipeline=pipeline,
+            facts={"over": over, "value": value},
             in_the_clock="training steps on ready tensors: forward, backward, all-reduce, optimizer"
             if ranks
             else "one epoch to finished views, from its first request to its last batch",
-            config=session.settings(**own | {over: point.value}),
+            config=session.settings(**own | {over: value}),
         )
         records.append(one)
     return records
 
 
-def _ranks(session: Session, over: Over, values: Sequence[int]) -> Iterator[_Point]:
-    """Yield training on ready tensors by so many ranks."""
-    for value in values:
-        config = session.train_config(session.trained_batch, ranks=value)
-        settings = {"config": replace(config, data=DataConfig(pipeline=CEILING))}
-        yield _Point(CEILING, f"{CEILING}, {over} {value}", value, build_fed, settings, value)
+def _pipelines(session: Session, over: Over) -> list[Pipeline]:
+    """Return the pipelines that the setting matters to."""
+    names, matters = list(session.config.pipeline_names), _MATTERS_TO.get(over)
+    return [name for name in names if matters(BACKENDS[name])] if matters else names
 
 
-def _loaders(session: Session, over: Over, values: Sequence[int]) -> Iterator[_Point]:
-    """Yield each pipeline that the setting matters to, at each value."""
-    for value in values:
-        for pipeline in session.config.pipeline_names:
-            if over in _MATTERS_TO and not _MATTERS_TO[over](BACKENDS[pipeline]):
-                continue
-            settings = _settings(session, over, value, pipeline)
-            yield _Point(pipeline, f"{pipeline}, {over} {value}", value, build_loading, settings)
+def _ranks(session: Session, value: int) -> dict[str, Any]:
+    """Return what training on ready tensors by so many ranks is built with."""
+    config = session.train_config(session.trained_batch, ranks=value)
+    return {"config": replace(config, data=DataConfig(pipeline=CEILING))}
 
 
 def _settings(session: Session, over: Over, value: int, pipeline: Pipeline) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
-from fastsiam.bench.lightly import require_lightly
+from fastsiam.bench.peers import require_lightly
 from fastsiam.cli.help import Group
 from fastsiam.cli.options import Commands
 from fastsiam.config import PipelineSetting, TrainConfig
@@ -83,7 +83,7 @@ def profile(
 
 @app.command("lightly")
 def _lightly(recipe: str, config: TrainConfig) -> None:
-    """Train a method by lightly's parts, transform and loader, with the settings of a run of ours.
+    """Train a method by lightly's parts, transform and loader, with a run's settings.
 
     --out is a folder: backbone.pt there is for fastsiam eval, result.json says what was done, and
     the last line printed is the same in short. --workers are loader processes.
@@ -91,7 +91,7 @@ def _lightly(recipe: str, config: TrainConfig) -> None:
     require_lightly()
     if not config.run.out:
         raise typer.BadParameter("name a folder for the weights: --out DIR")
-    from fastsiam.bench.lightly.training import train
+    from fastsiam.bench.lightly import train
 
     print(json.dumps(train(config, recipe)))
 

@@ -1,6 +1,6 @@
 """Contenders that are forked from the process that has imported everything.
 
-As ``Process`` of bench/contest.py has them, with a start of Python, each takes seconds.
+Started as bench/contest.py does, by a new Python each, they would take seconds.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from fastsiam.console import Console
         {"recipe": "nothing"},
         {"backbone": "vit"},
         {"values": "1,x"},
-        {"repeats": 0},
+        {"repeats": -1},
         {"batch": 1},
         {"crop": 2},
     ],

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fastsiam.bench.expected import (
-    DEVICES,
     EXPECTED,
     Expectation,
     Found,
-    device_of,
     table,
 )
 from fastsiam.bench.gpu import Setup, stages
@@ -36,31 +35,12 @@ def test_the_docs_have_the_table() -> None:
     ],
 )
 def test_bounds_and_verdicts(low: Any, high: Any, bounds: str, verdicts: list[str]) -> None:
-    one = Expectation("a thing", "ms", (low, high), (9.0, None), lambda _: None)
+    one = Expectation("a thing", "ms", (low, high), (9.0, None), lambda _: nan)
     assert one.bounds_text("H100") == bounds and one.bounds_text("H200") == "at least 9 ms"
     assert [one.verdict(value, "H100") for value in (1.0, 3.0, 5.0)] == verdicts
-    assert one.verdict(5.0, "H200") == "below" and one.verdict(None, "H100") == "not measured"
-
-
-def test_shares_are_percentages() -> None:
-    one = Expectation("a share", "%", (0.97, None), (0.97, None), lambda _: None)
-    assert (one.bounds_text("H200"), one.written(0.9612)) == ("at least 97%", "96.1%")
-
-
-def test_expectations_agree_with_each_other() -> None:
-    """The ratio to the authors' step lies within what the two speeds allow."""
-    rows = {one.what: one for one in EXPECTED}
-    for device in DEVICES:
-        step, authors, ratio = (
-            rows[what].bounds(device)
-            for what in (
-                "step of ResNet-50, batch 512, compiled",
-                "... as the paper's authors take it (H100: batch 256)",
-                "... compiled, times the authors'",
-            )
-        )
-        assert all((*step, *authors, *ratio))
-        assert step[0] / authors[1] < ratio[0] < ratio[1] < step[1] / authors[0]  # type: ignore[operator]
+    assert one.verdict(5.0, "H200") == "below" and one.verdict(nan, "H100") == "not measured"
+    share = Expectation("a share", "%", (0.97, None), (0.97, None), lambda _: nan)
+    assert (share.bounds_text("H200"), share.value_text(0.9612)) == ("at least 97%", "96.1%")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +48,6 @@ def test_expectations_agree_with_each_other() -> None:
     [("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H200", "H200"), ("NVIDIA A100", None), ("", None)],
 )
 def test_figures_are_judged_by_the_device(gpu: str, device: str | None) -> None:
-    assert device_of(gpu) == device
     found = Found({"step-512": [rate("step", "default", 2300)]})
     text = " ".join(table(found, gpu=gpu).split())
     row = "| step of ResNet-50, batch 512, compiled |"
@@ -118,7 +97,7 @@ def test_every_figure_is_found(tmp_path: Path) -> None:
     metrics.append({"kind": "train", "epoch": 100.0, "seconds": 150.0})
     found = Found(records, metrics)
     values = {one.what: one.find(found) for one in EXPECTED}
-    assert None not in values.values(), values
+    assert not any(map(isnan, values.values())), values
     assert values["photometric stage of 512 images"] == pytest.approx(2.0)
     assert values["... compiled, times the authors'"] == pytest.approx(4.0)
     assert values["... compiled, times not compiled"] == pytest.approx(1.25)

@@ -6,29 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fastsiam.bench.measure import GpuWatch, cpu_seconds, forget, in_turns
-from fastsiam.bench.timing import Sample, Timing
+from fastsiam.bench.measure import GpuWatch, cpu_seconds, forget
+from fastsiam.bench.timing import Timing
 from tests.bench.made import sample
-
-
-def test_work_is_done_in_turns_and_given_up_when_it_fails() -> None:
-    calls: list[str] = []
-
-    def work(name: str, last: int = 9) -> Callable[[], Sample | None]:
-        def run() -> Sample | None:
-            calls.append(name)
-            return sample(1.0) if calls.count(name) <= last else None
-
-        return run
-
-    timings = in_turns({"a": work("a"), "b": work("b", last=1), "c": work("c")}, repeats=3)
-    assert "".join(calls) == "abcabcac"
-    assert {name: len(timing.samples) for name, timing in timings.items()} == {"a": 3, "c": 3}
 
 
 def test_medians_and_spreads() -> None:

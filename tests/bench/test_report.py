@@ -18,10 +18,9 @@ from fastsiam.bench.cases.decode import OUR_PART
 from fastsiam.bench.charts import THEMES, charts, front_charts, stages
 from fastsiam.bench.records import Record, read, record, write
 from fastsiam.bench.report import renew, write_report
-from fastsiam.bench.tables import caption, rows_of, table
+from fastsiam.bench.tables import caption, table
 from fastsiam.bench.timing import Sample, Timing
 from fastsiam.errors import DataError
-from fastsiam.report.markdown import markdown
 from tests.conftest import ROOT
 
 IMAGES = 100
@@ -155,22 +154,12 @@ def test_two_files_have_their_own_sections(tmp_path: Path) -> None:
     ]
     written = {path.name for path in write_report(files, tmp_path / "out")}
     assert written == {"index.html", "tables.md"} | {
-        f"{place}-run-{picture}"
-        for place in ("here", "there")
+        f"{number}-run-{picture}"
+        for number in (1, 2)
         for picture in ("peers.png", "peers-light.svg", "peers-dark.svg", "step.png")
     }
     text = (tmp_path / "out" / "index.html").read_text()
     assert all(f"Beside other libraries ({file})" in text for file in files)
-
-
-def test_stages_come_together_from_the_files_of_one_run(tmp_path: Path) -> None:
-    loader = [loading("ffcv", "crops", 2.0), loading("ffcv", "views", 3.0)]
-    decode = [decoding(OUR_PART, 1.0)]
-    other = [replace(one, command="fastsiam bench decode") for one in decode]
-    for records, drawn in ((decode, True), (other, False)):
-        files = [saved(tmp_path / "loader.json", loader), saved(tmp_path / "decode.json", records)]
-        names = {path.name for path in write_report(files, tmp_path / "out")}
-        assert ("loader-stages.png" in names) is drawn
 
 
 def test_pictures_are_the_same_whenever_they_are_made(tmp_path: Path) -> None:
@@ -201,20 +190,6 @@ def test_hostile_names_are_only_text(tmp_path: Path) -> None:
         assert "<script" not in text and 'src="http' not in text
         assert f"<td>{one.name}</td>" in html.unescape(text)
         write_report([saved(tmp_path / "b.json", records)], tmp_path / case)
-
-
-def test_a_row_is_rendered_twice(tmp_path: Path) -> None:
-    """A name with a bar and a line's end is escaped in Markdown, and in the page as it is."""
-    name = "a | b\nc"
-    records = [measured("step", name), measured("step", "plain")]
-    heads, rows = rows_of(records)
-    assert heads[0] == "" and [row[0] for row in rows] == [name, "plain"]
-    assert {len(row) for row in rows} == {len(heads)}
-    assert table(records) == markdown(heads, rows)
-    lines = table(records).split("\n")
-    assert len(lines) == 4 and "| a \\| b c " in lines[2]
-    write_report([saved(tmp_path / "run.json", records)], tmp_path / "out")
-    assert f"<tr><td>{name}</td>" in (tmp_path / "out" / "index.html").read_text()
 
 
 def test_the_ideal_line_starts_at_the_first_point() -> None:
@@ -314,15 +289,6 @@ def test_tables_in_a_text_are_renewed_and_nothing_else(tmp_path: Path, end: str)
         assert readme.read_bytes() == text(*made)
 
 
-def test_a_table_of_some_rows(tmp_path: Path) -> None:
-    first, left_out, last = (measured("step", name) for name in ("a, b", "c", "d"))
-    saved(tmp_path / "a.json", [first, left_out, last])
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- bench: a.json step: d; a, b -->\n<!-- /bench -->\n")
-    renew(readme, tmp_path)
-    assert table([last, first]) in readme.read_text()
-
-
 GOOD = "<!-- bench: a.json step -->\nold\n<!-- /bench -->\n"
 
 
@@ -365,7 +331,7 @@ def test_what_cannot_be_read_or_written_is_said_in_one_line(tmp_path: Path) -> N
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study):", page.read_text())]
+WITH_TABLES = [page for page in PAGES if re.search("<!-- (bench|study|soak):", page.read_text())]
 
 
 def test_every_record_stands_on_a_page() -> None:
@@ -386,17 +352,3 @@ def test_published_tables_are_those_of_the_records(page: Path, tmp_path: Path) -
 def test_records_were_made_by_commands() -> None:
     for path in sorted((ROOT / "bench" / "results").glob("*.json")):
         assert all(one.command.startswith("fastsiam bench ") for one in read(path)), path
-
-
-def test_the_finding_can_stand_in_a_readme(tmp_path: Path) -> None:
-    fed = Timing([Sample(1.0, 1.0)], 8)
-    loaded = record("loader", "torchvision views", fed, config={}, pipeline="torchvision")
-    trained = [
-        record("train", name, fed, config={}, pipeline=name, ceiling=("ready tensors", fed))
-        for name in ("synthetic", "torchvision")
-    ]
-    write(tmp_path / "all.json", [loaded, *trained])
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- bench: all.json finding -->\n<!-- /bench -->\n")
-    assert renew(readme, tmp_path) == ["all.json finding"]
-    assert "the model is the bound, and training reaches 100%" in readme.read_text()

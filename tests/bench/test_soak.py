@@ -9,13 +9,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fastsiam.bench import soak as module
 from fastsiam.bench.config import SoakConfig
-from fastsiam.bench.report import renew
 from fastsiam.bench.soak import FAULTS, Run, Soak, as_markdown, processes_of, read_record, soak
 from fastsiam.config import TrainConfig
 from fastsiam.config.files import parse_assignments
@@ -24,6 +22,7 @@ from fastsiam.run.checkpoint import last
 from fastsiam.train.command import train_here
 from tests.commands import parse
 from tests.configs import with_settings
+from tests.conftest import ROOT
 
 
 @pytest.mark.slow
@@ -155,23 +154,10 @@ def test_a_run_is_known_by_its_mark() -> None:
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, name: value}
     )
     try:
-        assert processes_of(mark) == [process.pid]
+        assert [one.pid for one in processes_of(mark)] == [process.pid]
     finally:
         process.kill()
         process.wait()
-
-
-def record(**changed: object) -> dict[str, Any]:
-    run = {
-        "pipeline": "memory", "seed": 3, "steps": 1200, "starts": 4,
-        "faults": ["Ctrl-C", "Ctrl-C", "a full disk"], "difference": "", "left": [],
-    }  # fmt: skip
-    whole = {
-        "minutes": 12.0, "seed": 1, "ranks": 4, "runs": [run, run], "findings": [],
-        "command": "fastsiam bench soak --minutes 12", "date": "2026-11-23",
-        "environment": {"cores": 2, "cpu": "a CPU", "packages": {"torch": "2"}},
-    }  # fmt: skip
-    return whole | changed
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"runs": [1], "findings": []}'])
@@ -182,20 +168,8 @@ def test_what_is_no_record_is_one_line(content: str, tmp_path: Path) -> None:
         read_record(path)
 
 
-def test_a_page_shows_it(tmp_path: Path) -> None:
-    """With the growth that version 0.2 measured."""
-    grown = {"slope": 0.5, "low": -1.0, "high": 2.0, "level": 300.0, "stretches": 9, "samples": 400}
-    found = record(findings=["memory, seed 3: it hangs"], growth={"memory": grown})
-    (tmp_path / "soak.json").write_text(json.dumps(found))
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- soak: soak.json -->\nold\n<!-- /soak -->\nafter\n")
-    assert renew(page, tmp_path) == ["soak.json"]
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("<!-- /soak -->\nafter\n")
-    assert "old" not in text and as_markdown(record()).splitlines()[2] in text
-    assert "2 runs of 4 gloo ranks in 12 minutes, seed 1" in text
-    assert "- memory, seed 3: it hangs" in text
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    assert ["memory", "2", "2,400", "8", "6", "0"] in rows
-    assert ["Ctrl-C", "4"] in rows and ["a full disk", "2"] in rows
-    assert ["memory MB", "300.0", "+0.50", "-1.00 to +2.00", "9", "400"] in rows
+def test_findings_stand_below_the_tables() -> None:
+    """The docs have a record without any, with the growth that version 0.2 measured."""
+    record = read_record(ROOT / "bench" / "results" / "soak" / "soak.json")
+    assert as_markdown(record).endswith("\n\nNothing else was found.")
+    assert as_markdown(record | {"findings": ["it hangs"]}).endswith("\n\n- it hangs")

@@ -41,7 +41,7 @@ def config_of(name: str, **changes: Any) -> TrainConfig:
 
 def both(name: str, **changes: Any) -> tuple[Method, Any]:
     """Return our method and lightly's parts, with the same weights."""
-    from fastsiam.bench.lightly.methods import composed
+    from fastsiam.bench.lightly import composed
 
     config = config_of(name, **changes)
     torch.manual_seed(0)

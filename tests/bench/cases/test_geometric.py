@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
-from fastsiam.bench.cases import CASES
 from fastsiam.bench.cases.geometric import _by_torchvision
-from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.session import session
 from fastsiam.config import AugmentConfig
 from fastsiam.pipelines.job import crop_views
 from fastsiam.views.draws import draw_views
-
-pytestmark = pytest.mark.usefixtures("forked_contenders")
 
 
 def test_torchvision_does_the_same_work() -> None:
@@ -25,11 +19,3 @@ def test_torchvision_does_the_same_work() -> None:
     for view in range(2):
         theirs = _by_torchvision(image.permute(2, 0, 1), params, view, 0, 32).permute(1, 2, 0)
         assert (crops[view, 0].int() - theirs.int()).abs().max() <= 2
-
-
-def test_the_stage_is_measured(little: BenchConfig) -> None:
-    with session(little) as own:
-        records = {one.name: one for one in CASES["geometric"].measure(own)}
-    assert records["fastsiam"].images == 2 * 8 and records["fastsiam"].ratio
-    assert records["torchvision, image by image"].ratio == 1
-    assert records["one pass over the crops"].share_of_ceiling == 1

@@ -12,11 +12,9 @@ from torch import nn
 from fastsiam.bench.cases import CASES
 from fastsiam.bench.cases.methods import lightly_step
 from fastsiam.bench.cases.step import fed, step_of
-from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.lightly import NAMES
+from fastsiam.bench.config import METHODS, VARIANTS, BenchConfig
 from fastsiam.bench.records import read
 from fastsiam.bench.session import Session, session
-from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import METHOD_CONFIGS, DataConfig
 from tests.bench.cases.test_train import Announced
 from tests.bench.contenders import bench
@@ -50,7 +48,7 @@ def test_every_method_has_its_settings(
         assert CASES["methods"].measure(own) == []
         recipe = own.config.train.model.method
     assert list(contest.entered) == [
-        f"{name}, {who}" for name in NAMES for who in ("lightly", "plain")
+        f"{name}, {who}" for name in METHODS for who in ("lightly", "plain")
     ]
     for name, config in contest.entered.items():
         method = name.partition(",")[0]
@@ -69,7 +67,7 @@ def test_lightlys_step_is_the_same_training(name: str, little: BenchConfig) -> N
     """From the same weights, on the same batches, both come to the same weights."""
     pytest.importorskip("lightly", reason="needs lightly: pip install lightly")
     with session(little) as own:
-        config = own.train_config(8, **VARIANTS["plain"].settings)
+        config = own.train_config(8, **VARIANTS["plain"])
         config = replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
     if name != "simsiam":
         config = replace(config, model=replace(config.model, method=METHOD_CONFIGS[name]()))

@@ -11,9 +11,8 @@ import torch
 
 from fastsiam.bench.cases import step as step_case
 from fastsiam.bench.cases.step import authors_step, fed, step_of
-from fastsiam.bench.config import BenchConfig
+from fastsiam.bench.config import VARIANTS, BenchConfig
 from fastsiam.bench.session import session
-from fastsiam.bench.variants import VARIANTS
 from fastsiam.config import DataConfig, TrainConfig
 from fastsiam.errors import BackendError
 from tests.configs import with_settings
@@ -21,7 +20,7 @@ from tests.configs import with_settings
 
 def config_of(little: BenchConfig, variant: str) -> TrainConfig:
     with session(little) as own:
-        config = own.train_config(8, **VARIANTS[variant].settings)
+        config = own.train_config(8, **VARIANTS[variant])
     return replace(config, data=DataConfig(data=little.data, pipeline="memory", workers=0))
 
 
@@ -44,7 +43,7 @@ def test_settings_are_told_as_they_are_used(little: BenchConfig) -> None:
     assert settings["step"]["compile"] == "off"
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[settings["numerics"]["precision"]]
     assert own.facts == {"precision": dtype, "batch": 8, "ranks": 1}
-    assert authors_step(own).settings == VARIANTS["authors"].settings
+    assert authors_step(own).settings == VARIANTS["authors"]
 
 
 def test_a_step_that_cannot_be_compiled_is_not_measured(

@@ -5,15 +5,21 @@ from __future__ import annotations
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastsiam.bench import object_storage
 from fastsiam.bench.cases import CASES, storage
-from fastsiam.bench.cases.storage import build_reading, build_streaming
+from fastsiam.bench.cases.storage import (
+    STREAMING,
+    Job,
+    build_reading,
+    build_streaming,
+    convert_for_litdata,
+)
 from fastsiam.bench.config import BenchConfig
 from fastsiam.bench.session import session
-from fastsiam.bench.streaming import STREAMING, Job, convert_for_litdata
 from fastsiam.bench.tables import table
 from fastsiam.config import DataConfig
 from fastsiam.errors import FastSiamError
@@ -38,25 +44,25 @@ def test_shards_hold_all_images_and_their_labels(shards: Path) -> None:
     assert len(store) == 24 and sorted(store.labels.tolist()) == [0] * 8 + [1] * 8 + [2] * 8
 
 
+def job(shards: Path, **changes: Any) -> Job:
+    own: dict[str, Any] = {"shards": str(shards), "cache": str(shards.parent / "cache")}
+    own |= {"cold": True, "environment": {}, "augment": SMALL, "batch": 8, "workers": 1}
+    return Job(**own | {"images": 24, "window": 10} | changes)
+
+
 @pytest.mark.parametrize("cold", [True, False])
 def test_an_epoch_is_of_a_loader_that_was_just_opened(cold: bool, shards: Path) -> None:
-    data = DataConfig(
-        data=str(shards / "tars"), pipeline="memory", workers=0, cache=str(shards / "cache")
-    )
-    made = build_reading(
-        data=data, augment=SMALL, batch=8, images=24, environment={}, cold=cold
-    )["views"]  # fmt: skip
+    asked, mark = job(shards / "tars", cold=cold, workers=0), shards / "cache" / "mark"
+    made = build_reading(reader="memory", job=asked)["views"]
     assert made.images == 24
     for _ in range(2):
         made.before()
         made.run()
-        (shards / "cache" / "mark").touch()
+        mark.touch()
     made.before()
-    assert (shards / "cache" / "mark").exists() != cold
+    assert mark.exists() != cold
     with pytest.raises(RuntimeError, match="holds 24 images"):
-        build_reading(data=data, augment=SMALL, batch=8, images=80, environment={}, cold=cold)[
-            "views"
-        ].before()
+        build_reading(reader="memory", job=replace(asked, images=80))["views"].before()
 
 
 @pytest.mark.parametrize("peer", STREAMING)
@@ -65,16 +71,13 @@ def test_others_show_every_image(peer: str, shards: Path, tmp_path: Path) -> Non
         pytest.skip(f"not installed: {reason}")
     if peer == "litdata":
         convert_for_litdata(sorted((tmp_path / "images").rglob("*.jpg")), shards / "litdata")
-    job = Job(
-        shards=str(shards / STREAMING[peer].shards), count=16, cache=str(tmp_path / "cache"),
-        augment=SMALL, batch=8, workers=1, window=10,
-    )  # fmt: skip
-    work = build_streaming(peer=peer, job=job, images=24, environment={}, cold=True)["views"]
+    asked = job(shards / STREAMING[peer].shards)
+    work = build_streaming(reader=peer, job=asked)["views"]
     work.before()
     work.run()
     assert work.facts()["version"]
     with pytest.raises(RuntimeError, match="it showed 24 of 800 images"):
-        build_streaming(peer=peer, job=job, images=800, environment={}, cold=False)["views"].run()
+        build_streaming(reader=peer, job=replace(asked, images=800, cold=False))["views"].run()
 
 
 def test_without_a_server_it_says_what_to_install(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
 
 import pytest
 
 from fastsiam.bench.cases import CASES, title_of
-from fastsiam.bench.config import BenchConfig
-from fastsiam.bench.peers import PEERS, starter
+from fastsiam.bench.cases.peers import STARTERS
+from fastsiam.bench.config import VARIANTS, BenchConfig
+from fastsiam.bench.peers import PEERS
+from fastsiam.bench.records import Record
 from fastsiam.bench.session import session
-from fastsiam.bench.variants import VARIANTS
 from fastsiam.pipelines.backends import BACKENDS
 from tests.conftest import ROOT
+from tests.tiers import slow
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -36,16 +39,15 @@ def test_a_case_without_a_title_goes_by_its_name() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_made_of_settings(name: str, little: BenchConfig) -> None:
-    settings = VARIANTS[name].settings
+    settings = VARIANTS[name]
     with session(little) as own:
         config = own.train_config(8, **{"compile": "on"} | settings)
     used = {k: v for part in ("numerics", "step") for k, v in config.to_dict()[part].items()}
     assert {k: used[k] for k in settings} == settings
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_every_peer_can_be_started(name: str) -> None:
-    assert callable(starter(name))
+def test_every_peer_can_be_started() -> None:
+    assert set(STARTERS) == set(PEERS)
 
 
 def test_ceilings_and_colours_are_there_for_every_pipeline() -> None:
@@ -72,3 +74,46 @@ def test_what_measures_nothing_imports_nothing_that_measures(module: str, banned
     loaded = set(done.stdout.split())
     assert f"fastsiam.bench.{module}" in loaded and not loaded & banned
     assert not any(name.startswith("fastsiam.bench.cases.") for name in loaded)
+
+
+def converted(found: dict[str, Record]) -> bool:
+    ours, cp = found["fastsiam, files"], found["cp, files"]
+    expected = ours.images_per_second / cp.images_per_second
+    return bool(ours.ratio == pytest.approx(expected) and ours.facts["megabytes_per_second"] > 0)
+
+
+def cropped(found: dict[str, Record]) -> bool:
+    ratios = found["fastsiam"].ratio, found["torchvision, image by image"].ratio
+    return bool(ratios[0]) and ratios[1] == found["one pass over the crops"].share_of_ceiling == 1
+
+
+def digested(found: dict[str, Record]) -> bool:
+    digest, step = found["digest"], found["step"]
+    share = 100 * digest.cpu_seconds_per_image / step.cpu_seconds_per_image
+    return bool(digest.facts["percent_of_step"] == pytest.approx(share))
+
+
+def limited(found: dict[str, Record]) -> bool:
+    units = [one.facts["rate"].split()[1] for one in found.values()]
+    return units == ["GB/s", "TFLOP/s", "TFLOP/s"]
+
+
+MEASURED: dict[str, tuple[str, Callable[[dict[str, Record]], bool]]] = {
+    # FFCV's writer reads no tar.
+    "convert": ("cp, files; fastsiam, files; ffcv, files; cp, a tar; fastsiam, a tar", converted),
+    "geometric": ("fastsiam; torchvision, image by image; one pass over the crops", cropped),
+    "machine": (
+        "copy within memory; matrix product, bfloat16; matrix product, float32", limited,
+    ),
+    "digest": ("digest; step", digested),
+}  # fmt: skip
+
+
+@pytest.mark.ffcv
+@pytest.mark.usefixtures("forked_contenders")
+@pytest.mark.parametrize("case", [slow(name) if name == "digest" else name for name in MEASURED])
+def test_what_a_case_measures(case: str, little: BenchConfig) -> None:
+    with session(little) as own:
+        records = {one.name: one for one in CASES[case].measure(own)}
+    names, holds = MEASURED[case]
+    assert list(records) == names.split("; ") and holds(records)

@@ -1,24 +1,17 @@
-"""Other libraries that make two views, for ``fastsiam bench peers``: what they are, no torch.
-
-How each is set to work is in a module here of its name, written as its own documentation has it,
-with the paper's settings where it lets one choose.
-"""
+"""The other libraries of ``fastsiam bench peers``: what they need and do; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
+from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fastsiam.bench.peers.job import Job, Opened
+from fastsiam.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One of them."""
+    """A library that makes views."""
 
     title: str
     """Its name in a table."""
@@ -28,19 +21,22 @@ class Peer:
     """What pip has to install for them."""
     packaged: bool = True
     """Whether a package index has it; otherwise it is installed by hand."""
-    devices: tuple[str, ...] = ("cpu", "cuda")
-    """Kinds of devices on which it finishes views."""
     differs: str
-    """Where its work is not ours."""
+    """How its work differs from fastsiam's."""
 
     @property
     def missing(self) -> str | None:
         """How to install it, if a package that it needs is not there."""
         return None if all(map(_is_there, self.packages)) else f"pip install {self.install}"
 
+    @property
+    def version(self) -> str:
+        """The version that is installed."""
+        try:
+            return metadata.version(self.install.replace(",", " ").split()[0])
+        except metadata.PackageNotFoundError:  # as another package, or by hand
+            return str(import_module(self.packages[0]).__version__)
 
-_SLIPSTREAM = ("slipstream", "libslipstream", "litdata")
-_SLIPSTREAM_FROM = "git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg"
 
 PEERS = {
     "lightly": Peer(
@@ -91,28 +87,12 @@ PEERS = {
     ),
     "slipstream": Peer(
         title="slipstream, SimCLR's preset",
-        packages=_SLIPSTREAM,
-        install=_SLIPSTREAM_FROM,
+        packages=("slipstream", "libslipstream", "litdata"),
+        install="git+https://github.com/harvard-visionlab/slipstream, beside libturbojpeg",
         packaged=False,
         differs="Decoded once, by libjpeg-turbo's fast DCT; resizes by bicubics "
         "(stb_image_resize2); the rest in float32 on the device, in batches: a jitter in HSV in a "
         "fixed order, a Gaussian blur of 7 x 7 pixels with one of ten sigmas.",
-    ),
-    "slipstream-crops": Peer(
-        title="slipstream, crops alone",
-        packages=_SLIPSTREAM,
-        install=_SLIPSTREAM_FROM,
-        packaged=False,
-        differs="Crops, flips and normalises only: no jitter, gray or blur; decoded once, by "
-        "libjpeg-turbo's fast DCT; resizes by bicubics (stb_image_resize2).",
-    ),
-    "torchvision-io": Peer(
-        title="torchvision.io and our kernels",
-        packages=("torchvision",),
-        install="torchvision",
-        devices=("cpu",),
-        differs="Nothing: torchvision.io decodes each image once, in threads, and this project's "
-        "kernels do the rest.",
     ),
     "ffcv-plain": Peer(
         title="FFCV's own operations",
@@ -125,10 +105,10 @@ PEERS = {
 """All of them, by name."""
 
 
-def starter(name: str) -> Callable[[Job], Opened]:
-    """Return what begins a peer's work; it imports the peer's packages when it is called."""
-    start: Callable[[Job], Opened] = import_module(f"{__name__}.{name.replace('-', '_')}").start
-    return start
+def require_lightly() -> None:
+    """Raise ``BackendError`` unless lightly is installed."""
+    if missing := PEERS["lightly"].missing:
+        raise BackendError(f"lightly is not installed: {missing}")
 
 
 def _is_there(module: str) -> bool:

@@ -96,15 +96,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("method", "changes", "line"), REFUSED, ids=str)
 def test_what_lightly_lacks_is_refused(method: str, changes: dict[str, Any], line: str) -> None:
     """Or a run would have another's settings in its record."""
-    from fastsiam.bench.lightly.methods import composed
-    from fastsiam.bench.lightly.training import Step
+    from fastsiam.bench.lightly import composed
     from fastsiam.config import METHOD_CONFIGS
 
     demo = RECIPES["demo"]()
     config = replace(demo, model=replace(demo.model, width=4, method=METHOD_CONFIGS[method]()))
     config = with_settings(config, **changes)
     with pytest.raises(BackendError, match=line):
-        Step(config, composed(config, steps_per_epoch=3))
+        composed(config, steps_per_epoch=3)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,7 +111,7 @@ def test_views_have_the_runs_settings(method: str) -> None:
     """Views without anything random are the image, normalised; each setting changes them."""
     from PIL import Image
 
-    from fastsiam.bench.lightly.training import transform_of
+    from fastsiam.bench.lightly import transform_of
 
     plain: dict[str, Any] = {
         "crop": 20, "scale_min": 1.0, "flip_p": 0.0, "jitter_p": 0.0, "gray_p": 0.0, "blur_p": 0.0,

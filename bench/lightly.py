@@ -1,0 +1,494 @@
+"""``fastsiam bench lightly``: methods built of lightly's parts, with the settings of a run.
+
+The networks have fastsiam's backbone and lightly's heads; losses, views, momentum updates and
+memory banks are lightly's, put together as in its own examples. Where lightly's heads have one
+number of layers (SimSiam's, BYOL's and SwAV's projectors) they are built with as many as the
+settings say, by its ``ProjectionHead``.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightly.loss import NegativeCosineSimilarity, NTXentLoss, SwaVLoss
+from lightly.models.batchnorm import SplitBatchNorm
+from lightly.models.modules import (
+    BYOLPredictionHead,
+    MoCoProjectionHead,
+    SimCLRProjectionHead,
+    SimSiamPredictionHead,
+    SwaVPrototypes,
+)
+from lightly.models.modules.heads import ProjectionHead
+from lightly.models.modules.memory_bank import MemoryBankModule
+from lightly.models.utils import (
+    batch_shuffle,
+    batch_unshuffle,
+    deactivate_requires_grad,
+    update_momentum,
+)
+from lightly.transforms.byol_transform import BYOLView2Transform
+from lightly.transforms.multi_view_transform import MultiViewTransform
+from lightly.transforms.simclr_transform import SimCLRViewTransform
+from lightly.transforms.simsiam_transform import SimSiamViewTransform
+from lightly.transforms.swav_transform import SwaVViewTransform
+from lightly.utils.scheduler import cosine_schedule
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+
+from fastsiam.bench.config import METHODS
+from fastsiam.bench.measure import cpu_seconds
+from fastsiam.config import AugmentConfig, TrainConfig, ViewConfig
+from fastsiam.console import Console
+from fastsiam.environment import environment
+from fastsiam.errors import BackendError, FastSiamError, TrainingError
+from fastsiam.files import explained, write_json
+from fastsiam.interchange import plain, weight_files
+from fastsiam.interchange.loading import snippet
+from fastsiam.interchange.pretrained import Input, Pretrained
+from fastsiam.methods.optim import decaying_rate, peak_lr
+from fastsiam.model.backbones import build_backbone
+from fastsiam.model.numerics import keep_freed_memory
+from fastsiam.pipelines import open_training_images
+from fastsiam.pipelines.store import Store
+from fastsiam.pipelines.workers import count as count_workers
+
+Views = Sequence[Tensor]
+"""Of each image: (N, 3, S, S) each, normalised."""
+
+
+class Composed(nn.Module, ABC):
+    """A method that is put together of lightly's parts.
+
+    Args:
+        config: of the run; its method is this one.
+        steps_per_epoch: optimizer steps in an epoch.
+    """
+
+    lacking: tuple[str, ...] = ()
+    """Settings that lightly lacks: they have to be as by default."""
+
+    def __init__(self, config: TrainConfig, *, steps_per_epoch: int) -> None:
+        super().__init__()
+        self.method: Any = config.model.method
+        self.steps_per_epoch, self.total = steps_per_epoch, config.optim.epochs * steps_per_epoch
+        self.backbone = build_backbone(config.model)
+        self._build(self.method, config)
+
+    @abstractmethod
+    def _build(self, method: Any, config: TrainConfig) -> None:
+        """Build the heads and the loss, by the method's settings."""
+
+    @abstractmethod
+    def loss(self, views: Views, step: int) -> Tensor:
+        """Return a batch's loss at a step, from 0; update before it what has no gradient."""
+
+    def constant(self) -> list[nn.Parameter]:
+        """Return the parameters whose learning rate does not decay."""
+        return []
+
+    def projection(
+        self, hidden: int | None = None, *, last: nn.Module | None = None
+    ) -> ProjectionHead:
+        """Build a head with BN after its hidden layers, and ``last`` behind its output."""
+        own, hidden = self.method, hidden or self.method.projector_dim
+        widths = [self.backbone.features, *[hidden] * (own.projector_layers - 1)]
+        blocks: list[Any] = [
+            (width, to, nn.BatchNorm1d(to), nn.ReLU()) for width, to in pairwise(widths)
+        ]
+        return ProjectionHead([*blocks, (widths[-1], own.dim, last, None)])
+
+
+class SimSiam(Composed):
+    """SimSiam; and FastSiam, where there are more than two views."""
+
+    lacking = (
+        *("predictor", "head_bn", "output_affine", "stop_gradient", "similarity", "symmetric"),
+        *("alternate_every", "target_average", "encoder_momentum"),
+    )
+
+    def _build(self, method: Any, config: TrainConfig) -> None:
+        last = nn.BatchNorm1d(method.dim, affine=False)
+        self.projector = self.projection(method.projector_dim or method.dim, last=last)
+        self.predictor = SimSiamPredictionHead(method.dim, method.predictor_dim, method.dim)
+        self.criterion = NegativeCosineSimilarity()
+
+    def loss(self, views: Views, step: int) -> Tensor:
+        """Compare each view's prediction with the mean projection of the others."""
+        z = [self.projector(self.backbone(view)) for view in views]
+        p = [self.predictor(projection) for projection in z]
+        fixed = [projection.detach() for projection in z]
+        losses = []
+        for i, prediction in enumerate(p):
+            others = fixed[:i] + fixed[i + 1 :]
+            losses.append(self.criterion(prediction, torch.stack(others).mean(0)))
+        return torch.stack(losses).mean()
+
+    def constant(self) -> list[nn.Parameter]:
+        """Return the predictor's, if its rate is to be constant."""
+        fixed = self.method.predictor_lr == "constant"
+        return list(self.predictor.parameters()) if fixed else []
+
+
+class SimCLR(Composed):
+    """SimCLR."""
+
+    lacking = "predictor", "stop_gradient"
+
+    def _build(self, method: Any, config: TrainConfig) -> None:
+        widths = self.backbone.features, method.projector_dim, method.dim
+        self.projector = SimCLRProjectionHead(*widths, num_layers=method.projector_layers)
+        self.criterion = NTXentLoss(temperature=method.temperature)
+
+    def loss(self, views: Views, step: int) -> Tensor:
+        """Contrast both views of each image with all others."""
+        first, second = (self.projector(self.backbone(view)) for view in views)
+        loss: Tensor = self.criterion(first, second)
+        return loss
+
+
+class MoCoV2(Composed):
+    """MoCo v2, symmetrised: both views are queries, their keys are the other's.
+
+    The memory bank is asked once for both, so that no query meets the keys of its own batch in it.
+    """
+
+    lacking = ("symmetric",)
+
+    def _build(self, method: Any, config: TrainConfig) -> None:
+        if config.numerics.bn_images:
+            _split_bn(self.backbone, config.optim.batch // config.numerics.bn_images)
+        widths = self.backbone.features, method.projector_dim, method.dim
+        self.projector = MoCoProjectionHead(*widths, num_layers=method.projector_layers)
+        self.encoder = nn.Sequential(self.backbone, self.projector)
+        self.momentum_encoder = copy.deepcopy(self.encoder)
+        deactivate_requires_grad(self.momentum_encoder)
+        self.criterion = NTXentLoss(
+            temperature=method.temperature, memory_bank_size=(method.queue, method.dim)
+        )
+
+    def loss(self, views: Views, step: int) -> Tensor:
+        """Contrast each view with the other's key and the memory bank, and add keys to it."""
+        update_momentum(self.encoder, self.momentum_encoder, m=self.method.encoder_momentum)
+        first, second = (self.encoder(view) for view in views)
+        first_key, second_key = (self._key(view) for view in views)
+        loss: Tensor = self.criterion(
+            torch.cat([second, first]), torch.cat([first_key, second_key])
+        )
+        return loss
+
+    @torch.no_grad()
+    def _key(self, view: Tensor) -> Tensor:
+        shuffled, order = batch_shuffle(view)
+        keys: Tensor = batch_unshuffle(self.momentum_encoder(shuffled), order)
+        return keys
+
+
+class BYOL(Composed):
+    """BYOL. Its loss is four times lightly's examples', to have the slope of its paper's.
+
+    The paper adds up 2 - 2 cos of both directions; these take the mean of their -cos. With SGD the
+    rate would not be the same.
+    """
+
+    def _build(self, method: Any, config: TrainConfig) -> None:
+        self.encoder = nn.Sequential(self.backbone, self.projection())
+        self.predictor = BYOLPredictionHead(method.dim, method.predictor_dim, method.dim)
+        self.momentum_encoder = copy.deepcopy(self.encoder)
+        deactivate_requires_grad(self.momentum_encoder)
+        self.criterion = NegativeCosineSimilarity()
+
+    def loss(self, views: Views, step: int) -> Tensor:
+        """Update the momentum encoder, and predict each view's target from the other."""
+        momentum = self.method.encoder_momentum
+        if self.method.momentum_schedule == "cosine":
+            momentum = cosine_schedule(step, self.total, momentum, 1.0)
+        update_momentum(self.encoder, self.momentum_encoder, m=momentum)
+        first, second = (self.predictor(self.encoder(view)) for view in views)
+        with torch.no_grad():
+            first_target, second_target = (self.momentum_encoder(view) for view in views)
+        loss: Tensor = self.criterion(first, second_target) + self.criterion(second, first_target)
+        return 2 * loss
+
+
+class SwAV(Composed):
+    """SwAV: the first two views are assigned to prototypes, and predicted from all others."""
+
+    lacking = "predictor", "stop_gradient"
+
+    def _build(self, method: Any, config: TrainConfig) -> None:
+        self.projector = self.projection()
+        frozen = round(method.frozen_epochs * self.steps_per_epoch)
+        self.prototypes = SwaVPrototypes(
+            method.dim, method.prototypes, n_steps_frozen_prototypes=frozen
+        )
+        self.criterion = SwaVLoss(
+            temperature=method.temperature,
+            sinkhorn_iterations=method.sinkhorn_rounds,
+            sinkhorn_epsilon=method.epsilon,
+        )
+        size = method.queue, method.dim
+        banks = [MemoryBankModule(size, feature_dim_first=False) for _ in range(2)]
+        self.queues = nn.ModuleList(banks if method.queue else [])
+
+    def loss(self, views: Views, step: int) -> Tensor:
+        """Predict the assignments of two views from the others' scores."""
+        self.prototypes.normalize()
+        features = [F.normalize(self.projector(self.backbone(view)), dim=1) for view in views]
+        scores = [self.prototypes(x, step) for x in features]
+        queued = self._queued(features[:2], step)
+        loss: Tensor = self.criterion(scores[:2], scores[2:], queued)
+        return loss.squeeze()
+
+    def _queued(self, features: Sequence[Tensor], step: int) -> list[Tensor] | None:
+        """Add features to the queues, and return the scores of those that were there."""
+        there = [queue(x, update=True)[1] for queue, x in zip(self.queues, features, strict=False)]
+        if not there or step < self.method.queue_from * self.steps_per_epoch:
+            return None
+        return [self.prototypes(x, step) for x in there]
+
+
+_KINDS: tuple[type[Composed], ...] = (SimSiam, SimSiam, SimCLR, MoCoV2, BYOL, SwAV)
+COMPOSED = dict(zip(METHODS, _KINDS, strict=True))
+"""The methods that lightly has the parts of, by name."""
+
+
+def composed(config: TrainConfig, *, steps_per_epoch: int) -> Composed:
+    """Build a run's method out of lightly's parts; seed torch before.
+
+    Raises:
+        BackendError: lightly cannot do what the settings ask for; names the setting.
+    """
+    method, bn_images = config.model.method, config.numerics.bn_images
+    if method.name not in COMPOSED:
+        raise BackendError(f"lightly's parts make {', '.join(METHODS)}, not {method.name}")
+    kind, usual = COMPOSED[method.name], type(method)()
+    for name in kind.lacking:
+        if getattr(method, name) != getattr(usual, name):
+            flag, value = name.replace("_", "-"), getattr(usual, name)
+            raise BackendError(f"lightly's {method.name} has {flag} {value} alone: leave it so")
+    if getattr(method, "projector_layers", 2) < 2:
+        raise BackendError("lightly's heads have 2 layers or more: set projector-layers")
+    if bn_images and kind is not MoCoV2:
+        raise BackendError(f"lightly's {method.name} has no BN of some images: no bn-images")
+    if bn_images and config.optim.batch % bn_images:
+        raise BackendError("lightly's BN of some images needs whole parts: set batch or bn-images")
+    if config.optim.optimizer != "sgd":
+        raise BackendError(f"lightly's loop takes SGD's steps, not {config.optim.optimizer}'s")
+    if config.optim.accumulate > 1:
+        raise BackendError("lightly's loop takes whole batches: leave accumulate out")
+    return kind(config, steps_per_epoch=steps_per_epoch)
+
+
+def _split_bn(network: nn.Module, splits: int) -> None:
+    """Let each BN take its statistics of so many parts of a batch."""
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                split = SplitBatchNorm(child.num_features, splits)
+                split.weight, split.bias = child.weight, child.bias
+                setattr(module, name, split)
+
+
+class Step:
+    """Takes optimizer steps: loss, backward, torch's SGD at the rates of a run."""
+
+    def __init__(self, config: TrainConfig, model: Composed) -> None:
+        optim, constant = config.optim, model.constant()
+        apart = {id(parameter) for parameter in constant}
+        trained = [one for one in model.parameters() if one.requires_grad]
+        decaying = [one for one in trained if id(one) not in apart]
+        self.config, self.model = config, model
+        self.optimizer = torch.optim.SGD(
+            [{"params": decaying}, *([{"params": constant}] if constant else [])],
+            lr=peak_lr(optim),
+            momentum=optim.momentum,
+            weight_decay=optim.weight_decay,
+        )
+
+    def __call__(self, views: Views, *, at: int) -> Tensor:
+        """Take step ``at``, from 0, on normalised views (N, 3, S, S); return the loss before it."""
+        rate = decaying_rate(self.config.optim, at, self.model.steps_per_epoch)
+        self.optimizer.param_groups[0]["lr"] = rate
+        loss = self.model.loss(views, at)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def memory_format(config: TrainConfig) -> torch.memory_format:
+    """Return the layout of convolutions: lightly's split BN cannot do channels last."""
+    last = config.numerics.channels_last and not config.numerics.bn_images
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def transform_of(method: str, augment: AugmentConfig) -> Callable[[Any], list[Tensor]]:
+    """Return what makes an image's views, by lightly's transforms for a method.
+
+    Raises:
+        BackendError: they lack a setting.
+    """
+    transform: Callable[[Any], list[Tensor]] = MultiViewTransform(
+        [_view(method, view, augment) for view in augment.views]
+    )
+    return transform
+
+
+def _view(method: str, view: ViewConfig, augment: AugmentConfig) -> Callable[[Any], Tensor]:
+    """Return what makes one view; SwAV's has its crop apart, as in lightly's own."""
+    lacking = ["ratio_min", "ratio_max", "solarise_threshold"]
+    lacking += ["scale_max"] if method != "swav" else []
+    lacking += ["solarise_p"] if method != "byol" else []
+    for name in lacking:
+        if getattr(view, name) != getattr(ViewConfig(), name):
+            flag = name.replace("_", "-")
+            raise BackendError(f"lightly's transform for {method} has no {flag}: leave it out")
+    settings = {
+        "cj_prob": view.jitter_p,
+        "cj_strength": 1.0,
+        "cj_bright": view.brightness,
+        "cj_contrast": view.contrast,
+        "cj_sat": view.saturation,
+        "cj_hue": view.hue,
+        "random_gray_scale": view.gray_p,
+        "gaussian_blur": view.blur_p,
+        "sigmas": (view.blur_sigma_min, view.blur_sigma_max),
+        "hf_prob": view.flip_p,
+        "normalize": {"mean": list(augment.mean), "std": list(augment.std)},
+    }
+    transform: Callable[[Any], Tensor]
+    if method == "swav":
+        crop = v2.RandomResizedCrop(view.crop, scale=(view.scale_min, view.scale_max))
+        transform = v2.Compose([crop, SwaVViewTransform(**settings)])
+        return transform
+    if method == "byol":
+        settings["solarization_prob"] = view.solarise_p
+    kinds = {"byol": BYOLView2Transform, "simsiam": SimSiamViewTransform}
+    kind = kinds.get(method, SimCLRViewTransform)
+    transform = kind(input_size=view.crop, min_scale=view.scale_min, **settings)
+    return transform
+
+
+@dataclass(frozen=True)
+class _Images(Dataset[list[Tensor]]):
+    """A data set's images, decoded by PIL, as lightly's transform makes views of them."""
+
+    store: Store
+    transform: Callable[[Any], list[Tensor]]
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        return self.transform(self.store.decode(index))
+
+
+def train(config: TrainConfig, recipe: str) -> dict[str, Any]:
+    """Train, in float32 and not compiled; leave backbone.pt and result.json in the run's folder.
+
+    Args:
+        config: all settings; ``run.out`` is the folder.
+        recipe: name of the recipe that the settings are changes of.
+
+    Returns:
+        The result: losses, seconds, processor seconds, settings and versions.
+
+    Raises:
+        BackendError: lightly's parts lack a setting.
+        DataError: the images cannot be read.
+        TrainingError: the loss is no number any more.
+        FastSiamError: the folder cannot be written.
+    """
+    out = Path(config.run.out)
+    weights = out / "backbone.pt"
+    with explained(FastSiamError, f"cannot write {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+    use_gpu = config.run.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if use_gpu else "cpu")
+    if not use_gpu:
+        keep_freed_memory()
+    images = open_training_images(config.data, batch=config.optim.batch)
+    workers = max(0, count_workers(config.data.workers))
+    batches: DataLoader[list[Tensor]] = DataLoader(
+        _Images(images, transform_of(config.model.method.name, config.augment)),
+        batch_size=config.optim.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator().manual_seed(config.numerics.seed),
+    )
+    torch.manual_seed(config.numerics.seed)
+    model = composed(config, steps_per_epoch=len(batches)).to(device)
+    model = model.to(memory_format=memory_format(config))
+    wall, cpu = time.perf_counter(), cpu_seconds()
+    losses = _train(config, model, batches, device)
+    result = {
+        "method": config.model.method.name,
+        "lightly": metadata.version("lightly"),
+        "data": config.data.data,
+        "images": len(images),
+        "seed": config.numerics.seed,
+        "epochs": config.optim.epochs,
+        "steps": config.optim.epochs * len(batches),
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": cpu_seconds() - cpu,
+        "losses": losses,
+        "weights": str(weights),
+    }
+    _write(config, model, weights)
+    about = {"recipe": recipe, "config": config.to_dict(), "environment": environment()}
+    write_json(out / "result.json", result | about)
+    return result
+
+
+def _train(config: TrainConfig, model: Composed, batches: Any, device: torch.device) -> list[float]:
+    """Train, and return the mean loss of each epoch."""
+    step, console, losses = Step(config, model.train()), Console(), []
+    layout = memory_format(config)
+    for epoch in range(config.optim.epochs):
+        total = torch.zeros((), device=device)
+        for number, views in enumerate(batches, start=epoch * len(batches)):
+            moved = [view.to(device, memory_format=layout, non_blocking=True) for view in views]
+            total += step(moved, at=number)
+        losses.append(total.item() / len(batches))
+        if not math.isfinite(losses[-1]):
+            raise TrainingError(f"the loss is {losses[-1]} in epoch {epoch + 1}: lower --lr")
+        console.say(f"epoch {epoch + 1}/{config.optim.epochs}: loss {losses[-1]:.4f}")
+    return losses
+
+
+def _write(config: TrainConfig, model: Composed, path: Path) -> None:
+    """Write a plain file of the backbone, which is in torchvision's names."""
+    model.eval()  # which makes split BN's statistics one
+    weights = {key: x.cpu().contiguous() for key, x in model.backbone.state_dict().items()}
+    for name, module in model.backbone.named_modules():
+        if isinstance(module, SplitBatchNorm):
+            for statistic in (f"{name}.running_mean", f"{name}.running_var"):
+                weights[statistic] = weights[statistic][: module.num_features].clone()
+    trained = Pretrained(
+        path=path,
+        layout="lightly",
+        model=config.model,
+        state={f"backbone.{key}": value for key, value in weights.items()},
+        epoch=float(config.optim.epochs),
+        config=None,
+        images=None,
+        left_out=(),
+        input=Input.of(config),
+    )
+    content = plain.content(trained, weights, snippet(trained, "plain", path.name))
+    weight_files.write(path, content, weight_files.write_torch)

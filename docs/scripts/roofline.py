@@ -1,0 +1,124 @@
+"""Prints the roofline of docs/performance.md: `python docs/scripts/roofline.py`.
+
+The least that a training step computes and moves, counted layer by layer for one image, which is
+all of its views, forward and backward. Weights, their gradients and the optimizer are left out: a
+batch shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from fastsiam.config import TrainConfig
+from fastsiam.config.recipes import cifar10, imagenet
+from fastsiam.methods import method_skeleton
+from fastsiam.report.markdown import markdown
+
+FLOPS = 989e12  # of an H200 in bfloat16 without sparsity, by NVIDIA's data sheet
+BANDWIDTH = 4.8e12  # bytes/s of its memory
+WIDTH = 2  # bytes of a bfloat16
+
+
+class Layer(NamedTuple):
+    """The work of one layer for one image."""
+
+    flops: float
+    """Operations of matrix products and convolutions; a multiply-add is two."""
+    elements: float
+    """Numbers read and written if each layer has kernels of its own.
+
+    BN has a pass for the statistics and one that normalises, adds the shortcut and takes the ReLU,
+    and the same backward.
+    """
+    fewest: float
+    """Numbers read and written by one kernel for each convolution and direction.
+
+    BN, ReLU and shortcut are computed as their input is read. No such kernels exist: it is a bound.
+    """
+
+
+def layers(config: TrainConfig) -> list[Layer]:
+    """Count the work of a method's layers: each view passes once through each of its parts."""
+    method = method_skeleton(config.model).eval()  # BN of one image: only the shapes matter
+    counted: list[Layer] = []
+    for side, views in config.augment.by_side.items():
+
+        def count(
+            module: nn.Module, inputs: Sequence[torch.Tensor], output: torch.Tensor,
+            views: int = len(views),
+        ) -> None:  # fmt: skip
+            first = module is method.backbone.conv1
+            if work := work_of(module, prod(inputs[0].shape), prod(output.shape), first=first):
+                counted.append(Layer(*(views * number for number in work)))
+
+        hooks = [module.register_forward_hook(count) for module in method.modules()]
+        x = torch.empty(1, 3, side, side, device="meta")
+        for part in method.parts:
+            x = method.get_submodule(part)(x)
+        for hook in hooks:
+            hook.remove()
+    return counted
+
+
+def work_of(module: nn.Module, x: int, y: int, *, first: bool) -> Layer | None:
+    """Return the work of a module that turns ``x`` numbers into ``y``; None if it has none."""
+    if isinstance(module, (nn.Conv2d, nn.Linear)):
+        multiplied = prod(module.weight.shape[1:]) * y
+        # Forward reads x and writes y; both gradients read that of y; one writes that of x, which
+        # the first layer does not compute, the other reads x.
+        return Layer(
+            flops=2 * multiplied * (2 if first else 3),
+            elements=(x + y) + (y + x) + (0 if first else y + x),
+            fewest=(x + y) + (2 * y + x) + (0 if first else x),
+        )
+    if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        return Layer(0, (y + 2 * y) + (2 * y + 3 * y), 0)
+    if isinstance(module, (BasicBlock, Bottleneck)):
+        # The shortcut is read and added; backward reads the sum's sign twice and adds the gradients
+        # of both branches.
+        return Layer(0, y + 3 * y, y)
+    if isinstance(module, nn.MaxPool2d):
+        return Layer(0, 2 * (x + y), x + y)
+    if isinstance(module, nn.AdaptiveAvgPool2d):
+        return Layer(0, 2 * x, 0)
+    return None
+
+
+def seconds(counted: Sequence[Layer], *, fused: bool) -> float:
+    """Return the least time of an image: each layer takes what its slower resource takes."""
+    return sum(
+        max(
+            layer.flops / FLOPS,
+            (layer.fewest if fused else layer.elements) * WIDTH / BANDWIDTH,
+        )
+        for layer in counted
+    )
+
+
+def table() -> str:
+    """Return the table of the page."""
+    recipes: dict[str, Any] = {"ResNet-50, 224 pixels": imagenet, "ResNet-18, 32 pixels": cifar10}
+    rows = []
+    for name, recipe in recipes.items():
+        counted = layers(recipe())
+        flops, elements, fewest = (sum(column) for column in zip(*counted, strict=True))
+        rows.append([
+            name, f"{flops / 1e9:.1f}",
+            f"{WIDTH * elements / 1e6:,.0f}", f"{1 / seconds(counted, fused=False):,.0f}",
+            f"{WIDTH * fewest / 1e6:,.0f}", f"{1 / seconds(counted, fused=True):,.0f}",
+        ])  # fmt: skip
+    heads = [
+        "one image (two views)", "GFLOP", "MB, a kernel for each layer", "images/s at most",
+        "MB, at the fewest", "images/s at most",
+    ]  # fmt: skip
+    return markdown(heads, rows)
+
+
+if __name__ == "__main__":
+    print(table())
