@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def load(
     dali_resizes: bool = True,  # the GPU's graph, on whatever device
     prefetch: int = 2,
     chosen: NDArray[np.int64] | None = None,
-    **place: int,
+    **place: Any,
 ) -> DaliLoader:
     """Open DALI's loader; place: seed, rank and world."""
     store = open_store(source, "train") if isinstance(source, Path) else source
