@@ -15,11 +15,9 @@ from fastsiam.config import ConvertConfig
 from fastsiam.errors import DataError
 from fastsiam.jobs.convert import convert_demo
 from fastsiam.pipelines.convert import Kind
-from fastsiam.pipelines.store import open_parquet
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
 from tests.processes import fastsiam
-from tests.sources import jpeg, parquet
 
 
 @pytest.fixture
@@ -94,14 +92,6 @@ def test_nothing_to_verify(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "glob", failing(errno.EACCES))
     (line,) = checked(tmp_path / "out")
     assert "Permission denied; give this user" in line
-
-
-def test_parquet_files_that_are_gone(tmp_path: Path) -> None:
-    parquet(tmp_path / "train-0.parquet", [(jpeg(0), "0", 0)], ["one"])
-    store = open_parquet(tmp_path, "train")
-    (tmp_path / "train-0.parquet").unlink()
-    with pytest.raises(DataError, match=r"^cannot read the files of .*No such file.*; check the"):
-        store.stamp()
 
 
 def test_no_place_for_the_demos_images(tmp_path: Path) -> None:
