@@ -203,24 +203,6 @@ def test_every_store(
     assert all(equal(a, b) for a, b in zip(tail, found[2:], strict=True))
 
 
-def test_an_error_names_its_image_after_the_batches_before_it(tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images", each=20)
-    data = DataConfig(data=str(root), pipeline="native", workers=2)
-    loader = build_loader(data, SMALL, batch=6, seed=5)
-    order = [batch.index.tolist() for batch in loader.epoch(0)]
-    bad = open_store(root, "train").where(order[4][1])
-    whole = Path(bad).read_bytes()
-    Path(bad).write_bytes(whole[: len(whole) // 2])
-    batches = loader.epoch(0)
-    assert [next(batches).index.tolist() for _ in range(4)] == order[:4]
-    with pytest.raises(ImageError, match="cannot decode") as caught:
-        next(batches)
-    assert bad in str(caught.value) and caught.value.index == order[4][1]
-    Path(bad).write_bytes(whole)
-    assert [batch.index.tolist() for batch in loader.epoch(0)] == order
-    loader.close()
-
-
 def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
     store = ListStore([jpeg(0), encoded(picture(1), "PNG")])
     made = Engine(store, workers=1)

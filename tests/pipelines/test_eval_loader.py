@@ -22,11 +22,11 @@ from fastsiam.jobs.convert import convert_data
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
 from fastsiam.pipelines.cuts import cut_centres
 from fastsiam.pipelines.job import Images, Job, run_in_threads
-from fastsiam.pipelines.store.beton import BetonStore
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.forms import FORMS
 from tests.pipelines.cases import NEEDS, PIPELINES, THREADED, levels, readable
+from tests.pipelines.readers import change_image
 from tests.sources import encoded, picture, rotated_jpeg
 from tests.tiers import rest_slow
 
@@ -227,15 +227,7 @@ def test_crops_are_kept_where_the_network_is(images: Path, monkeypatch: pytest.M
 def test_a_broken_image_is_named(name: str, images: Path) -> None:
     """After the batches before it, on every pass, in one line."""
     root = readable(name, images / "train")
-    if name == "ffcv":
-        file = root / "train.beton"
-        store = BetonStore(file)
-        with file.open("r+b") as beton:
-            beton.seek(int(store.start[11]) + 200)
-            beton.write(bytes(int(store.size[11]) - 200))
-    else:
-        path = root / "class1" / "003.jpg"
-        path.write_bytes(path.read_bytes()[:200])
+    change_image(name, images / "train", 11, lambda data: data[:200])
     loader = build(name, root)
     for _ in range(2):
         batches = iter(loader)

@@ -1,7 +1,7 @@
 """All pipelines show the same: images, labels, boxes and, within stated tolerances, pixels.
 
 The torchvision pipeline is the measure, because it is what users have. The tolerance is 0 levels of
-255 in all of them. (On a GPU, DALI decodes and resizes by itself; test_dali_pixels.py holds that
+255 in all of them. (On a GPU, DALI decodes and resizes by itself; test_dali_backend.py holds that
 graph within 0.2 levels in the mean.)
 """
 

@@ -25,14 +25,13 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, backends, build_eval_loader, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
-from fastsiam.pipelines.store import BetonStore, FolderStore, Store, open_store, picked
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_store, picked
 from fastsiam.pipelines.workers import count
 from fastsiam.views import draws
-from fastsiam.views.batch import Batch, CropLoader, Loader
+from fastsiam.views.batch import Batch, CropLoader
 from fastsiam.views.digest import added, seen_in
 from tests.conftest import write_images
 from tests.pipelines.cases import (
-    NEEDS,
     PIPELINES,
     SMALL,
     WITH_IMAGES,
@@ -43,32 +42,8 @@ from tests.pipelines.cases import (
     levels,
     readable,
 )
-from tests.pipelines.dali_cases import load
+from tests.pipelines.readers import GRAPH, NEAR, PAGES, READERS, opened
 from tests.views.cases import UNEQUAL
-
-GRAPH, PAGES = "dali's graph for a GPU", "ffcv's page cache"
-READERS = [
-    *WITH_IMAGES,
-    pytest.param(GRAPH, marks=NEEDS["dali"]),
-    pytest.param(PAGES, marks=NEEDS["ffcv"]),
-]
-"""Pipelines, and two ways of theirs that a setting or a GPU chooses."""
-NEAR = {GRAPH: 40}
-"""How many levels of 255 the views may differ from torchvision's; otherwise by rounding."""
-
-
-def opened(
-    name: str, root: Path, *, batch: int = 8, augment: AugmentConfig = SMALL, workers: int = 1,
-    store: Store | None = None, **place: Any,
-) -> Loader:  # fmt: skip
-    """Open a loader of a pipeline, or of one of its ways."""
-    if name == GRAPH:
-        return load(store or root, batch=batch, augment=augment, workers=workers, **place)
-    own = "ffcv" if name == PAGES else name
-    data = DataConfig(
-        data=str(readable(own, root)), pipeline=own, workers=workers, os_cache=name != PAGES  # type: ignore[arg-type]
-    )  # fmt: skip
-    return build_loader(data, augment, batch=batch, store=store, **place)
 
 
 def batches(name: str, root: Path, epoch: int = 1, *, skip: int = 0, **how: Any) -> list[Batch]:
