@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +16,6 @@ from fastsiam.jobs.convert import convert_demo
 from fastsiam.pipelines.convert import Kind
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
-from tests.processes import fastsiam
 
 
 @pytest.fixture
@@ -98,16 +96,3 @@ def test_no_place_for_the_demos_images(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(DataError, match=r"^cannot make images in .*: .*; check the p"):
         convert_demo(ConvertConfig(out=str(tmp_path / "out")))
-
-
-def test_the_command_line_says_it_in_one_line(source: Path, tmp_path: Path) -> None:
-    arguments = ["convert", "folder", "--source", str(source), "--out", str(tmp_path / "out")]
-    (tmp_path / "out" / "manifest.json").mkdir(parents=True)
-    done = fastsiam(*arguments, code=1)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "manifest.json: Is a directory; check the path" in line
-    assert "Traceback" not in done.stderr
-    (tmp_path / "out" / "manifest.json").rmdir()
-    fastsiam(*arguments)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert list(manifest["files"]) == ["train.beton"]
