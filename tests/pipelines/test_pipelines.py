@@ -229,6 +229,14 @@ def test_too_few_chosen_images(name: str, folder: Path) -> None:
         opened(name, folder, chosen=np.arange(20, 40))
 
 
+def test_a_closed_memory_loader_says_so(folder: Path) -> None:
+    loader = build("memory", folder)
+    loader.close()
+    loader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(loader.epoch(0))
+
+
 def test_memory_holds_the_chosen_images_alone(images: Path) -> None:
     for number in range(8):
         (images / "train" / "class1" / f"{number:03d}.jpg").write_bytes(b"broken")
