@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,8 @@ if TYPE_CHECKING:  # loads torch
 
     from fastsiam.views.batch import Batch, Loader
 
-T = TypeVar("T")
 
-
-class ViewLoader(Generic[T]):
+class ViewLoader:
     """Batches of augmented views, as an iterable that resumes in the middle of an epoch.
 
     Each iteration yields the next epoch, in a new order with new augmentations. ``set_epoch``
@@ -58,7 +56,7 @@ class ViewLoader(Generic[T]):
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         chosen: NDArray[np.int64] | None = None,
-        transform: Callable[[Batch], T] | None = None,
+        transform: Callable[[Batch], Any] | None = None,
     ) -> None:
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
         self._settings: dict[str, Any] = {
@@ -77,7 +75,7 @@ class ViewLoader(Generic[T]):
         """Return the number of batches of a whole epoch."""
         return self._opened().steps
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield the rest of the epoch that a state was loaded of, else the next epoch.
 
         Raises:
@@ -88,7 +86,7 @@ class ViewLoader(Generic[T]):
         self._next, self._position = (epoch + 1, 0), (epoch, skip)
         for done, batch in enumerate(loader.epoch(epoch, skip=skip), skip + 1):
             self._position = (epoch, done) if done < loader.steps else (epoch + 1, 0)
-            yield cast(T, batch) if self._transform is None else self._transform(batch)
+            yield batch if self._transform is None else self._transform(batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the next epoch, from 0. A position within it that was loaded stays."""

@@ -86,7 +86,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(data: Path, tmp_path: Path)
     names = runpy.run_path(str(ROOT / "docs" / "examples" / "lightning_module.py"))
     seen: list[list[int]] = []
 
-    class Noted(names["SimSiam"]):  # type: ignore[misc, name-defined]
+    class Noted(names["SimSiam"]):  # type: ignore[misc, name-defined, valid-type]
         def training_step(self, batch: Batch, step: int) -> torch.Tensor:
             seen.append(batch.index.tolist())
             loss: torch.Tensor = super().training_step(batch, step)

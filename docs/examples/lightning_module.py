@@ -23,7 +23,7 @@ class Views(lightning.LightningDataModule):
         self.source = DataConfig(data=data, pipeline=pipeline)
         self.augment, self.batch = AugmentConfig.alike(crop=crop), batch
 
-    def train_dataloader(self) -> ViewLoader[Batch]:
+    def train_dataloader(self) -> ViewLoader:
         device = self.trainer.strategy.root_device
         return ViewLoader(self.source, self.augment, batch=self.batch, device=device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,25 +35,26 @@ def load(
     *,
     batch: int = 8,
     augment: AugmentConfig = SMALL,
-    rank: int = 0,
-    world: int = 1,
     workers: int = 2,
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
     dali_resizes: bool = True,  # the GPU's graph, on whatever device
-    **knobs: int,
+    prefetch: int = 2,
+    chosen: NDArray[np.int64] | None = None,
+    **place: Any,
 ) -> DaliLoader:
-    """Open DALI's loader."""
+    """Open DALI's loader; place: seed, rank and world."""
     store = open_store(source, "train") if isinstance(source, Path) else source
+    images = len(store) if chosen is None else len(chosen)
     return DaliLoader(
         store,
-        Order(images=len(store), batch=batch, seed=0, rank=rank, world=world),
+        Order(images=images, batch=batch, chosen=chosen, **{"seed": 0, **place}),
         augment,
         workers=workers,
         device=device,
         dtype=dtype,
         dali_resizes=dali_resizes,
-        **knobs,
+        prefetch=prefetch,
     )
 
 

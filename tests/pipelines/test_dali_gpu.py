@@ -13,7 +13,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import open_store
 from tests.conftest import write_images
-from tests.pipelines.dali_cases import KINDS, Loaders, gaps, pil_crops
+from tests.pipelines.dali_cases import Loaders, gaps, pil_crops
 from tests.sources import encoded
 from tests.views.cases import UNEQUAL
 
@@ -50,18 +50,6 @@ def test_views_of_different_sides_on_the_gpu(
             assert np.abs(own.cpu().numpy().astype(np.int64) - theirs).mean() < 1.5
     for batch in loader.epoch(0, skip=3):
         assert [view.shape[2] for view in batch.views] == [24, 12, 24, 12, 12]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_image_on_the_gpu(
-    kind: str, gpu: torch.device, tmp_path: Path, loaders: Loaders
-) -> None:
-    for i in range(8):
-        (tmp_path / f"{i}.jpg").write_bytes(KINDS[kind](i))
-    store = open_store(tmp_path, "train")
-    loader = loaders(store, augment=AugmentConfig.alike(crop=48), device=gpu)
-    gap = gaps(loader, store, 48, epochs=3)
-    assert gap.mean() < 1.5
 
 
 def test_a_gpu_that_is_behind_loses_no_crops(

@@ -16,7 +16,6 @@ from tests.pipelines.cases import (
     PIPELINES,
     SMALL,
     THREADED,
-    WITH_IMAGES,
     build,
     ended,
     first,
@@ -62,15 +61,6 @@ def test_breaking_off_an_evaluation_ends_the_threads(name: str, images: Path) ->
     assert ended(own)
 
 
-@pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("torchvision",)])
-def test_a_closed_loader_says_so_and_can_be_closed_again(name: str, images: Path) -> None:
-    loader = build(name, images / "train")
-    loader.close()
-    loader.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        next(loader.epoch(0))
-
-
 def end_with(*cases: tuple[str, str], images: Path) -> tuple[int, str, str]:
     """Run a program that leaves loaders open; return its exit code and what it said."""
     arguments = [
@@ -95,11 +85,3 @@ def test_loaders_that_nobody_closed_do_not_keep_the_program(images: Path) -> Non
     """
     cases = [(str(kind), str(name)) for kind, name in (case.values for case in CASES)]
     assert end_with(*cases, images=images) == (left_open.CODE, "", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_a_loader_that_nobody_closed_does_not_keep_the_program(
-    kind: str, name: str, images: Path
-) -> None:
-    assert end_with((kind, name), images=images) == (left_open.CODE, "", "")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import gzip
 import mmap
 import os
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,14 +30,13 @@ from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.views.batch import Batch, CropLoader
 from tests.conftest import write_images
+from tests.forms import FORMS, Write
 from tests.pipelines.cases import SMALL, equal, levels, readable
 from tests.sources import (
     cifar,
     encoded,
-    folder_members,
     imagenet,
     jpeg,
-    parquet,
     picture,
     rotated_jpeg,
     tar,
@@ -166,64 +164,10 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def as_folder(odd: Path, root: Path) -> Path:
-    return odd
-
-
-def as_list(odd: Path, root: Path) -> Path:
-    rows = [str(odd / name) for name, _ in folder_members(odd)]
-    root.mkdir()
-    (root / "images.csv").write_text("\n".join(["path", *rows, ""]))
-    return root / "images.csv"
-
-
-def as_tar(odd: Path, root: Path) -> Path:
-    return tar(root / "images.tar", folder_members(odd))
-
-
-def as_shards(odd: Path, root: Path) -> Path:
-    members = folder_members(odd)
-    for number in range(2):
-        tar(root / f"shard-{number}.tar", members[number::2])
-    return root
-
-
-def as_gzipped(odd: Path, root: Path) -> Path:
-    return tar(root / "images.tar", [(n, gzip.compress(d)) for n, d in folder_members(odd)])
-
-
-def as_parquet(odd: Path, root: Path) -> Path:
-    names = ["class0", "class1", "class2"]
-    rows = [(d, n, names.index(n.split("/")[0])) for n, d in folder_members(odd)]
-    return parquet(root / "train.parquet", rows, names)
-
-
-def as_beton(odd: Path, root: Path) -> Path:
-    return readable("ffcv", odd)
-
-
-def as_pixels(odd: Path, root: Path) -> Path:
-    return cifar(root / "cifar-10-python.tar.gz")
-
-
-def as_imagenet(odd: Path, root: Path) -> Path:
-    root.mkdir()
-    return imagenet(root, each=12)
-
-
-STORES: dict[str, Callable[[Path, Path], Path]] = {
-    made.__name__.removeprefix("as_"): made
-    for made in (
-        as_folder,
-        as_list,
-        as_tar,
-        as_shards,
-        as_gzipped,
-        as_parquet,
-        as_beton,
-        as_pixels,
-        as_imagenet,
-    )
+STORES: dict[str, Write] = {
+    **{form: FORMS[form] for form in FORMS if form not in {"pax", "ustar", "parts", "pixels"}},
+    "CIFAR": lambda odd, root: cifar(root / "cifar-10-python.tar.gz"),
+    "ImageNet": lambda odd, root: imagenet(root, each=12),
 }
 
 
@@ -245,6 +189,7 @@ def test_every_store(
     kind: str, rules: dict[str, str], odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
     path = STORES[kind](odd, tmp_path / "data")
     expected = epochs("torchvision", path, rules)
     found = epochs("native", path, rules)
@@ -256,32 +201,6 @@ def test_every_store(
             assert levels(one, other, SMALL).max() <= 1e-3
     tail = epochs("native", path, rules, skip=2)
     assert all(equal(a, b) for a, b in zip(tail, found[2:], strict=True))
-
-
-def test_mapped_files_are_read_by_address(odd: Path, tmp_path: Path) -> None:
-    for kind in ("tar", "parquet", "beton", "pixels"):
-        store = open_store(STORES[kind](odd, tmp_path / kind), "train")
-        address, size = store.locate(np.arange(len(store)))  # type: ignore[misc]
-        assert size.tolist() == [len(store.read(i)) for i in range(len(store))]
-        assert (address > 0).all() and isinstance(address[0], np.int64)
-
-
-def test_an_error_names_its_image_after_the_batches_before_it(tmp_path: Path) -> None:
-    root = write_images(tmp_path / "images", each=20)
-    data = DataConfig(data=str(root), pipeline="native", workers=2)
-    loader = build_loader(data, SMALL, batch=6, seed=5)
-    order = [batch.index.tolist() for batch in loader.epoch(0)]
-    bad = open_store(root, "train").where(order[4][1])
-    whole = Path(bad).read_bytes()
-    Path(bad).write_bytes(whole[: len(whole) // 2])
-    batches = loader.epoch(0)
-    assert [next(batches).index.tolist() for _ in range(4)] == order[:4]
-    with pytest.raises(ImageError, match="cannot decode") as caught:
-        next(batches)
-    assert bad in str(caught.value) and caught.value.index == order[4][1]
-    Path(bad).write_bytes(whole)
-    assert [batch.index.tolist() for batch in loader.epoch(0)] == order
-    loader.close()
 
 
 def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:

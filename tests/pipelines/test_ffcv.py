@@ -21,7 +21,6 @@ from tests.conftest import write_images
 from tests.pipelines.cases import (
     SMALL,
     build,
-    equal,
     give_back_at_once,
     growth,
     readable,
@@ -66,22 +65,6 @@ def test_a_file_of_ffcvs_writer_equals_torchvision(own_file: Path, os_cache: boo
             assert (a.view1 - b.view1).abs().max() < 1e-5
             assert (a.view2 - b.view2).abs().max() < 1e-5
     ours.close()
-
-
-def test_the_page_cache_gives_the_same_for_ranks_and_skips(images: Path) -> None:
-    path = readable("ffcv", images / "train")
-    whole = list(loader_of(path).epoch(1))
-    paged = loader_of(path, os_cache=False)
-    for skip in range(3):
-        tail = list(paged.epoch(1, skip=skip))
-        assert all(equal(a, b) for a, b in zip(tail, whole[skip:], strict=True))
-    paged.close()
-    data = DataConfig(data=str(path), pipeline="ffcv", workers=1, os_cache=False)
-    ranks = [build_loader(data, SMALL, batch=8, rank=r, world=2) for r in range(2)]
-    for batch, *parts in zip(whole, *(rank.epoch(1) for rank in ranks), strict=True):
-        assert torch.equal(torch.cat([part.view1 for part in parts]), batch.view1)
-    for rank in ranks:
-        rank.close()
 
 
 def test_an_image_that_libjpeg_warns_of_is_decoded_by_pil(images: Path) -> None:

@@ -3,53 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastsiam.pipelines.order import Order
+from fastsiam.pipelines.shuffle import Window
+from fastsiam.pipelines.store.base import in_order
 from fastsiam.views import rng
 
 
 def epoch_of(order: Order, epoch: int) -> np.ndarray:
-    return np.concatenate([order.indices(epoch, step) for step in range(order.steps)])
+    return np.concatenate(
+        [np.zeros(0, int), *map(partial(order.indices, epoch), range(order.steps))]
+    )
 
 
-@pytest.mark.parametrize(
-    ("images", "batch", "world"), [(1003, 12, 1), (1003, 12, 2), (1003, 12, 3), (24, 24, 4)]
-)
-def test_every_image_once_but_the_dropped_tail(images: int, batch: int, world: int) -> None:
-    shares = [
-        epoch_of(Order(images=images, batch=batch, seed=1, rank=r, world=world), 0)
-        for r in range(world)
-    ]
-    assert len({len(share) for share in shares}) == 1
-    seen = np.concatenate(shares)
-    assert len(np.unique(seen)) == len(seen) == images // batch * batch
-    assert seen.min() >= 0 and seen.max() < images
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[Order, int]:
+    """An order of all images, fully shuffled or within a window, and a number of ranks."""
+    world, images = draw(st.sampled_from([1, 2, 3, 6])), draw(st.integers(1, 700))
+    batch = world * draw(st.integers(1, max(1, images // world)))
+    window = draw(st.sampled_from([None, 1, 100, 10**6]))
+    return Order(
+        images=images,
+        batch=batch,
+        seed=draw(st.integers(0, 2**32 - 1)),
+        window=None if window is None else Window(window, in_order(images)),
+    ), world
 
 
-@pytest.mark.parametrize("world", [2, 3, 6])
-def test_global_batches_are_the_same_for_every_world(world: int) -> None:
-    alone = Order(images=100, batch=12, seed=5)
-    for step in range(alone.steps):
-        together = [
-            Order(images=100, batch=12, seed=5, rank=r, world=world).indices(3, step)
-            for r in range(world)
-        ]
-        np.testing.assert_array_equal(np.concatenate(together), alone.indices(3, step))
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(orders(), st.integers(0, 1000), st.integers(1, 5))
+def test_ranks_and_subsets_share_one_order(
+    whole: tuple[Order, int], epoch: int, spread: int
+) -> None:
+    """Every image once but the tail, in the same global batches; a subset is a data set."""
+    order, world = whole
+    shown = epoch_of(order, epoch)
+    assert len(np.unique(shown)) == len(shown) == order.images // order.batch * order.batch
+    assert not len(shown) or (shown.min() >= 0 and shown.max() < order.images)
+    ranks = [replace(order, rank=rank, world=world) for rank in range(world)]
+    for step in range(order.steps):
+        together = np.concatenate([rank.indices(epoch, step) for rank in ranks])
+        np.testing.assert_array_equal(together, order.indices(epoch, step))
+    chosen = np.arange(order.images) * spread
+    part = replace(order, chosen=chosen)
+    assert part == order and part.steps == order.steps
+    np.testing.assert_array_equal(epoch_of(part, epoch), chosen[shown])
+    np.testing.assert_array_equal(epoch_of(replace(order), epoch), shown)
 
 
 def test_epochs_and_seeds_shuffle_anew() -> None:
-    orders = [
-        epoch_of(Order(images=500, batch=10, seed=seed), epoch)
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    ]
-    for i, one in enumerate(orders):
-        assert sorted(one) == list(range(500))
-        for other in [*orders[:i], np.arange(500)]:
-            assert (one == other).mean() < 0.05
+    for window in (None, Window(10**6, in_order(500)), Window(1, np.arange(500))):
+        orders = [
+            epoch_of(Order(images=500, batch=10, seed=seed, window=window), epoch)
+            for seed in (0, 1)
+            for epoch in (0, 1)
+        ]
+        for i, one in enumerate(orders):
+            for other in [*orders[:i], np.arange(500)]:
+                assert (one == other).mean() < 0.05
 
 
 def test_shuffle_is_uniform() -> None:
@@ -64,16 +81,6 @@ def test_shuffle_is_uniform() -> None:
 def test_indivisible_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="batch of 10 cannot be shared equally by 3 ranks"):
         Order(images=100, batch=10, seed=0, world=3)
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_subset_is_ordered_as_a_data_set_of_its_size(world: int) -> None:
-    chosen = np.sort(np.random.default_rng(0).permutation(1000)[:40])
-    for rank in range(world):
-        whole = Order(images=40, batch=12, seed=3, rank=rank, world=world)
-        part = replace(whole, chosen=chosen)
-        assert part.steps == 3 and part == whole
-        np.testing.assert_array_equal(epoch_of(part, 2), chosen[epoch_of(whole, 2)])
 
 
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:

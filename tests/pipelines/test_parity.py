@@ -1,7 +1,7 @@
 """All pipelines show the same: images, labels, boxes and, within stated tolerances, pixels.
 
 The torchvision pipeline is the measure, because it is what users have. The tolerance is 0 levels of
-255 in all of them. (On a GPU, DALI decodes and resizes by itself; test_dali_pixels.py holds that
+255 in all of them. (On a GPU, DALI decodes and resizes by itself; test_dali_backend.py holds that
 graph within 0.2 levels in the mean.)
 """
 
@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import functional as TF
 
 from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig, Pipeline
-from fastsiam.pipelines import Order, build_loader, open_store
+from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.views.batch import Batch
-from fastsiam.views.draws import draw_views
 from tests.pipelines.cases import NEEDS
 from tests.sources import gray_jpeg, picture, rotated_jpeg
 from tests.tiers import slow
@@ -42,8 +40,6 @@ ONE_OF_EACH = [
 ]
 VIEWS = AugmentConfig.alike(crop=96)
 CROPS = VIEWS.changed(jitter_p=0, gray_p=0, blur_p=0)
-LINEAR = CROPS.changed(scale_min=0.08)
-"""What linear evaluation trains on: RandomResizedCrop and a flip, of which it takes the first."""
 
 
 @pytest.fixture(scope="module")
@@ -159,27 +155,3 @@ def test_more_views_leave_the_first_as_they_are(name: str, kind: str, all_kinds:
         for ours, theirs in zip(found, expected, strict=True):
             assert len(ours.views) == 2 + len(more)
             assert torch.equal(ours.view1, theirs.view1) and torch.equal(ours.view2, theirs.view2)
-
-
-def torchvisions(root: Path, epoch: int) -> list[torch.Tensor]:
-    """Return the first views of an epoch, by torchvision's own operations."""
-    store = open_store(root, "train")
-    order, views = Order(images=len(store), batch=10, seed=3), []
-    for step in range(order.steps):
-        index = order.indices(epoch, step)
-        images = [store.decode(i) for i in index.tolist()]
-        size = [(image.height, image.width) for image in images]
-        params = draw_views(LINEAR, seed=3, epoch=epoch, index=index, size=size)
-        for row, image in enumerate(images):
-            crop = TF.resized_crop(image, *params.box[0, row].tolist(), [LINEAR.crop] * 2)
-            crop = TF.to_tensor(TF.hflip(crop) if params.flip[0, row] else crop)
-            views.append(TF.normalize(crop, list(LINEAR.mean), list(LINEAR.std)))
-    return views
-
-
-@pytest.mark.parametrize(("name", "kind"), ONE_OF_EACH)
-def test_the_view_of_linear_evaluation(name: str, kind: str, all_kinds: Path) -> None:
-    root = source(kind, all_kinds)
-    for epoch in range(2):
-        ours = torch.cat([batch.view1 for batch in batches(name, root, LINEAR, epoch)])
-        assert levels(ours, torch.stack(torchvisions(root, epoch))).max() <= EXACT

@@ -1,18 +1,36 @@
-"""What holds for every pipeline: same images, same order, same views, resumable at any step."""
+"""What holds for every pipeline: same images, same order, same views, resumable at any step.
+
+The torchvision pipeline is the measure; ``test_parity`` holds the pixels of every kind of image to
+it, and this module the rest: ranks, steps, subsets, digests, endings of epochs.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
 
-from fastsiam.config import DataConfig
-from fastsiam.pipelines import build_eval_loader
+from fastsiam.config import AugmentConfig, DataConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines import Order, backends, build_eval_loader, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.store import BetonStore, FolderStore, open_store, picked
 from fastsiam.pipelines.workers import count
-from fastsiam.views.batch import CropLoader
+from fastsiam.views import draws
+from fastsiam.views.batch import Batch, CropLoader
+from fastsiam.views.digest import added, seen_in
+from tests.conftest import write_images
 from tests.pipelines.cases import (
     PIPELINES,
     SMALL,
@@ -21,38 +39,108 @@ from tests.pipelines.cases import (
     equal,
     first,
     joined,
+    levels,
+    readable,
 )
+from tests.pipelines.readers import GRAPH, NEAR, PAGES, READERS, opened
 from tests.views.cases import UNEQUAL
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_batches_have_the_promised_form(name: str, images: Path) -> None:
-    loader = build(name, images / "train")
-    batch = first(loader)
-    assert loader.steps == loader.images // 8
-    for view in (batch.view1, batch.view2):
-        assert view.shape == (8, 3, 16, 16) and view.dtype == torch.float32
-        assert view.is_contiguous(memory_format=torch.channels_last)
-    assert batch.index.dtype == batch.label.dtype == torch.int64
-    assert batch.index.shape == batch.label.shape == (8,)
-    assert not torch.equal(batch.view1, batch.view2)
+def batches(name: str, root: Path, epoch: int = 1, *, skip: int = 0, **how: Any) -> list[Batch]:
+    """Return an epoch's batches; of noise, whose epochs are long, the last three."""
+    loader = opened(name, root, **how)
+    try:
+        start = loader.steps - 3 if name == "synthetic" else 0
+        return list(loader.epoch(epoch, skip=start + skip))
+    finally:
+        loader.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 images of three classes."""
+    return write_images(tmp_path_factory.mktemp("pipelines") / "images")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Callable[..., list[Batch]]:
+    """Returns a pipeline's batches of an epoch by one rank, which are made once."""
+    made: dict[tuple[Any, ...], list[Batch]] = {}
+
+    def of(name: str, epoch: int = 1, **how: Any) -> list[Batch]:
+        key = (name, epoch, *sorted(how.items()))
+        if key not in made:
+            made[key] = batches(name, folder, epoch, **how)
+        return made[key]
+
+    return of
+
+
+def digests(root: Path, epoch: int = 1, augment: AugmentConfig = SMALL) -> list[int]:
+    """Return what the digests should be, from the definition and PIL's sizes."""
+    store = FolderStore(root)
+    order = Order(images=len(store), batch=8, seed=0)
+    found = []
+    for step in range(order.steps):
+        index = order.indices(epoch, step)
+        size = np.array([store.decode(i).size[::-1] for i in index.tolist()])
+        params = draws.draw_views(augment, seed=0, epoch=epoch, index=index, size=size)
+        found.append(seen_in(params, index, epoch=epoch, place=8 * step))
+    return found
+
+
+def assert_near(one: list[Batch], other: list[Batch], within: float = 1e-3) -> None:
+    """Check that batches have the same images, labels and draws, and nearly the same views."""
+    for ours, theirs in zip(one, other, strict=True):
+        assert torch.equal(ours.index, theirs.index) and torch.equal(ours.label, theirs.label)
+        assert ours.seen == theirs.seen
+        for a, b in zip(ours.views, theirs.views, strict=True):
+            assert levels(a, b, SMALL).max() < within
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_an_epoch_is_torchvisions(
+    name: str, folder: Path, whole: Callable[..., list[Batch]]
+) -> None:
+    """Every image once, with its label, its draws and two views of its own."""
+    for epoch in (0, 1):
+        found = whole(name, epoch)
+        assert_near(found, whole("torchvision", epoch), NEAR.get(name, 1e-3))
+        assert [batch.seen for batch in found] == digests(folder, epoch)
+        index = torch.cat([batch.index for batch in found])
+        assert sorted(index.tolist()) == list(range(24))
+        for batch in found:
+            assert torch.equal(batch.label, batch.index // 8)
+            assert not torch.equal(batch.view1, batch.view2)
+    one, other, seeded = whole(name, 0)[0], whole(name, 1)[0], whole(name, 0, seed=1)[0]
+    for a, b in ((one, other), (one, seeded), (other, seeded)):
+        assert not torch.equal(a.index, b.index) and not torch.equal(a.view1, b.view1)
+
+
+@pytest.mark.parametrize("name", [*PIPELINES, READERS[-2]])
+def test_batches_have_the_promised_form(name: str, folder: Path) -> None:
+    for augment, dtype, sides in (
+        (SMALL, torch.float32, [16, 16]),
+        (UNEQUAL, torch.bfloat16, [24, 12, 24, 12, 12]),
+    ):
+        loader = opened(name, folder, augment=augment, dtype=dtype)
+        batch = first(loader)
+        assert loader.steps == loader.images // 8 and loader.source
+        assert [view.shape for view in batch.views] == [(8, 3, side, side) for side in sides]
+        for view in batch.views:
+            assert view.dtype == dtype
+            assert view.is_contiguous(memory_format=torch.channels_last)
+        assert batch.index.dtype == batch.label.dtype == torch.int64
+        assert batch.index.shape == batch.label.shape == (8,)
+        assert not torch.equal(batch.views[-2], batch.views[-1])
+    if name != "synthetic":
+        seen = [batch.seen for batch in batches(name, folder, augment=UNEQUAL)]
+        assert seen == digests(folder, augment=UNEQUAL) != digests(folder)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_views_have_their_own_sides(name: str, images: Path) -> None:
-    loader = build(name, images / "train", augment=UNEQUAL, dtype=torch.bfloat16)
-    batch = first(loader)
-    sides = [24, 12, 24, 12, 12]
-    assert [view.shape for view in batch.views] == [(8, 3, side, side) for side in sides]
-    for view in batch.views:
-        assert view.dtype == torch.bfloat16
-        assert view.is_contiguous(memory_format=torch.channels_last)
-    assert not torch.equal(batch.views[3], batch.views[4])
-
-
-@pytest.mark.parametrize("name", PIPELINES)
-def test_crops_lie_side_by_side(name: str, images: Path) -> None:
-    loader = build(name, images / "train", augment=UNEQUAL)
+def test_crops_lie_side_by_side(name: str, folder: Path) -> None:
+    loader = build(name, folder, augment=UNEQUAL)
     assert isinstance(loader, CropLoader) == BACKENDS[name].crops  # type: ignore[index]
     if isinstance(loader, CropLoader):
         index, params, crops = next(iter(loader.crops(0)))
@@ -62,99 +150,245 @@ def test_crops_lie_side_by_side(name: str, images: Path) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_labels_belong_to_the_images(name: str, images: Path) -> None:
-    loader = build(name, images / "train")
-    for batch in loader.epoch(0):
-        assert torch.equal(batch.label, batch.index // 8)
-    loader.close()
+@pytest.mark.parametrize("name", [*PIPELINES, *READERS[-2:]])
+@settings(max_examples=4, deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(
+    st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)
+)
+@example(world=1, skip=3, workers=2, left=0)
+@example(world=2, skip=1, workers=2, left=2)
+@example(world=4, skip=0, workers=0, left=1)
+def test_ranks_share_an_epoch_from_any_step_on(
+    name: str,
+    folder: Path,
+    whole: Callable[..., list[Batch]],
+    world: int,
+    skip: int,
+    workers: int,
+    left: int,
+) -> None:
+    """To the last bit: the same batches, whatever was begun and left before."""
+    expected = whole(name, batch=12)
+    skip = min(skip, len(expected) - (name == PAGES))  # FFCV's reader wants an image
+    loaders = [
+        opened(name, folder, batch=12, workers=workers, rank=rank, world=world)
+        for rank in range(world)
+    ]
+    start = loaders[0].steps - 3 if name == "synthetic" else 0
+    for loader in loaders:
+        for _ in range(left):
+            next(iter(loader.epoch(5)))
+    shares = [list(loader.epoch(1, skip=start + skip)) for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    for batch, *parts in zip(expected[skip:], *shares, strict=True):
+        assert equal(joined(parts), batch) or (name == "synthetic" and world > 1)
+        assert torch.equal(joined(parts).index, batch.index)
+        assert added(*(part.seen for part in parts)) == batch.seen
+        assert len({batch.seen, *(part.seen for part in parts)}) == world + (world > 1)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_left_over_is_left_out(name: str, folder: Path) -> None:
+    """24 images in batches of 9: two whole batches, three ranks, and views that do not repeat."""
+    alone = batches(name, folder, batch=9)
+    shares = [batches(name, folder, batch=9, rank=rank, world=3) for rank in range(3)]
+    for batch, *parts in zip(alone, *shares, strict=True):
+        assert equal(joined(parts), batch)
+        views = [view.numpy().tobytes() for part in parts for view in part.views]
+        assert len(set(views)) == 6
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_subset_is_shown_as_the_whole_would(name: str, folder: Path) -> None:
+    chosen = np.array([0, 3, 4, 9, 11, 12, 17, 20, 22, 23])
+    own: dict[str, Any] = {"batch": 4, "chosen": chosen}
+    for epoch in range(2):
+        found = batches(name, folder, epoch, **own)
+        assert_near(found, batches("torchvision", folder, epoch, **own), NEAR.get(name, 1e-3))
+        shown = [index for batch in found for index in batch.index.tolist()]
+        assert len(set(shown)) == 8 and set(shown) <= set(chosen.tolist())
+
+
 @pytest.mark.parametrize("name", PIPELINES)
-def test_skipping_gives_the_tail_of_the_epoch(name: str, workers: int, images: Path) -> None:
-    loader = build(name, images / "train", workers=workers)
-    if name == "synthetic":
-        start = loader.steps - 3
-        whole = list(loader.epoch(1, skip=start))
-    else:
-        start, whole = 0, list(loader.epoch(1))
-        assert len(whole) == 3
-    for skip in range(4):
-        tail = list(loader.epoch(1, skip=start + skip))
-        assert len(tail) == 3 - skip
-        assert all(equal(a, b) for a, b in zip(tail, whole[skip:], strict=True))
+def test_all_images_chosen_are_the_whole(
+    name: str, folder: Path, whole: Callable[..., list[Batch]]
+) -> None:
+    images = opened(name, folder)
+    chosen = batches(name, folder, chosen=np.arange(images.images))
+    images.close()
+    assert all(map(equal, chosen, whole(name)))
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_too_few_chosen_images(name: str, folder: Path) -> None:
+    with pytest.raises(DataError, match=r"chosen part of .* holds 5 images, fewer than one batch"):
+        opened(name, folder, chosen=np.arange(5))
+    with pytest.raises(ValueError, match="ascending positions among 24 images"):
+        opened(name, folder, chosen=np.arange(20, 40))
+
+
+def test_a_closed_memory_loader_says_so(folder: Path) -> None:
+    loader = build("memory", folder)
     loader.close()
-
-
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_an_abandoned_epoch_leaves_the_loader_usable(name: str, images: Path) -> None:
-    loader = build(name, images / "train", workers=2)
-    expected = list(loader.epoch(0))
-    for _ in range(2):
-        next(iter(loader.epoch(5)))
-    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
     loader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        next(loader.epoch(0))
+
+
+def test_memory_holds_the_chosen_images_alone(images: Path) -> None:
+    for number in range(8):
+        (images / "train" / "class1" / f"{number:03d}.jpg").write_bytes(b"broken")
+    chosen = np.array([0, 1, 2, 3, 16, 17, 18, 23])
+    loader = build("memory", images / "train", chosen=chosen)
+    assert len(loader._pixels.flat) == 8 * 24 * 24 * 3  # type: ignore[attr-defined]
+    assert sorted(first(loader).index.tolist()) == chosen.tolist()
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_replaced_image_changes_nothing_else(
+    name: str, folder: Path, whole: Callable[..., list[Batch]]
+) -> None:
+    """All others are shown as ever; in its place another is, by the draws of the place."""
+    positions = np.arange(24)
+    positions[9] = 10
+    root = readable("ffcv" if name == PAGES else name, folder)
+    store = picked(open_store(root, "train"), positions)
+    found = batches(name, folder, store=store)
+    assert_near(found, batches("torchvision", folder, store=store), NEAR.get(name, 1e-3))
+    shares = [batches(name, folder, store=store, rank=rank, world=2) for rank in range(2)]
+    for one, other, *parts in zip(whole(name), found, *shares, strict=True):
+        assert equal(joined(parts), other) and torch.equal(one.label, other.label)
+        own = one.index == 9
+        for view, now in zip(one.views, other.views, strict=True):
+            assert torch.equal(view[~own], now[~own])
+            assert not own.any() or not torch.equal(view[own], now[own])
+
+
+@pytest.mark.ffcv
+def test_ffcv_reads_the_pages_of_the_images_that_are_picked(tmp_path: Path) -> None:
+    (tmp_path / "images" / "noise").mkdir(parents=True)
+    for number in range(4):
+        pixels = np.random.default_rng(number).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"images/noise/{number}.jpg", quality=100)
+    converted = readable("ffcv", tmp_path / "images")
+    store = open_store(converted, "train")
+    assert isinstance(store, BetonStore) and len(set((store.start // store.page_size).tolist())) > 1
+    last = picked(store, np.array([3, 2]))
+    ours, theirs = (batches(n, converted, batch=2, store=last) for n in (PAGES, "torchvision"))
+    assert_near(ours, theirs)
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_share_the_same_global_batches(name: str, world: int, images: Path) -> None:
-    alone = build(name, images / "train")
-    shares = [build(name, images / "train", rank=rank, world=world) for rank in range(world)]
-    for whole, *parts in zip(alone.epoch(2), *(share.epoch(2) for share in shares), strict=True):
-        assert equal(joined(parts), whole)
-    for loader in (alone, *shares):
-        loader.close()
+def test_every_pipeline_leaves_the_same_images_out(name: str, folder: Path) -> None:
+    data = DataConfig(data=str(readable(name, folder)), pipeline=name, workers=0, holdout="25%")  # type: ignore[arg-type]
+    loader = build_loader(data, SMALL, batch=9)
+    assert (loader.images, loader.steps) == (18, 2)
+    index = np.sort(np.concatenate([batch.index.numpy() for batch in loader.epoch(0)]))
+    np.testing.assert_array_equal(index, np.arange(18))  # rows of what a method keeps of each
+    loader.close()
+    whole = DataConfig(data=str(folder), holdout="25%")
+    for split in ("train", "val"):
+        crops, store = build_eval_loader(data, split, SMALL, resize=16), open_split(whole, split)
+        assert crops.names() == [store.name(i) for i in range(len(store))]
+        for batch in crops:
+            assert torch.equal(batch.label, torch.tensor(store.labels)[batch.index])
 
 
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_epochs_and_seeds_differ(name: str, images: Path) -> None:
-    keys = [(0, 0), (0, 1), (1, 0)]
-    batches = [first(build(name, images / "train", seed=seed), epoch) for seed, epoch in keys]
-    for i, one in enumerate(batches):
-        for other in batches[:i]:
-            assert not torch.equal(one.index, other.index)
-            assert not torch.equal(one.view1, other.view1)
-
-
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_three_ranks_of_a_set_that_does_not_divide(name: str, images: Path) -> None:
-    """24 images in batches of 9: two whole batches, three ranks, six images left out."""
-    alone = build(name, images / "train", batch=9)
-    shares = [build(name, images / "train", batch=9, rank=r, world=3) for r in range(3)]
-    assert [loader.steps for loader in (alone, *shares)] == [2] * 4
-    for whole, *parts in zip(alone.epoch(1), *(share.epoch(1) for share in shares), strict=True):
-        for view in ("view1", "view2"):
-            joined = torch.cat([getattr(part, view) for part in parts])
-            assert torch.equal(joined, getattr(whole, view))
-        seen = [hash(view.numpy().tobytes()) for part in parts for view in (part.view1, part.view2)]
-        assert len(set(seen)) == 6  # neither views nor ranks repeat each other
-    for loader in (alone, *shares):
-        loader.close()
-
-
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_two_loaders_and_an_evaluation_at_once(name: str, images: Path) -> None:
-    one, other = (build(name, images / "train", workers=2) for _ in range(2))
-    data = DataConfig(data=str(images), workers=2)
-    central = build_eval_loader(data, "val", SMALL, resize=16, batch=4)
+@pytest.mark.parametrize("name", [one for one in READERS if one.values != ("memory",)])
+def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path) -> None:
+    """Another loader and an evaluation may be under way; the epoch that was displaced says so."""
+    one, other = (opened(name, folder, workers=2) for _ in range(2))
+    own = "ffcv" if name == PAGES else "dali" if name == GRAPH else name
+    data = DataConfig(data=str(readable(own, folder)), workers=2, pipeline=own)  # type: ignore[arg-type]
+    central = build_eval_loader(data, "train", SMALL, resize=16, batch=8)
     for a, b, c in zip(one.epoch(0), other.epoch(0), central, strict=True):
-        assert equal(a, b) and c.image.shape == (4, 3, 16, 16)
-    one.close()
-    other.close()
-
-
-@pytest.mark.parametrize("name", [n for n in WITH_IMAGES if n.values != ("memory",)])
-def test_an_epoch_that_another_displaced_says_so(name: str, images: Path) -> None:
-    loader = build(name, images / "train", workers=2)
-    one = loader.epoch(0)
-    next(one)
-    other = loader.epoch(1)
-    next(other)
+        assert equal(a, b) and c.image.shape == (8, 3, 16, 16)
+    expected = list(other.epoch(1))
+    displaced, later = one.epoch(0), one.epoch(1)
+    next(displaced)
+    found = [next(later)]
     with pytest.raises(RuntimeError, match="another epoch of this loader was begun"):
-        list(one)
+        next(displaced)
+    assert all(map(equal, [*found, *later], expected))
+    for loader in (one, other):
+        loader.close()
+        loader.close()
+    if name != "torchvision":
+        with pytest.raises(RuntimeError, match="closed"):
+            next(one.epoch(0))
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_photographs_of_many_sizes(name: str, real_images: Path) -> None:
+    loader = opened(name, real_images, workers=2)
+    expected = digests(real_images)[:3]
+    assert [batch.seen for batch in islice(loader.epoch(1), 3)] == expected
     loader.close()
+
+
+# A loader that shows something else than the order says is noticed by the digests.
+
+Draw = Callable[..., draws.ViewParams]
+
+
+def another_image(draw: Draw, *args: Any, index: NDArray[np.int64], **how: Any) -> Any:
+    """Draw as for the next image: its index was taken wrongly."""
+    return draw(*args, index=np.asarray(index) + (np.asarray(index) == 5), **how)
+
+
+def another_epoch(draw: Draw, *args: Any, epoch: int, **how: Any) -> Any:
+    return draw(*args, epoch=epoch + 1, **how)
+
+
+def a_flip(draw: Draw, *args: Any, **how: Any) -> Any:
+    """One draw of one view of one image is another in each batch."""
+    params = draw(*args, **how)
+    params.flip[1, -1] ^= True
+    return params
+
+
+def turned(right: Any, order: Order, epoch: int, step: int) -> NDArray[np.int64]:
+    return np.asarray(right(order, epoch, step)[::-1].copy())
+
+
+def twice(right: Any, order: Order, epoch: int, step: int) -> NDArray[np.int64]:
+    index = np.asarray(right(order, epoch, step).copy())
+    index[1] = index[0]
+    return index
+
+
+def swapped(right: Any, order: Order, epoch: int, step: int) -> NDArray[np.int64]:
+    return np.asarray(right(order, epoch, {0: 1, 1: 0}.get(step, step)))
+
+
+MISTAKES: list[Callable[..., Any]] = [another_image, another_epoch, a_flip, turned, twice, swapped]
+
+
+@pytest.mark.parametrize("name", WITH_IMAGES)
+def test_mistakes_are_noticed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = digests(folder)
+    for mistake in MISTAKES:
+        with monkeypatch.context() as patch:
+            if mistake in (turned, twice, swapped):
+                right = Order.indices
+                patch.setattr(Order, "indices", lambda *own, m=mistake, r=right: m(r, *own))
+            else:
+                for module in ("torchvision_backend", "loaders"):
+                    wrong = partial(mistake, draws.draw_views)
+                    patch.setattr(f"fastsiam.pipelines.{module}.draw_views", wrong)
+            found = [batch.seen for batch in batches(name, folder)]
+        assert found != expected and added(*found) != added(*expected), mistake.__name__
+
+
+def test_a_part_of_a_batch_has_no_digest_of_its_own(folder: Path) -> None:
+    batch = first(build("memory", folder))
+    assert batch.seen and [part.seen for part in batch.chunks(2)] == [0, 0]
+
+
+def test_every_pipeline_is_in_these_tests() -> None:
+    assert {name.values[0] for name in PIPELINES} == set(backends.BACKENDS)
 
 
 def test_worker_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fastsiam.config import DataConfig
@@ -13,36 +15,78 @@ from fastsiam.pipelines import (
     backends,
     open_training_images,
 )
-from fastsiam.pipelines.store.beton import BetonStore
 from tests.conftest import write_images
 from tests.pipelines.cases import (
     OPTIONAL,
     PIPELINES,
     WITH_IMAGES,
     build,
+    equal,
     readable,
 )
+from tests.pipelines.readers import GRAPH, PAGES, READERS, change_image, opened
+
+FILES = ("torchvision", "native", "dali", GRAPH)
+"""Those that read each image's file when its batch is made."""
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_a_broken_image_ends_the_epoch_with_its_name(name: str, workers: int, images: Path) -> None:
-    if name == "ffcv":
-        file = readable(name, images / "train") / "train.beton"
-        store = BetonStore(file)
-        with file.open("r+b") as beton:
-            beton.seek(int(store.start[8 + 3]) + 200)
-            beton.write(bytes(int(store.size[8 + 3]) - 200))
-    else:
-        path = images / "train" / "class1" / "003.jpg"
-        path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg") as caught:
-        loader = build(name, images / "train", workers=workers)
-        try:
-            list(loader.epoch(0))
-        finally:
-            loader.close()
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "header alone": lambda data: data[:200],
+    "noise": lambda data: np.random.default_rng(0).bytes(len(data)),
+    "truncated": lambda data: data[:-20],
+    "no end marker": lambda data: data[:-2],
+    "empty": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        pytest.param(*reader.values, damage, marks=reader.marks)
+        for reader in READERS
+        for damage in DAMAGES
+        # A record of FFCV's keeps its length, and zeros at its end are no damage.
+        if reader.values[0] not in ("ffcv", PAGES) or damage not in ("truncated", "no end marker")
+    ],
+)
+def test_a_broken_image_ends_the_epoch_at_its_step_and_is_named(
+    name: str, damage: str, images: Path
+) -> None:
+    """The batches before it come; where it is repaired, all of them do again."""
+    root, broken = images / "train", r"cannot decode .*class1/003\.jpg"
+    whole: list[bytes] = []
+
+    def hurt(data: bytes) -> bytes:
+        whole.append(data)
+        return DAMAGES[damage](data)
+
+    if name == "memory":
+        change_image(name, root, 11, hurt)
+        with pytest.raises(DataError, match=broken):
+            opened(name, root)
+        return
+    loader = opened(name, root, batch=4, workers=len(damage) % 3)
+    expected = list(loader.epoch(0))
+    change_image(name, root, 11, hurt)
+    got = []
+    with pytest.raises(DataError, match=broken) as caught:
+        for batch in loader.epoch(0):
+            got.append(batch)
     assert "\n" not in str(caught.value)
+    assert 11 in expected[len(got)].index.tolist()
+    assert all(equal(a, b) for a, b in zip(got, expected, strict=False))
+    change_image(name, root, 11, lambda _: whole[0])
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+    loader.close()
+
+
+@pytest.mark.parametrize("name", [n for n in READERS if n.values[0] in FILES])
+def test_a_file_that_went_is_named(name: str, images: Path) -> None:
+    loader = opened(name, images / "train")
+    (images / "train" / "class2" / "001.jpg").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*class2/001\.jpg"):
+        list(loader.epoch(0))
+    loader.close()
 
 
 def test_a_pipeline_that_there_is_not() -> None:

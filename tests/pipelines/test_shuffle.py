@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fastsiam.bad_image_list import BadImage
-from fastsiam.config import ConvertConfig, DataConfig
-from fastsiam.pipelines import BadImages, Order, open_store
-from fastsiam.pipelines.convert.command import convert_data
+from fastsiam.config import DataConfig
+from fastsiam.pipelines import BadImages, Order
 from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality, window_of
-from fastsiam.pipelines.store import picked
-from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks, in_order
-
-
-def epoch_of(order: Order, epoch: int) -> np.ndarray:
-    return np.concatenate([order.indices(epoch, step) for step in range(order.steps)])
+from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
+from tests.pipelines.test_order import epoch_of
 
 
 def order_of(images: int, window: int, **how: Any) -> Order:
     return replace(
         Order(images=images, batch=12, seed=1, window=Window(window, in_order(images))), **how
     )
-
-
-@pytest.mark.parametrize("images", [24, 257, 5000])
-@pytest.mark.parametrize("window", [1, 100, 10**6])
-def test_every_image_once_an_epoch_in_every_epoch_another_order(images: int, window: int) -> None:
-    own = Window(window, in_order(images))
-    orders = [own.permutation(seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
-    for number, one in enumerate(orders):
-        assert np.array_equal(np.sort(one), np.arange(images))
-        assert images < 5000 or all(not np.array_equal(one, o) for o in orders[:number])
-    again = Window(window, in_order(images)).permutation(0, 1)
-    np.testing.assert_array_equal(again, orders[1])
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_global_batches_are_the_same_for_every_world(world: int) -> None:
-    alone = order_of(1000, 50)
-    ranks = [order_of(1000, 50, rank=rank, world=world) for rank in range(world)]
-    for step in (0, 5, alone.steps - 1):
-        together = np.concatenate([rank.indices(3, step) for rank in ranks])
-        np.testing.assert_array_equal(together, alone.indices(3, step))
 
 
 def test_a_block_is_read_within_a_window_of_places() -> None:
@@ -138,25 +111,6 @@ def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
         14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
     ]  # fmt: skip
     assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]
-
-
-def test_blocks_are_neighbours_in_one_file() -> None:
-    file = np.repeat([1, 0], [100, 10])
-    offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
-    found = blocks(file, offset)
-    assert found[100:].tolist() == [0] * 10  # file 0 comes first
-    assert (found[100 - BLOCK_IMAGES : 100] == 1).all() and (found[: 100 - BLOCK_IMAGES] == 2).all()
-    assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
-
-
-def test_stores_know_where_their_images_lie(real_images: Path, tmp_path: Path) -> None:
-    folder = open_store(real_images, "train")
-    assert folder.blocks().tolist() == in_order(len(folder)).tolist()
-    convert_data("folder", ConvertConfig(source=str(real_images), out=str(tmp_path / "out")))
-    beton = open_store(tmp_path / "out", "train")
-    assert beton.blocks().tolist() == in_order(len(beton)).tolist()
-    positions = np.arange(len(beton))[::-2]
-    assert picked(folder, positions).blocks().tolist() == folder.blocks()[positions].tolist()
 
 
 @pytest.mark.parametrize("text", ["window", "window:", "window:0", "window:-1", "some", "full:1"])

@@ -5,17 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
+from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import DataError, NoSplitError
-from fastsiam.pipelines import build_eval_loader, build_loader, open_split, open_store
+from fastsiam.pipelines import open_split, open_store
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.subsets import hold_out
 from fastsiam.train.remembered import names_of
 from tests.conftest import write_images
-from tests.pipelines.cases import SMALL, WITH_IMAGES, readable
 from tests.sources import folder_members, tar
 
 
@@ -114,21 +112,3 @@ def test_what_is_no_share_is_refused(holdout: str) -> None:
 def test_zero_is_no_holdout(none: str, photos: Path) -> None:
     data = DataConfig(data=str(photos), holdout=none)
     assert data == DataConfig(data=str(photos)) and len(open_split(data, "train")) == 60
-
-
-@pytest.mark.parametrize("name", WITH_IMAGES)
-def test_every_pipeline_leaves_the_same_images_out(name: str, photos: Path) -> None:
-    root = readable(name, photos)
-    data = DataConfig(data=str(root), pipeline=name, workers=0, holdout="10%")  # type: ignore[arg-type]
-    loader = build_loader(data, SMALL, batch=9)
-    assert (loader.images, loader.steps) == (54, 6)
-    index = np.sort(np.concatenate([batch.index.numpy() for batch in loader.epoch(0)]))
-    np.testing.assert_array_equal(index, np.arange(54))  # rows of what a method keeps of each
-    loader.close()
-    expected = parts(photos)
-    for split, names in zip(("train", "val"), expected, strict=True):
-        crops = build_eval_loader(data, split, AugmentConfig.alike(crop=16), resize=16)  # type: ignore[arg-type]
-        assert crops.names() == names and crops.images == len(names)
-        for batch in crops:
-            stated = [names[i].split("/")[0] for i in batch.index.tolist()]
-            assert [f"class{label}" for label in batch.label.tolist()] == stated

@@ -9,11 +9,10 @@ import pytest
 from PIL import Image
 
 from fastsiam.config import DataConfig, TrainConfig
-from fastsiam.pipelines import open_split, open_store, survey
+from fastsiam.pipelines import open_split, survey
 from fastsiam.train.command import train_here
 from tests.configs import with_settings
-from tests.pipelines.cases import readable
-from tests.sources import folder_members, picture, rotated_jpeg, tar
+from tests.sources import picture, rotated_jpeg
 
 
 def test_a_run_says_once_what_its_options_affect(
@@ -50,13 +49,3 @@ def test_a_large_data_set_is_sampled(images: Path, monkeypatch: pytest.MonkeyPat
     sample = survey.sample_of(store, np.arange(24))
     assert sample.tolist() == [0, 5, 11, 17, 23]
     assert len(survey._headers(store, sample)) == 4
-
-
-def test_containers_know_the_sizes_of_images(images: Path, tmp_path: Path) -> None:
-    assert open_store(images / "train", "train").dimensions() is None
-    archive = tar(tmp_path / "train.tar", folder_members(images / "train"))
-    converted = readable("ffcv", images / "train")
-    for root in (archive, converted):
-        found = open_store(root, "train").dimensions()
-        assert found is not None and found.dtype == np.int64
-        assert found.tolist() == [[24, 24]] * 24

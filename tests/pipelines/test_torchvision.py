@@ -168,20 +168,6 @@ def test_an_error_in_a_part_comes_at_its_batch(images: Path, free: Any) -> None:
     loader.close()
 
 
-def test_the_displaced_epoch_takes_nothing_from_the_next(images: Path) -> None:
-    loader = opened(images / "train")
-    expected = list(loader.epoch(1))
-    one = loader.epoch(0)
-    next(one)
-    other = loader.epoch(1)
-    found = [next(other)]
-    with pytest.raises(RuntimeError, match="another epoch of this loader was begun"):
-        next(one)
-    found += other
-    assert all(equal(a, b) for a, b in zip(found, expected, strict=True))
-    loader.close()
-
-
 def test_who_reads_a_copy_waits_for_it_and_holds_its_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

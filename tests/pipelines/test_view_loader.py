@@ -32,7 +32,7 @@ def root(images: Path) -> Path:
     return images / "train"
 
 
-def loader_of(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader[Batch]:
+def loader_of(root: Path, *, batch: int = BATCH, seed: int = 0) -> ViewLoader:
     return ViewLoader(root, SMALL, batch=batch, seed=seed)
 
 

@@ -68,12 +68,6 @@ def test_a_conversion_goes_beside_its_source(
         beside(Path("/"))
 
 
-def test_a_flat_folder_has_no_labels(images: Path, tmp_path: Path) -> None:
-    run("folder", images / "train" / "class1", tmp_path / "out")
-    store = open_store(tmp_path / "out", "train")
-    assert store.classes == () and set(store.labels.tolist()) == {-1}
-
-
 def test_the_same_file_from_a_folder_and_from_a_tar_of_tars(
     real_images: Path, tmp_path: Path
 ) -> None:
@@ -172,48 +166,6 @@ def test_parts_are_one_data_set(images: Path, tmp_path: Path) -> None:
     assert merged.name(3) == whole.name(3)
     (out / "val-00002-of-00003.beton").unlink()
     assert "lacks of the 3 parts of its val images: 2" in checked(out)[0]
-
-
-def test_a_converted_set_shows_the_same_views(images: Path, tmp_path: Path) -> None:
-    """Training from the folder, its tar and its .beton is the same to the last bit."""
-    from fastsiam.config import AugmentConfig, DataConfig
-    from fastsiam.pipelines import build_loader
-
-    run("folder", images, tmp_path / "out")
-    run("folder", images, tmp_path / "raw", raw=True)
-    tar(tmp_path / "train.tar", folder_members(images / "train"))
-    for pipeline in ("torchvision", "memory"):
-        batches = []
-        for data in (images, tmp_path / "out", tmp_path / "raw", tmp_path / "train.tar"):
-            loader = build_loader(
-                DataConfig(data=str(data), pipeline=pipeline, workers=1),
-                AugmentConfig.alike(crop=16),
-                batch=8,
-            )
-            batches.append(next(iter(loader.epoch(1))))
-            loader.close()
-        for batch in batches[1:]:
-            np.testing.assert_array_equal(batch.view1.numpy(), batches[0].view1.numpy())
-            np.testing.assert_array_equal(batch.view2.numpy(), batches[0].view2.numpy())
-
-
-@pytest.mark.dali
-def test_dali_decodes_the_records_in_place(images: Path, tmp_path: Path) -> None:
-    from nvidia.dali import Pipeline, fn
-
-    (written, _) = run("folder", images, tmp_path / "out")
-    store = BetonStore(written.path)
-    records = [np.frombuffer(store.read(i), np.uint8) for i in range(8)]
-
-    pipe = Pipeline(batch_size=8, num_threads=1, device_id=None)
-    with pipe:
-        data = fn.external_source(source=lambda: records, no_copy=True)
-        pipe.set_outputs(fn.decoders.image(data, device="cpu"))
-    pipe.build()
-    (output,) = pipe.run()
-    for i in range(8):
-        difference = np.asarray(output.at(i)).astype(int) - np.asarray(store.decode(i))
-        assert np.abs(difference).max() <= 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import BadImagesError
-from fastsiam.pipelines.store import BetonStore, FolderStore, open_parquet
+from fastsiam.pipelines.store import BetonStore, open_parquet
 from tests.conversions import checked, run
 from tests.sources import jpeg, parquet
 
@@ -36,18 +36,6 @@ def test_images_that_are_read_in_order_can_be_read_again(tmp_path: Path) -> None
     store = open_parquet(tmp_path, "train", in_order=True)
     order = [5, 5, 4, 9, 0, 1, 8]
     assert [bytes(store.read(i)) for i in order] == [data[i] for i in order]
-
-
-def test_parquet_of_real_images(real_images: Path, tmp_path: Path) -> None:
-    folder = FolderStore(real_images)
-    rows: list[tuple[bytes | None, str, int]] = [
-        (bytes(folder.read(i)), folder.name(i), i % 10) for i in range(0, 500, 5)
-    ]
-    parquet(tmp_path / "train.parquet", rows, [str(i) for i in range(10)], group=30)
-    (written,) = run("parquet", tmp_path, tmp_path / "out", workers=2)
-    store = BetonStore(written.path)
-    unchanged = written.about["stored"]["unchanged"]
-    assert sum(bytes(store.read(i)) == row[0] for i, row in enumerate(rows)) == unchanged > 90
 
 
 def write_table(path: Path, **columns: object) -> None:
@@ -94,15 +82,3 @@ def test_bare_bytes_and_damage_in_parquet(tmp_path: Path) -> None:
         run("parquet", tmp_path / "a", tmp_path / "out2", skip_bad=True)
     with pytest.raises(DataError, match=r"holds no \.parquet files"):
         run("parquet", tmp_path / "out", tmp_path / "out3")
-
-
-def test_odd_parquet(tmp_path: Path) -> None:
-    rows: list[tuple[bytes | None, str, int]] = [(jpeg(0), "0", 0), (None, "1", 0)]
-    parquet(tmp_path / "a" / "x.parquet", rows, ["one"])
-    with pytest.raises(BadImagesError) as caught:
-        run("parquet", tmp_path / "a", tmp_path / "out")
-    assert "the row has no bytes, but the path 1 alone" in caught.value.bad[0][1]
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "x.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match="is no whole parquet file"):
-        run("parquet", tmp_path / "b", tmp_path / "out")

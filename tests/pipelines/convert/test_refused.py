@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,11 +14,8 @@ from fastsiam.config import ConvertConfig
 from fastsiam.demo import convert_demo
 from fastsiam.errors import DataError
 from fastsiam.pipelines.convert import Kind
-from fastsiam.pipelines.store import open_parquet
 from tests.conftest import write_images
 from tests.conversions import checked, failing, run
-from tests.processes import fastsiam
-from tests.sources import jpeg, parquet
 
 
 @pytest.fixture
@@ -96,28 +92,7 @@ def test_nothing_to_verify(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert "Permission denied; give this user" in line
 
 
-def test_parquet_files_that_are_gone(tmp_path: Path) -> None:
-    parquet(tmp_path / "train-0.parquet", [(jpeg(0), "0", 0)], ["one"])
-    store = open_parquet(tmp_path, "train")
-    (tmp_path / "train-0.parquet").unlink()
-    with pytest.raises(DataError, match=r"^cannot read the files of .*No such file.*; check the"):
-        store.stamp()
-
-
 def test_no_place_for_the_demos_images(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("in the way")
     with pytest.raises(DataError, match=r"^cannot make images in .*: .*; check the p"):
         convert_demo(ConvertConfig(out=str(tmp_path / "out")))
-
-
-def test_the_command_line_says_it_in_one_line(source: Path, tmp_path: Path) -> None:
-    arguments = ["convert", "folder", "--source", str(source), "--out", str(tmp_path / "out")]
-    (tmp_path / "out" / "manifest.json").mkdir(parents=True)
-    done = fastsiam(*arguments, code=1)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "manifest.json: Is a directory; check the path" in line
-    assert "Traceback" not in done.stderr
-    (tmp_path / "out" / "manifest.json").rmdir()
-    fastsiam(*arguments)
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert list(manifest["files"]) == ["train.beton"]

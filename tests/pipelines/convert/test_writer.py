@@ -171,13 +171,6 @@ def test_bad_images_are_all_listed_and_can_be_left_out(tmp_path: Path) -> None:
     assert checked(tmp_path / "out") == []
 
 
-def test_only_bad_images(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(b"")
-    with pytest.raises(BadImagesError, match="none of the 1 images"):
-        run("folder", tmp_path / "images", tmp_path / "out", skip_bad=True)
-
-
 def test_a_source_that_vanishes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

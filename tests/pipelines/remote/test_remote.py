@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -17,11 +18,12 @@ from fastsiam.errors import WorkerError
 from fastsiam.pipelines import Store, build_eval_loader, open_store
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.remote import file, storage
-from fastsiam.pipelines.store import ArchiveStore, BetonStore, archive_index
+from fastsiam.pipelines.store import ArchiveStore, archive_index
 from tests.clouds import BUCKET, broken_proxy, read_all, reconnect, upload, web_server
-from tests.pipelines.cases import NEEDS, SMALL, build_at, equal, first
+from tests.forms import FORMS
+from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
 from tests.processes import Forked
-from tests.sources import folder_members, imagenet_train_tar, jpeg, parquet, tar
+from tests.sources import folder_members, jpeg, parquet, tar
 
 BY = [pytest.param(name, workers, marks=NEEDS.get(name, [])) for name, workers in (
     ("torchvision", 0), ("torchvision", 2), ("native", 2), ("memory", 2), ("dali", 2))]  # fmt: skip
@@ -49,18 +51,32 @@ def test_shards_are_those_of_a_disk(split: str, data: str, shards: Path) -> None
     assert known is not None and told is not None and np.array_equal(known, told)
 
 
-def test_a_tar_of_tars(cloud: str, images: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "official"
-    imagenet_train_tar(folder / "ILSVRC2012_img_train.tar", folder_members(images / "train"))
-    assert_same(opened(upload(cloud, folder, "official")), opened(str(folder)))
+AT = ("s3", "web")
+PLACED = ("shards", "tar of tars", "tar", "gzipped", "converted", "parts")
+"""Forms that are read in place on another machine."""
 
 
-def test_class_folders_in_a_tar_of_a_web_server(cloud: str, images: Path, tmp_path: Path) -> None:
-    tar(tmp_path / "web" / "photos" / "photos.tar", folder_members(images))
-    with web_server(tmp_path / "web") as address:
-        for split in ("train", "val"):
-            there = opened(f"{address}/photos/photos.tar", split)
-            assert_same(there, opened(str(tmp_path / "web" / "photos" / "photos.tar"), split))
+@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("form", PLACED)
+def test_every_form_is_what_it_is_on_a_disk(
+    form: str, at: str, cloud: str, images: Path, tmp_path: Path
+) -> None:
+    """In a bucket, and on a web server, which lists nothing: there a file is named, or found."""
+    here = FORMS[form](images / "train", tmp_path / "made")
+    with contextlib.ExitStack() as stack:
+        if at == "s3":
+            address = upload(cloud, tmp_path / "made", f"form {form}")
+        else:
+            address = stack.enter_context(web_server(tmp_path / "made"))
+            names = {"parts": "{00001..00002}-of-00002.beton", "shards": "{0..1}.tar"}
+            if form in names:
+                address += f"/train-{names[form]}"
+        if here.is_file():
+            address += f"/{here.name}"
+        there = opened(address)
+        assert there.is_remote and isinstance(there, type(opened(str(here))))
+        assert_same(there, opened(str(here)))
+        assert all(there.is_intact(i, there.read(i)) for i in range(len(there)))
 
 
 def test_braces_name_several_files(data: str, shards: Path) -> None:
@@ -71,28 +87,18 @@ def test_braces_name_several_files(data: str, shards: Path) -> None:
 
 @pytest.mark.parametrize(("name", "workers"), BY)
 def test_views_are_those_of_a_disk(name: str, workers: int, data: str, shards: Path) -> None:
-    """Two epochs, the second from its second step on."""
-    made = []
+    """Two epochs, the second from its second step on, and central crops."""
+    made, crops = [], []
     for address in (str(shards), data):
         loader = build_at(name, address, workers=workers)
-        try:
-            made.append([*loader.epoch(0), *loader.epoch(1, skip=1)])
-        finally:
-            loader.close()
+        made.append([*loader.epoch(0), *loader.epoch(1, skip=1)])
+        loader.close()
+        config = DataConfig(data=address, pipeline=name, workers=workers)  # type: ignore[arg-type]
+        central = build_eval_loader(config, "val", SMALL, resize=16, batch=5)
+        crops.append([(batch.image, batch.label, batch.index) for batch in central])
     assert len(made[0]) == len(made[1]) == 5
     assert all(equal(one, other) for one, other in zip(*made, strict=True))
-
-
-@pytest.mark.parametrize(("name", "workers"), BY[1:])
-def test_central_crops_are_those_of_a_disk(
-    name: str, workers: int, data: str, shards: Path
-) -> None:
-    made = []
-    for address in (str(shards), data):
-        config = DataConfig(data=address, pipeline=name, workers=workers)  # type: ignore[arg-type]
-        loader = build_eval_loader(config, "val", SMALL, resize=16, batch=5)
-        made.append([(batch.image, batch.label, batch.index) for batch in loader])
-    for one, other in zip(*made, strict=True):
+    for one, other in zip(*crops, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -133,29 +139,6 @@ def test_a_store_can_be_sent_to_another_process(data: str) -> None:
 
 def _reads_all(store: Store) -> None:
     assert all(read_all(store))
-
-
-def test_beton_files(cloud: str, images: Path, tmp_path: Path) -> None:
-    """By names that are found in a bucket, and on a web server, which lists nothing."""
-    folder = tmp_path / "made"
-    config = ConvertConfig(source=str(images), out=str(folder), workers=1)
-    convert_data("folder", config)
-    with web_server(folder) as web:
-        for address in (upload(cloud, folder, "made"), web, f"{web}/train.beton"):
-            for split in ("train", "val"):
-                there, here = opened(address, split), opened(str(folder), split)
-                assert isinstance(there, BetonStore) and there.is_remote
-                assert_same(there, here)
-                assert all(there.is_intact(i, there.read(i)) for i in range(len(there)))
-        one, other = (first(build_at("torchvision", at, workers=1)) for at in (str(folder), web))
-        assert equal(one, other)
-
-
-def test_parts_of_a_conversion(cloud: str, images: Path, tmp_path: Path) -> None:
-    for part in ("1/2", "2/2"):
-        config = ConvertConfig(source=str(images), out=str(tmp_path / "made"), part=part, workers=1)
-        convert_data("folder", config)
-    assert_same(opened(upload(cloud, tmp_path / "made", "parts")), opened(str(tmp_path / "made")))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

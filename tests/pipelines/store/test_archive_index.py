@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastsiam.errors import DataError
 from fastsiam.pipelines.store import ArchiveStore, FolderStore, archive_index, open_store
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, pack_texts
@@ -78,17 +77,6 @@ def test_an_index_of_imagenets_size(tmp_path: Path) -> None:
     assert len(store) == 1_281_167 and bytes(store.read(1_281_166)) == jpeg(0)
 
 
-def test_an_index_cannot_lead_out_of_its_files(tmp_path: Path) -> None:
-    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
-    rows = np.zeros(2, ROW)
-    rows["offset"], rows["size"] = 512, [1, 2**31]
-    texts = {"names": pack_texts(["a", "b"]), "classes": pack_texts(["a"])}
-    index = Index({"rows": rows, **texts, "split": np.array(False)})
-    keep(index, [tmp_path / ".t.fastsiam-index"], file_facts([Mapped(path)]))
-    with pytest.raises(DataError, match=r"t\.tar is damaged: image 1 lies outside of it"):
-        ArchiveStore([path])
-
-
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tar of tars, and of shards."""
     members = [(f"n{i % 5:08d}/{i}.jpg", jpeg(i)) for i in range(40)]
@@ -132,9 +120,6 @@ def test_val_and_test_are_kept_apart(tmp_path: Path) -> None:
 def test_odd_class_files(tmp_path: Path) -> None:
     path = tar(tmp_path / "t.tar", [("0.jpg", jpeg(0)), ("0.cls", "²".encode())])
     assert ArchiveStore([path]).classes == ("²",)
-    tar(path, [("0.jpg", jpeg(0)), ("0.cls", b"99999999999")])
-    with pytest.raises(DataError, match="which is no number of a class"):
-        ArchiveStore([path])
 
 
 def test_webdataset_shards(tmp_path: Path) -> None:
@@ -149,9 +134,6 @@ def test_webdataset_shards(tmp_path: Path) -> None:
     assert store.labels.tolist() == [0, 0, 10, 10, 20, 20]
     assert store.classes == tuple(map(str, range(21)))
     assert open_store(tmp_path, "val").labels.tolist() == [5]
-    tar(tmp_path / "val-000000.tar", [("0.jpg", jpeg(0)), ("0.cls", b"5"), ("1.jpg", jpeg(1))])
-    with pytest.raises(DataError, match=r"1\.jpg has no \.cls file"):
-        open_store(tmp_path, "val")
 
 
 def test_splits_within_a_tar(tmp_path: Path) -> None:
@@ -163,7 +145,13 @@ def test_splits_within_a_tar(tmp_path: Path) -> None:
     assert bytes(val.read(0)) == jpeg(2)
 
 
-def test_images_beside_folders(tmp_path: Path) -> None:
-    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0)), ("1.jpg", jpeg(1))])
-    with pytest.raises(DataError, match=r"both by themselves \(1.jpg\) and in folders \(a/\)"):
-        ArchiveStore([path])
+def test_a_user_without_a_home_reads_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tar(tmp_path / "t.tar", [("a/0.jpg", jpeg(0))])
+    (tmp_path / ".t.fastsiam-index").mkdir()
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert len(ArchiveStore([path])) == 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,30 +63,10 @@ def test_types_are_those_of_the_installed_ffcv() -> None:
     }
 
 
-def test_a_file_equals_its_folder(tmp_path: Path) -> None:
-    store, folder = BetonStore(converted(tmp_path)), FolderStore(tmp_path / "images" / "train")
-    assert store.classes == folder.classes and store.ours
-    np.testing.assert_array_equal(store.labels, folder.labels)
-    for i in range(len(folder)):
-        assert bytes(store.read(i)) == folder.read(i)
-        assert store.name(i) == folder.name(i)
-        assert store.decode(i).size == (store.width[i], store.height[i])
-    assert store.where(1) == f"image 1 of {store.root} (class0/001.jpg)"
-    assert pickle.loads(pickle.dumps(store)).name(3) == folder.name(3)
-
-
 def test_records_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     store = BetonStore(converted(tmp_path))
     data = store.read(2)
     assert isinstance(data, memoryview) and data.obj is store.read(3).obj  # type: ignore[union-attr]
-
-
-def test_pixels(tmp_path: Path) -> None:
-    store = BetonStore(converted(tmp_path, raw=True))
-    folder = FolderStore(tmp_path / "images" / "train")
-    for i in range(len(store)):
-        assert store.raw_size(i) == folder.decode(i).size[::-1]
-        np.testing.assert_array_equal(np.asarray(store.decode(i)), np.asarray(folder.decode(i)))
 
 
 @pytest.mark.ffcv
@@ -188,29 +166,6 @@ def test_a_foreign_file_with_other_fields(tmp_path: Path) -> None:
         BetonStore(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda data: b"", "is empty"),
-        (lambda data: data[:20], "it has 20 bytes"),
-        (lambda data: b"PK\x03\x04" + data[4:], "it says format"),
-        (lambda data: data[:3000], "not where it should be|not whole"),
-        (lambda data: data[:-1], "not whole"),
-        (lambda data: data[:-24], "lacks images"),
-        (lambda data: data + bytes(24), "checksum"),
-        (lambda data: data[:24] + bytes(len(data) - 24), "no image field|not whole"),
-    ],
-)
-def test_damage_is_named_in_one_line(
-    change: Callable[[bytes], bytes], reason: str, tmp_path: Path
-) -> None:
-    path = converted(tmp_path)
-    path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(DataError, match=reason) as caught:
-        BetonStore(path)
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-
-
 def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
     """In header, fields, metadata, annex and table: refused at the opening."""
     path = converted(tmp_path)
@@ -233,15 +188,6 @@ def test_every_flipped_bit_outside_the_records_is_found(tmp_path: Path) -> None:
             missed.append(place)
     # Only the few bytes that fill the annex up to a multiple of 8 mean nothing.
     assert all(whole[place] == 0 for place in missed) and len(missed) < 8
-
-
-def test_a_damaged_mark_does_not_make_it_a_file_of_ffcvs(tmp_path: Path) -> None:
-    path = converted(tmp_path)
-    data = bytearray(path.read_bytes())
-    data[data.index(b"fastsiam")] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataError, match="the arguments of its image field are not ours"):
-        BetonStore(path)
 
 
 def test_every_flipped_bit_of_a_record_is_found(tmp_path: Path) -> None:
@@ -360,21 +306,3 @@ def test_an_image_that_no_longer_decodes_is_named(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"cannot decode image 4 of .*train\.beton \(class1/000"):
         BetonStore(path).decode(4)
-
-
-def test_a_file_of_planes_is_refused(tmp_path: Path) -> None:
-    """Version 0.2 wrote such files: modes 2, and an image field of type 255."""
-    path = converted(tmp_path)
-    data = bytearray(path.read_bytes())
-    fields = np.frombuffer(data, FIELD, 2, HEADER.itemsize)
-    images = len(BetonStore(path))
-    rows = np.frombuffer(data, METADATA, images, HEADER.itemsize + fields.nbytes)
-    fields["type_id"][0], rows["image"]["mode"][:] = 255, 2
-    path.write_bytes(data)
-    again = r"holds planes of JPEGs .* convert the original images again: fastsiam convert folder"
-    with pytest.raises(DataError, match=again) as caught:
-        open_store(path, "train")
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
-    assert len(bad := checked(path)) == 1 and "holds planes of JPEGs" in bad[0]
-    with pytest.raises(DataError, match=rf"{again}.* delete it first, or choose another --out"):
-        run("folder", tmp_path / "images", tmp_path / "out")

@@ -286,3 +286,18 @@ def test_a_turned_jpeg_is_encoded_once_more(tmp_path: Path) -> None:
     (written,) = convert_data("folder", config)
     assert "EXIF rotation applied" in next(iter(written.about["stored"]))
     assert BetonStore(written.path).decode(0).size == (40, 60)
+
+
+@pytest.mark.parametrize(
+    ("form", "mode"),
+    [
+        *(("JPEG", mode) for mode in ("RGB", "L", "CMYK")),
+        *(("PNG", mode) for mode in ("RGB", "L", "RGBA", "P")),
+        *(("WEBP", mode) for mode in ("RGB", "L", "RGBA")),
+    ],
+)
+def test_every_kind_decodes_to_rgb_as_pil_does(form: str, mode: str) -> None:
+    data = encoded(picture(0).convert(mode), form)
+    image = decode(data)
+    assert image.mode == "RGB" and image.size == (40, 30)
+    assert image.tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()

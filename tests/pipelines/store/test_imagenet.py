@@ -48,14 +48,6 @@ def test_plain_lists_of_validation_labels(name: str, text: str, tmp_path: Path) 
     assert [val.classes[label] for label in val.labels] == list(wanted)
 
 
-def test_the_devkits_own_list_needs_the_devkit(tmp_path: Path) -> None:
-    imagenet(tmp_path)
-    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
-    (tmp_path / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n3\n1\n")
-    with pytest.raises(DataError, match="numbers the classes as the devkit does"):
-        open_store(tmp_path, "val")
-
-
 def test_a_flat_validation_folder_gets_labels_too(tmp_path: Path) -> None:
     imagenet(tmp_path / "kaggle")
     for name in ("train", "val"):

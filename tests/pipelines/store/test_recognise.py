@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fastsiam.errors import DataError, NoSplitError
 from fastsiam.pipelines.store import open_store
 from tests.conftest import write_images
 from tests.conversions import run
@@ -16,24 +15,10 @@ from tests.processes import fastsiam
 from tests.sources import WNIDS, jpeg, tar
 
 
-def test_tars_beside_folders_of_images_are_refused(tmp_path: Path) -> None:
-    write_images(tmp_path / "train", each=2)
-    tar(tmp_path / "train" / "n01440764.tar", [("0.jpg", jpeg(1))])
-    with pytest.raises(DataError, match=r"both tars \(n01440764\.tar\) and folders of images"):
-        open_store(tmp_path, "train")
-
-
 def test_a_word_within_a_name_tells_no_split(tmp_path: Path) -> None:
     tar(tmp_path / "carnival.tar", [("a/0.jpg", jpeg(0))])
     (tmp_path / "._train.tar").write_bytes(b"made by another system")
     assert len(open_store(tmp_path, "train")) == 1
-
-
-def test_a_folder_of_data_sets_is_not_taken_for_one(tmp_path: Path) -> None:
-    write_images(tmp_path / "birds" / "train", each=1)
-    write_images(tmp_path / "cars" / "train", each=1)
-    with pytest.raises(DataError, match=r"data sets of their own: name one, such as .*birds"):
-        open_store(tmp_path, "train")
 
 
 def test_kaggles_layout_and_other_names_of_splits(tmp_path: Path) -> None:
@@ -46,19 +31,6 @@ def test_kaggles_layout_and_other_names_of_splits(tmp_path: Path) -> None:
     write_images(tmp_path / "mixed" / "Validation", each=1)
     assert len(open_store(tmp_path / "mixed", "train")) == 6
     assert len(open_store(tmp_path / "mixed", "val")) == 3
-
-
-def test_a_tar_without_a_validation_split(tmp_path: Path) -> None:
-    path = tar(tmp_path / "all.tar", [("a/0.jpg", jpeg(0)), ("b/0.jpg", jpeg(0))])
-    for place in (path, tmp_path):
-        with pytest.raises(NoSplitError):
-            open_store(place, "val")
-
-
-def test_compressed_as_a_whole(tmp_path: Path) -> None:
-    (tmp_path / "t.tar.gz").write_bytes(b"")
-    with pytest.raises(DataError, match="compressed as a whole"):
-        open_store(tmp_path / "t.tar.gz", "train")
 
 
 def test_a_converted_file_among_originals_is_named(

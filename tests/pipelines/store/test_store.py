@@ -1,207 +1,190 @@
-"""Folders of every shape, images of every kind, and what is said of the broken ones."""
+"""Every store returns what was put in, whatever the images and the form they are stored in."""
 
 from __future__ import annotations
 
-import logging
+import ctypes
 import os
-import shlex
+import pickle
+import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
-from fastsiam.errors import DataError
-from fastsiam.pipelines.store import FolderStore, open_store
-from tests.conftest import write_images
-from tests.processes import fastsiam
-from tests.sources import tar
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-
-
-def save(path: Path, mode: str = "RGB", **options: object) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(PIXELS).convert(mode).save(path, **options)  # type: ignore[arg-type]
-    return path
-
-
-def test_class_folders_are_sorted_and_may_be_deep(tmp_path: Path) -> None:
-    save(tmp_path / "zebra" / "a.jpg")
-    save(tmp_path / "ant" / "deep" / "deeper" / "b.JPEG")
-    save(tmp_path / "ant" / "c.PNG")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "ant" / "notes.txt").write_text("not an image")
-    save(tmp_path / ".hidden" / "x.jpg")
-    save(tmp_path / "ant" / "._c.jpg")
-    store = FolderStore(tmp_path)
-    assert store.classes == ("ant", "zebra")
-    assert store.labels.tolist() == [0, 0, 1]
-    assert [str(store.path(i).relative_to(tmp_path)) for i in range(3)] == [
-        "ant/c.PNG",
-        "ant/deep/deeper/b.JPEG",
-        "zebra/a.jpg",
-    ]
-    assert store.read(2) == (tmp_path / "zebra" / "a.jpg").read_bytes()
-
-
-def test_flat_folder_has_no_labels(tmp_path: Path) -> None:
-    for name in ("b.jpg", "a.JPG", "ü.webp"):
-        save(tmp_path / name)
-    store = FolderStore(tmp_path)
-    assert len(store) == 3 and store.classes == () and store.labels.tolist() == [-1, -1, -1]
-    assert [store.path(i).name for i in range(3)] == ["a.JPG", "b.jpg", "ü.webp"]
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "options"),
-    [
-        ("rgb.jpg", "RGB", {}),
-        ("progressive.jpg", "RGB", {"progressive": True}),
-        ("full-chroma.jpg", "RGB", {"subsampling": 0}),
-        ("gray.jpg", "L", {}),
-        ("cmyk.jpg", "CMYK", {}),
-        ("png-in-disguise.jpg", "RGBA", {"format": "PNG"}),
-        ("palette.png", "P", {}),
-        ("alpha.webp", "RGBA", {}),
-    ],
+from fastsiam.pipelines.store import (
+    ArchiveStore,
+    ArrowStore,
+    BetonStore,
+    CifarStore,
+    FolderStore,
+    ListedStore,
+    ParquetStore,
+    Store,
+    base,
+    open_store,
+    picked,
 )
-def test_every_kind_decodes_to_rgb_as_pil_does(
-    name: str, mode: str, options: dict[str, object], tmp_path: Path
-) -> None:
-    path = save(tmp_path / name, mode, **options)
-    image = FolderStore(tmp_path).decode(0)
-    assert image.mode == "RGB" and image.size == (30, 20)
-    np.testing.assert_array_equal(np.asarray(image), np.asarray(Image.open(path).convert("RGB")))
+from fastsiam.pipelines.store.base import BLOCK_IMAGES, blocks
+from fastsiam.pipelines.store.decode import decode
+from tests.forms import FORMS
+from tests.sources import cifar, encoded, jpeg, picture, rotated_jpeg
+
+Images = list[tuple[str, bytes]]
+"""Names of images and their bytes, as they were put in."""
+
+SAMPLES = {
+    "plain": jpeg(0),
+    "progressive": jpeg(1, progressive=True),
+    "full chroma": jpeg(2, subsampling=0),
+    "rotated": rotated_jpeg(3),
+    "gray": encoded(picture(4).convert("L")),
+    "CMYK": encoded(picture(5).convert("CMYK")),
+    "one pixel": encoded(picture(6, width=1, height=1)),
+    "long PNG": encoded(picture(7, width=3, height=200), "PNG"),
+    "PNG with alpha": encoded(picture(8).convert("RGBA"), "PNG"),
+    "WebP": encoded(picture(9), "WEBP"),
+    "16 bits": encoded(
+        Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50), "PNG"
+    ),
+}
+KINDS = {
+    "folder": FolderStore, "csv": ListedStore, "listed in parquet": ListedStore,
+    "saved": ArrowStore, "hub": ParquetStore, "compressed": ParquetStore,
+    "converted": BetonStore, "parts": BetonStore, "pixels": BetonStore,
+}  # fmt: skip
+"""Types of stores by form; tars otherwise."""
 
 
-def test_exif_rotation_is_left_alone_as_torchvision_does(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    save(tmp_path / "turned.jpg", exif=exif)
-    assert FolderStore(tmp_path).decode(0).size == (30, 20)
+@st.composite
+def data_sets(draw: st.DrawFn) -> tuple[Images, list[int]]:
+    """Images in class folders, in their order, and positions to pick, some of them twice."""
+    images = []
+    for number, name in enumerate(draw(st.lists(st.sampled_from(["ant", "b c", "ü"]), min_size=1))):
+        images.append((f"{name}/{number:03} é.jpg", SAMPLES[draw(st.sampled_from([*SAMPLES]))]))
+    places = st.integers(0, len(images) - 1)
+    return sorted(images), draw(st.lists(places, min_size=1, max_size=9))
 
 
-def test_splits(tmp_path: Path) -> None:
-    write_images(tmp_path / "train", each=2)
-    write_images(tmp_path / "test", each=1)
-    assert len(open_store(tmp_path, "train")) == 6
-    assert open_store(tmp_path, "val").root == tmp_path / "test"
-    assert len(open_store(tmp_path / "train", "train")) == 6
-    with pytest.raises(DataError, match="no val/ or test/ folder"):
-        open_store(tmp_path / "train", "val")
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=8, deadline=None, derandomize=True, database=None,
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(data_sets())
+def test_every_store_returns_what_was_put_in(form: str, data_set: tuple[Images, list[int]]) -> None:
+    images, positions = data_set
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name, "images")
+        for place, data in images:
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            (folder / place).write_bytes(data)
+        path = FORMS[form](folder, Path(name, form))
+        store = open_store(path, "train")
+        assert isinstance(store, KINDS.get(form, ArchiveStore))
+        assert_holds(store, form, images)
+        assert_holds(pickle.loads(pickle.dumps(store)), form, images)
+        assert_holds(open_store(path, "train", sources=True), form, images, in_order=True)
+        assert_picked(store, np.array(positions))
+        assert open_store(path, "train").stamp() == store.stamp()
+        if (places := store.locate(np.arange(len(store)))) is not None:
+            for i, (address, size) in enumerate(np.transpose(places).tolist()):
+                assert ctypes.string_at(address, size) == bytes(store.read(i))
+        if isinstance(store, BetonStore) and form != "parts":
+            assert store.crc is not None
+            assert store.crc.tolist() == [zlib.crc32(store.read(i)) for i in range(len(store))]
+        before = store.stamp()
+        for file in path.rglob("*.*") if path.is_dir() else (path, *folder.rglob("*.*")):
+            os.utime(file, (1, 1))
+        assert open_store(path, "train").stamp() != before
 
 
-def broken(kind: str, path: Path) -> None:
-    good = save(path).read_bytes()
-    path.write_bytes(
-        {"truncated": good[: len(good) // 2], "empty": b"", "text": b"this is no image at all"}[
-            kind
+def assert_holds(store: Store, form: str, images: Images, *, in_order: bool = False) -> None:
+    """Check a store against what was put in; in_order: it was opened to be read from the start."""
+    every = np.arange(len(images))
+    names = [name for name, _ in images]
+    classes = sorted({name.split("/")[0] for name in names})
+    assert len(store) == len(images)
+    assert store.labels.tolist() == [classes.index(name.split("/")[0]) for name in names]
+    if form == "shards":
+        assert store.classes == tuple(map(str, range(len(classes))))
+    else:
+        assert store.classes == tuple(classes)
+        assert [store.name(i).endswith(name) for i, name in enumerate(names)] == [True] * len(names)
+    data = [bytes(store.read(i)) for i in every.tolist()]
+    chunks = store.read_into(every, lambda: memoryview(bytearray(3000)))
+    assert data == [bytes(own) for own in chunks]
+    if form == "pixels":
+        assert [store.raw_size(i) for i in every.tolist()] == [
+            decode(own).size[::-1] for _, own in images
         ]
-    )
+    else:
+        kept = [own for own, (_, put) in zip(data, images, strict=True) if own == put]
+        assert len(kept) == len(images) or form in ("converted", "parts")  # which encode PNGs
+    known = store.dimensions()
+    store.ahead(every.tolist())
+    store.check()
+    for i, (_, put) in enumerate(images):
+        decoded = store.decode(i)
+        assert decoded.tobytes() == decode(data[i], store.raw_size(i)).tobytes()
+        if data[i] == put or form == "pixels":
+            assert decoded.tobytes() == decode(put).tobytes()
+        assert store.is_intact(i, data[i])
+        assert known is None or known[i].tolist() == [*decoded.size[::-1]]
+        if form != "gzipped" and not (in_order and isinstance(store, ParquetStore)):
+            assert store.sizes()[i] == len(data[i])
+        assert Path(name := store.name(i)).name in store.where(i) and "\n" not in name
 
 
-@pytest.mark.parametrize("kind", ["truncated", "empty", "text"])
-def test_a_broken_image_is_named_in_one_line(kind: str, tmp_path: Path) -> None:
-    broken(kind, tmp_path / "bad.jpg")
-    with pytest.raises(DataError) as caught:
-        FolderStore(tmp_path).decode(0)
-    text = str(caught.value)
-    assert text.startswith(f"cannot decode {tmp_path / 'bad.jpg'}: ") and "\n" not in text
-    assert text.endswith(
-        "; repair or remove the file, or convert all but such: fastsiam convert folder --source "
-        f"{tmp_path} --skip-bad"
-    )
+def assert_picked(store: Store, positions: np.ndarray) -> None:
+    """Check that a picked store is the same store at other positions."""
+    own = picked(store, positions)
+    assert len(own) == len(positions) and str(own) == str(store) and own.classes == store.classes
+    assert type(own) is type(store)
+    sizes, known = store.dimensions(), own.dimensions()
+    assert (sizes is None) == (known is None)
+    if not isinstance(store, BetonStore):  # which numbers the blocks of what is picked
+        assert own.blocks().tolist() == store.blocks()[positions].tolist()
+    for i, position in enumerate(positions.tolist()):
+        data = store.read(position)
+        assert bytes(own.read(i)) == bytes(data) and own.is_intact(i, data)
+        assert own.name(i) == store.name(position) and own.where(i) == store.where(position)
+        assert own.labels[i] == store.labels[position]
+        assert own.sizes()[i] == store.sizes()[position]
+        assert own.raw_size(i) == store.raw_size(position)
+        assert own.decode(i).tobytes() == store.decode(position).tobytes()
+        if sizes is not None and known is not None:
+            assert known[i].tolist() == sizes[position].tolist()
+    again = picked(own, np.array([len(own) - 1, 0, 0]))
+    assert again.name(0) == store.name(int(positions[-1]))
+    assert bytes(again.read(1)) == bytes(store.read(int(positions[0])))
+    assert picked(store, np.arange(len(store))) is store
 
 
-def test_the_way_out_of_a_broken_image_is_one(tmp_path: Path) -> None:
-    """The command that its message names is typed as it stands."""
-    data = tmp_path / "it's mine"
-    write_images(data / "train", classes=1, each=3)
-    bad = data / "train" / "class0" / "001.jpg"
-    bad.write_bytes(b"no image")
-    with pytest.raises(DataError, match="it is not an image; repair or remove") as caught:
-        open_store(data, "train").decode(1)
-    command = shlex.split(str(caught.value).split("such: ")[1].split("; a run")[0])
-    assert command[:3] == ["fastsiam", "convert", "folder"] and command[4] == str(data)
-    fastsiam(*command[1:])
-    assert len(open_store(tmp_path / "it's mine-beton", "train")) == 2
-    bad.unlink()
-    write_images(tmp_path / "more", classes=1, each=1)
-    tar(tmp_path / "more.tar", [("a/0.jpg", b"none")])
-    with pytest.raises(DataError, match=r"; repair the image, or .* --source .*more\.tar --skip"):
-        open_store(tmp_path / "more.tar", "train").decode(0)
-
-
-def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "big.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(DataError, match=r"big\.png"):
-        FolderStore(tmp_path).decode(0)
-
-
-def test_a_vanished_image_is_named(tmp_path: Path) -> None:
-    path = save(tmp_path / "gone.jpg")
-    store = FolderStore(tmp_path)
-    path.unlink()
-    with pytest.raises(DataError, match=r"cannot read .*gone\.jpg: No such file"):
-        store.decode(0)
-
-
-def test_unusable_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="no data at"):
-        open_store(tmp_path / "nowhere", "train")
-    with pytest.raises(DataError, match="holds no images"):
-        open_store(tmp_path, "train")
-    with pytest.raises(DataError, match="is neither a folder of images nor a"):
-        open_store(save(tmp_path / "one.jpg"), "train")
-    save(tmp_path / "class" / "two.jpg")
-    with pytest.raises(
-        DataError, match=r"both by themselves \(one.jpg\) and in folders \(class/\)"
-    ):
-        open_store(tmp_path, "train")
-
-    def refuse(folder: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(folder))
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"cannot list .*: Permission denied"):
-        open_store(tmp_path, "train")
-
-
-def test_links_that_lead_back_and_pipes_are_left_out(tmp_path: Path) -> None:
-    save(tmp_path / "a" / "0.jpg")
-    (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    (tmp_path / "b").symlink_to(tmp_path / "a" / "0.jpg")
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "1.jpg").symlink_to(tmp_path / "a" / "0.jpg")
-    os.mkfifo(tmp_path / "a" / "pipe.jpg")
-    store = FolderStore(tmp_path)
-    assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "c/1.jpg"]
-
-
-def test_no_program_is_started_for_an_image(tmp_path: Path) -> None:
-    """Pillow would call Ghostscript for PostScript, whatever the file's name."""
-    (tmp_path / "0.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
-    with pytest.raises(DataError, match="it is not an image"):
-        FolderStore(tmp_path).decode(0)
-
-
-def test_images_of_other_formats_are_left_out_and_named(
-    images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    FolderStore(images / "train")
-    assert not caplog.records
-    root = images / "val"
-    for name in ("class0/a.HEIC", "class0/b.heic", "class1/c.gif", "class1/notes.txt"):
-        (root / name).touch()
-    for _ in range(2):
-        FolderStore(root)
-    assert [record.message for record in caplog.records] == [
-        f"{root}: 1 .gif, 2 .heic files are left out; save them as JPEG or PNG to use them"
+def test_cifars_pixels_are_picked_too(tmp_path: Path) -> None:
+    store = open_store(cifar(tmp_path / "cifar-10-python.tar.gz"), "train")
+    assert isinstance(store, CifarStore)
+    assert_picked(store, np.array([23, 0, 0, 7, 11, 2]))
+    address, size = store.locate(np.arange(len(store)))
+    assert size.tolist() == [len(store.read(i)) for i in range(len(store))]
+    assert [ctypes.string_at(at, 9) for at in address.tolist()] == [
+        bytes(store.read(i))[:9] for i in range(len(store))
     ]
-    (tmp_path / "phone").mkdir()
-    (tmp_path / "phone" / "a.heic").touch()
-    with pytest.raises(DataError, match=r"holds no images .*; save its 1 .heic files as JPEG"):
-        FolderStore(tmp_path / "phone")
+
+
+def test_a_checksum_belongs_to_its_image(images: Path, tmp_path: Path) -> None:
+    store = open_store(FORMS["converted"](images / "train", tmp_path / "out"), "train")
+    assert not picked(store, np.array([5, 3])).is_intact(0, store.read(3))
+
+
+def test_blocks_are_neighbours_in_one_file(real_images: Path, tmp_path: Path) -> None:
+    file = np.repeat([1, 0], [100, 10])
+    offset = np.concatenate([np.arange(100)[::-1], np.arange(10)])
+    found = blocks(file, offset)
+    assert found[100:].tolist() == [0] * 10  # file 0 comes first
+    assert (found[100 - BLOCK_IMAGES : 100] == 1).all() and (found[: 100 - BLOCK_IMAGES] == 2).all()
+    assert blocks(np.zeros(0, int), np.zeros(0, int)).shape == (0,)
+    for form in ("folder", "converted"):
+        store = open_store(FORMS[form](real_images, tmp_path / form), "train")
+        assert store.blocks().tolist() == base.in_order(len(store)).tolist()

@@ -1,0 +1,132 @@
+"""Writes the images of class folders in every form that a data set is read in."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastsiam.pipelines.store import FolderStore
+from tests.conversions import run
+from tests.sources import folder_members, imagenet_train_tar, parquet, tar
+from tests.tables import Row, dataset, on_the_hub, saved
+
+Write = Callable[[Path, Path], Path]
+"""Writes the images of a folder below a root; returns what ``--data`` names."""
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """Return the images of class folders as (bytes, file's name, label)."""
+    store = FolderStore(folder)
+    return [
+        (bytes(store.read(i)), store.name(i).split("/", 1)[1], int(store.labels[i]))
+        for i in range(len(store))
+    ]
+
+
+def write_list(path: Path, header: str, rows: Any) -> Path:
+    """Write a list of files as CSV or as parquet, by the file's name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = header.split(",")
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([names, *rows])
+    else:
+        import pyarrow as pa
+        from pyarrow import parquet as pq
+
+        columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+        pq.write_table(pa.table(dict(zip(names, map(list, columns), strict=True))), path)
+    return path
+
+
+def as_list(ending: str, folder: Path, root: Path) -> Path:
+    rows = [(str(folder / name), name.split("/")[0]) for name, _ in folder_members(folder)]
+    return write_list(root / f"list.{ending}", "path,label", rows)
+
+
+def as_tar(kind: int, folder: Path, root: Path) -> Path:
+    members = [(f"./top/{name}", data) for name, data in folder_members(folder)]
+    return tar(root / "images.tar", members[::-1], kind=kind)
+
+
+def as_tar_of_tars(folder: Path, root: Path) -> Path:
+    return imagenet_train_tar(root / "train.tar", folder_members(folder))
+
+
+def as_gzipped(folder: Path, root: Path) -> Path:
+    members = folder_members(folder)
+    halves = [gzip.compress(data[:99]) + gzip.compress(data[99:]) for _, data in members]
+    names = [name for name, _ in members]
+    return tar(root / "images.tar", zip(names, halves, strict=True))
+
+
+def as_shards(folder: Path, root: Path) -> Path:
+    """WebDataset's: a file with the class's number beside each image."""
+    rows = rows_of(folder)
+    for shard in range(2):
+        members = [
+            (f"{row:03}.{ending}", content)
+            for row in range(len(rows))[shard * len(rows) // 2 : (shard + 1) * len(rows) // 2]
+            for ending, content in (("jpg", rows[row][0] or b""), ("cls", b"%d" % rows[row][2]))
+        ]
+        tar(root / f"train-{shard}.tar", members)
+    return root
+
+
+def _splits(folder: Path, **more: Path) -> dict[str, Any]:
+    folders = {"train": folder, **more}
+    return {name: dataset(rows_of(own), FolderStore(own).classes) for name, own in folders.items()}
+
+
+def as_saved(folder: Path, root: Path, **more: Path) -> Path:
+    """By ``save_to_disk``; more: folders of further splits."""
+    splits = _splits(folder, **more)
+    shards = {name: min(3 if name == "train" else 1, len(rows)) for name, rows in splits.items()}
+    return saved(root, splits, **shards)
+
+
+def as_on_the_hub(folder: Path, root: Path, **more: Path) -> Path:
+    splits = _splits(folder, **more)
+    return on_the_hub(root, splits, shards=min(2, len(splits["train"])))
+
+
+def as_compressed(folder: Path, root: Path) -> Path:
+    """By pyarrow's defaults: compressed by snappy, in dictionaries."""
+    rows: Any = rows_of(folder)
+    parquet(root / "data" / "train-0.parquet", rows, list(FolderStore(folder).classes))
+    return root
+
+
+def as_converted(folder: Path, root: Path, **options: object) -> Path:
+    run("folder", folder, root, workers=1, **options)
+    return root
+
+
+def as_parts(folder: Path, root: Path) -> Path:
+    for number in (2, 1):
+        run("folder", folder, root, workers=1, part=f"{number}/2")
+    return root
+
+
+FORMS: dict[str, Write] = {
+    "folder": lambda folder, root: folder,
+    "csv": partial(as_list, "csv"),
+    "listed in parquet": partial(as_list, "parquet"),
+    "tar": partial(as_tar, tarfile.GNU_FORMAT),
+    "pax": partial(as_tar, tarfile.PAX_FORMAT),
+    "ustar": partial(as_tar, tarfile.USTAR_FORMAT),
+    "tar of tars": as_tar_of_tars,
+    "gzipped": as_gzipped,
+    "shards": as_shards,
+    "saved": as_saved,
+    "hub": as_on_the_hub,
+    "compressed": as_compressed,
+    "converted": as_converted,
+    "parts": as_parts,
+    "pixels": partial(as_converted, raw=True),
+}

@@ -1,0 +1,215 @@
+"""DALI's loader: crops that are PIL's, images that it cannot decode, and nothing mixed up."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fastsiam.config import AugmentConfig
+from fastsiam.errors import DataError
+from fastsiam.pipelines import (
+    Order,
+    open_store,
+)
+from tests.conftest import write_images
+from tests.pipelines.cases import build, equal, give_back_at_once, growth, resident
+from tests.pipelines.dali_cases import KINDS, Loaders, gaps, load, noisy, pil_crops, trust
+from tests.processes import Forked
+from tests.sources import encoded
+from tests.views.cases import UNEQUAL
+
+pytestmark = pytest.mark.dali
+
+
+@pytest.mark.parametrize(("prefetch", "workers"), [(1, 0), (3, 2), (5, 3)])
+def test_epochs_can_be_abandoned(
+    prefetch: int, workers: int, images: Path, loaders: Loaders
+) -> None:
+    """At any step, closed or merely left; the one that begins next is whole."""
+    loader = loaders(images / "train", batch=4, prefetch=prefetch, workers=workers)
+    expected = list(loader.epoch(0))
+    for taken in range(7):
+        closed, left = loader.epoch(5), loader.epoch(6)
+        assert len(list(islice(closed, taken))) == min(taken, 6)
+        closed.close()  # type: ignore[attr-defined]
+        next(left)
+        again = list(loader.epoch(0))
+        assert all(equal(a, b) for a, b in zip(again, expected, strict=True))
+        with pytest.raises(RuntimeError, match="another epoch of this loader was begun"):
+            list(left)
+
+
+@pytest.mark.parametrize("call", range(2, 12))
+def test_ctrl_c_mixes_nothing_up(
+    call: int, images: Path, loaders: Loaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it strikes while a batch is handed over: images keep their own boxes."""
+    loader = loaders(images / "train")
+    expected = list(loader.epoch(0))
+    feed, calls = loader._cropper._dali.feed_input, iter(range(1, 100))
+
+    def interrupted(*arguments: object) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        feed(*arguments)
+
+    monkeypatch.setattr(loader._cropper._dali, "feed_input", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader.epoch(0))
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("refused", "most"), [(False, 8), (True, 16)])
+def test_memory_does_not_grow(refused: bool, most: int, tmp_path: Path) -> None:
+    """Over 24 epochs and as many abandoned ones, and where DALI fails in each of them."""
+    root = write_images(tmp_path, each=16, side=160)
+    if refused:
+        path = root / "class1" / "003.jpg"
+        path.write_bytes(encoded(Image.open(path), "GIF"))
+    done = Forked(print_sizes, str(root)).wait()
+    assert done.returncode == 0, done.stderr
+    assert ("DALI cannot decode" in done.stderr) == refused
+    # One epoch's crops are 14 MiB, its decoded images 3.5; eight epochs lie between the sizes.
+    assert growth(json.loads(done.stdout)) < most * 2**20
+
+
+def print_sizes(root: str) -> None:
+    """Print this process's size after each epoch. DALI gets every image, as ``trusting`` has it."""
+    give_back_at_once()
+    logging.basicConfig(level=logging.WARNING)
+    trust(pytest.MonkeyPatch())
+    loader, sizes = load(Path(root), batch=16, augment=AugmentConfig.alike(crop=128)), []
+    for epoch in range(24):
+        assert len(list(loader.epoch(epoch))) == 3
+        next(iter(loader.epoch(epoch)))
+        sizes.append(resident())
+    loader.close()
+    print(json.dumps(sizes))
+
+
+def without_end(data: bytes) -> bytes:
+    return data[:-20]
+
+
+@pytest.mark.usefixtures("trusting")
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_what_only_dali_refuses_is_decoded_by_pil(
+    prefetch: int, images: Path, loaders: Loaders, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DALI loses the batch, and those behind it in flight: all come, in order, one warning."""
+    for number in (1, 5):
+        path = images / "train" / "class1" / f"{number:03d}.jpg"
+        path.write_bytes(encoded(Image.open(path), "GIF"))
+    store = open_store(images / "train", "train")
+    loader = loaders(store, batch=4, prefetch=prefetch)
+    for epoch in range(2):
+        order = Order(images=24, batch=4, seed=0)
+        found = [index.tolist() for index, *_ in loader.crops(epoch)]
+        assert found == [order.indices(epoch, step).tolist() for step in range(6)]
+    assert gaps(loader, store, 16).mean() < 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "DALI cannot decode an image of step" in caplog.text
+
+
+@pytest.mark.usefixtures("trusting")
+def test_what_dali_and_pil_refuse_is_named(images: Path, loaders: Loaders) -> None:
+    path = images / "train" / "class1" / "003.jpg"
+    loader = loaders(images / "train", batch=4, prefetch=3)
+    expected = list(loader.epoch(0))
+    whole = path.read_bytes()
+    path.write_bytes(without_end(whole))
+    with pytest.raises(DataError, match=r"cannot decode .*class1/003\.jpg"):
+        list(loader.epoch(0))
+    broken = next(step for step, batch in enumerate(expected) if 11 in batch.index)
+    next(loader.epoch(0, skip=broken - 1))  # abandoned with the broken one in flight
+    path.write_bytes(whole)
+    assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
+
+
+def test_a_broken_image_is_said_in_one_voice(images: Path) -> None:
+    """Nothing that DALI prints of itself reaches the user."""
+    path = images / "train" / "class1" / "003.jpg"
+    path.write_bytes(without_end(path.read_bytes()))
+    done = Forked(print_the_error, str(images)).wait()
+    assert done.stdout.count("\n") == 1 and "cannot decode" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def print_the_error(data: str) -> None:
+    loader = build("dali", Path(data), batch=4, workers=2)
+    try:
+        list(loader.epoch(0))
+    except DataError as error:
+        print(error)
+    loader.close()
+
+
+def test_our_kernels_crop_photographs_to_the_last_bit(real_images: Path, loaders: Loaders) -> None:
+    """What DALI decodes is cropped by the host's own kernels where there is no GPU."""
+    store = open_store(real_images, "train")
+    augment = AugmentConfig.alike(crop=224)
+    loader = loaders(store, batch=20, augment=augment, dali_resizes=False)
+    assert gaps(loader, store, 224, skip=loader.steps - 2).max() == 0
+
+
+def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders) -> None:
+    """Within one level; where a box is shrunk, DALI repeats its edge and PIL does without."""
+    store = open_store(real_images, "train")
+    loader = loaders(store, batch=100, augment=AugmentConfig.alike(crop=224))
+    gap = gaps(loader, store, 224, skip=3)
+    assert gap.mean() < 0.2 and gap.mean((2, 3, 4)).max() < 0.3
+    assert gap[:, :, 4:-4, 4:-4].max() == 1
+    assert (gap > 2).mean() < 0.001
+
+
+def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
+    """Each near PIL's, but for edges; DALI's graph has one decoder, and gets each image once."""
+    store = open_store(real_images, "train")
+    augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
+    loader = loaders(store, batch=100, augment=augment)
+    dali, fed = loader._cropper._dali, list[int]()
+    assert dali.serialize().count(b"decoders__Image") == 1
+    feed = dali.feed_input
+
+    def counted(name: str, data: list[NDArray[np.uint8]]) -> None:
+        fed.append(len(data) if name == "encoded" else 0)
+        feed(name, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dali, "feed_input", counted)
+        for index, params, crops in loader.crops(0, skip=3):
+            for own, (side, views) in zip(crops, augment.by_side.items(), strict=True):
+                theirs = pil_crops(store, index, params.views(views), side)
+                gap = np.abs(own.cpu().numpy().astype(np.int64) - theirs)
+                inside = gap[:, :, 4:-4, 4:-4]
+                assert inside.max() <= 1 and inside.mean() < 0.2 and gap.mean() < 1
+    assert sum(fed) == 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_image_is_cropped_as_pil_does(
+    kind: str, tmp_path: Path, loaders: Loaders
+) -> None:
+    """Whatever the format, to one level but for the edges: so the decoding is exact."""
+    for i in range(8):
+        (tmp_path / f"{i}.jpg").write_bytes(KINDS[kind](i))
+    store = open_store(tmp_path, "train")
+    gap = gaps(loaders(store, augment=AugmentConfig.alike(crop=48)), store, 48, epochs=3)
+    assert gap[:, :, 4:-4, 4:-4].max() <= 1
+    assert gap.mean() < 0.25 and gap.mean((2, 3, 4)).max() < 0.35
+
+
+def test_what_is_enlarged_is_pils_to_one_level(tmp_path: Path, loaders: Loaders) -> None:
+    for i in range(8):
+        (tmp_path / f"{i}.png").write_bytes(encoded(noisy(i, 40, 30), "PNG"))
+    store = open_store(tmp_path, "train")
+    gap = gaps(loaders(store, augment=AugmentConfig.alike(crop=48)), store, 48, epochs=3)
+    assert gap.max() == 1 and gap.mean() < 0.25
