@@ -39,7 +39,7 @@ def show_views(
         seed: of the run.
 
     Returns:
-        The contact sheet, with the pipelines' names above their columns; for each image its path,
+        The contact sheet, each picture above its pipeline's name; for each image its path,
         position, label and the parameters of its views; the names of the pipelines that are shown.
 
     Raises:
