@@ -148,7 +148,7 @@ def test_a_page_holds_the_table(table_1: StudyRecord, tmp_path: Path) -> None:
         ("<!-- study: missing.json -->\n<!-- /study -->\n", "cannot read .*missing.json"),
         ("<!-- study: a b -->\n<!-- /study -->\n", "a marker is <!-- study: PATH -->"),
         ("<!-- study: a.json -->\nold\n", "line 1: no <!-- /study --> follows"),
-        ("<!-- study: a.json -->\n<!-- /bench -->\n", "<!-- /bench --> closes nothing"),
+        ("<!-- study: a.json -->\n<!-- /bench -->\n", "line 1: no <!-- /study --> follows"),
     ],
 )
 def test_wrong_markers_change_nothing(
