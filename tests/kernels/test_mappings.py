@@ -1,6 +1,6 @@
 """Mapped files are watched over as long as they are mapped, and no longer.
 
-What becomes of files that lose bytes is in ``tests/train/test_faults.py``.
+``tests/train/test_faults.py`` truncates files while runs read them.
 """
 
 from __future__ import annotations

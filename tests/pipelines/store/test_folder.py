@@ -1,4 +1,4 @@
-"""Folders of every shape, images of every kind, and what is said of the broken ones."""
+"""Folders of every shape, images of every kind, and the messages for broken ones."""
 
 from __future__ import annotations
 
