@@ -74,7 +74,7 @@ class Order:
     def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the positions by which a batch's parameters are drawn: (batch / world,).
 
-        They are those of ``indices``, but for bad images: their replacements get the parameters of
+        They are those of ``indices``, except that replacements of bad images get the parameters of
         the bad image, so that an image that is shown twice in an epoch differs.
         """
         assert 0 <= step < self.steps

@@ -52,7 +52,7 @@ def losses(data: Path) -> list[float]:
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_plain_loop(pipeline: str, data: Path, losses: list[float]) -> None:
-    """The same images and views make the same steps, but for float32's rounding."""
+    """The same images and views make the same steps, except for float32's rounding."""
     loss, _ = example("plain_loop.py", data, pipeline, epochs=1)
     assert loss == pytest.approx(losses[0], rel=0.01)
 

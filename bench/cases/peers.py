@@ -467,7 +467,7 @@ def _by_dataloader(
     loader: DataLoader[Any] = DataLoader(
         images,
         batch_size=job.batch,
-        sampler=RandomSampler(images, num_samples=job.images),  # shuffle=True, but for the length
+        sampler=RandomSampler(images, num_samples=job.images),  # shuffled, of this length
         num_workers=job.workers,
         persistent_workers=True,
         drop_last=True,

@@ -51,7 +51,7 @@ def views(
         str,
         typer.Option(
             help="Pipeline that makes the views; a,b shows several side by side. "
-            "auto is the fastest here, but for memory, which would decode all images. "
+            "auto is the fastest here, except for memory, which would decode all images. "
             "Default: the run's, else auto."
         ),
     ] = "",

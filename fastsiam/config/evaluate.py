@@ -297,7 +297,7 @@ class LinearConfig(LabelConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneConfig(LabelConfig):
-    """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), but for the batch."""
+    """Fine-tuning: of the whole network; SimCLR's defaults (appendix B.5), except for the batch."""
 
     lr: float = setting(0.05, "Rate for a batch of 256, scaled by batch / 256.", above=0)
     batch: int = setting(

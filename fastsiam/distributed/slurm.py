@@ -108,7 +108,7 @@ def _out(given: str, job: SlurmConfig) -> str:
 
 
 def _arguments(recipe: str, config: TrainConfig, job: SlurmConfig) -> list[str]:
-    """Return the shortest command line of the settings, but for what the job decides."""
+    """Return the shortest command line of the settings, except for what the job decides."""
     usual = merge(recipe=recipe, method=config.model.method.name).flags
     decided = {*_BY_THE_JOB, *(["seed"] if job.seeds else [])}
     changed = {

@@ -66,7 +66,7 @@ class Pretrained:
     state: dict[str, Tensor]
     """Weights by fastsiam's names: ``backbone.*``, and, where the file has them, ``projector.*``
     and other parts; of a run also what else its method keeps, such as a momentum encoder or a row
-    for each image. On the CPU, float32 but for counters."""
+    for each image. On the CPU, float32 except for counters."""
     epoch: float | None = None
     """Epochs done, if the file says so."""
     method: type[MethodConfig] | None = None

@@ -66,7 +66,7 @@ def nt_xent(
     """SimCLR's loss (Chen et al. 2020, equation 1): of each anchor among all projections.
 
     Each anchor's positive is the other view of its image. It is compared with the projections of
-    both views of all images, but for the one that it comes from.
+    both views of all images, except for the one that it comes from.
 
     Args:
         anchors: (N, d) of each of two views, l2-normalised, of this rank's images.

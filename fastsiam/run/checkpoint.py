@@ -45,7 +45,7 @@ class Checkpoint:
     optimizer: dict[str, Any]
     """State of the optimizer."""
     scaler: dict[str, Any]
-    """State of the gradient scaler; empty but for fp16."""
+    """Gradient scaler state; empty unless precision is fp16."""
     seen: dict[str, Any] = field(default_factory=dict)
     """Digest of what was trained on since the last log line
     (``fastsiam.train.data_digest``); empty in files of versions that kept none."""

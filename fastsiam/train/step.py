@@ -1,7 +1,7 @@
 """The training step: forward, backward and optimizer on one rank's share of a batch.
 
 Here a step is made as fast as the hardware allows, by precision, memory format, compilation and
-ranks; none of it changes what is computed but for rounding. docs/performance.md says what each
+ranks; none of it changes what is computed except for rounding. docs/performance.md says what each
 lever brings and where the limit lies.
 """
 

@@ -46,7 +46,7 @@ def open_store(
 
     Args:
         root: a .beton, .tar or .parquet file, CIFAR's archive, a list of image files (.csv or
-            .parquet), or a folder, here or (but for CIFAR's archive, lists and loose files) on
+            .parquet), or a folder, here or (except for CIFAR's archive, lists and loose files) on
             another machine. In a folder are looked
             for, in this order: ``<split>.beton`` or its parts; a folder named after the split;
             tars; CIFAR's archive; parquet files; a data set that ``save_to_disk`` wrote, or images,

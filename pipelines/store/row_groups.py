@@ -163,7 +163,7 @@ def build(
 def _find(file: Mapped, group: RowGroup, piece: Piece) -> NDArray[np.void] | None:
     """Find the images of a row group in the file; None if one is not there as it is.
 
-    They lie one after the other, but for several that are alike, of which one may be stored.
+    They lie one after the other, except for several that are alike, of which one may be stored.
     """
     rows, behind = [], piece.start
     for data in group.images():

@@ -68,7 +68,7 @@ def test_sbatch_takes_it(run: dict[str, object], job: SlurmConfig, small: TrainC
 
 @pytest.mark.parametrize("run", [{}, SEVERAL])
 def test_its_command_is_the_run(run: dict[str, object], small: TrainConfig) -> None:
-    """Every setting arrives, but for those that the job decides: they are variables."""
+    """Every setting arrives, except for those that the job decides: they are variables."""
     config = with_settings(small, **run)
     script = slurm_script("cifar10", config, SlurmConfig())
     (line,) = re.findall(r"^srun .* -m fastsiam train (.*)$", script, re.M)

@@ -159,7 +159,7 @@ def test_what_pil_writes(name: str, part: Decoder) -> None:
 
 
 def test_no_more_is_decoded_than_is_needed(part: Decoder) -> None:
-    """Rows above the box are not made, nor are columns beside it but for an iMCU."""
+    """Rows above the box are not made, nor are columns beside it except for an iMCU."""
     done = part(jpeg(300, 400, SAMPLINGS["4:2:0"]), (200, 128, 220, 240))
     assert done is not None
     assert (done[1].top, done[1].left, done[1].pitch) == (200, 112, 3 * 144)

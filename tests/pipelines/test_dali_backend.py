@@ -171,7 +171,7 @@ def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders
 
 
 def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
-    """Each near PIL's, but for edges; DALI's graph has one decoder, and gets each image once."""
+    """Each near PIL's, except for edges; DALI's graph has one decoder, and gets each image once."""
     store = open_store(real_images, "train")
     augment = UNEQUAL.changed(scale_min=0.3, scale_max=1.0)
     loader = loaders(store, batch=100, augment=augment)
@@ -198,7 +198,7 @@ def test_views_of_different_sides(real_images: Path, loaders: Loaders) -> None:
 def test_every_kind_of_image_is_cropped_as_pil_does(
     kind: str, tmp_path: Path, loaders: Loaders
 ) -> None:
-    """Whatever the format, to one level but for the edges: so the decoding is exact."""
+    """Whatever the format, to one level except for the edges: so the decoding is exact."""
     for i in range(8):
         (tmp_path / f"{i}.jpg").write_bytes(KINDS[kind](i))
     store = open_store(tmp_path, "train")

@@ -43,7 +43,7 @@ def parameters(crops: Tensor, config: AugmentConfig = CONFIG) -> ViewParams:
 
 
 def only(params: ViewParams, **changes: Any) -> ViewParams:
-    """Return parameters that do nothing, but for the changes."""
+    """Return parameters that do nothing, except for the changes."""
     no = np.zeros_like(params.gray)
     nothing = replace(params, jitter=no, gray=no, blur=np.zeros_like(params.blur))
     return replace(nothing, **changes)

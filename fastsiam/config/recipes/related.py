@@ -105,8 +105,8 @@ def byol_300() -> TrainConfig:
 
     ``fastsiam train --recipe byol_300 --data /data/imagenet --gpus 8``.
 
-    As ``byol``, but for a rate of .3 x batch / 256 = 4.8. The paper trains 200 and 400 epochs by
-    it: ``--epochs 400`` is its 73.2, and ``--epochs 300`` BYOL's own 72.5 (reproduced as 72.4).
+    As ``byol``, except for a rate of 0.3 x batch / 256 = 4.8. The paper trains 200 and 400 epochs
+    by it: ``--epochs 400`` is its 73.2, and ``--epochs 300`` BYOL's own 72.5 (reproduced as 72.4).
     """
     return _byol(epochs=200, lr=0.3, weight_decay=1e-6, momentum=0.99)
 
@@ -116,8 +116,8 @@ def byol_1000() -> TrainConfig:
 
     ``fastsiam train --recipe byol_1000 --data /data/imagenet --gpus 8``.
 
-    As ``byol``, but for a rate of .2 x batch / 256 = 3.2, weight decay 1.5e-6 and a momentum from
-    .996 to 1. The paper trains 800 epochs by it; ``--epochs 1000`` is BYOL's own, 74.3 too.
+    As ``byol``, except for a rate of 0.2 x batch / 256 = 3.2, weight decay 1.5e-6 and a momentum
+    from 0.996 to 1. The paper trains 800 epochs by it; ``--epochs 1000`` is BYOL's own, 74.3 too.
     """
     return _byol(epochs=800, lr=0.2, weight_decay=1.5e-6, momentum=0.996)
 

@@ -32,7 +32,7 @@ def _model(method: MethodConfig) -> ModelConfig:
 
 
 def _views(*differences: dict[str, Any]) -> AugmentConfig:
-    """Return a view for each argument: SimSiam's for CIFAR-10 but for what the argument says."""
+    """Return a view for each argument: SimSiam's for CIFAR-10 except for what the argument says."""
     views = tuple(ViewConfig(crop=32, blur_p=0.0, **own) for own in differences)
     return AugmentConfig(views=views, mean=CIFAR10_MEAN, std=CIFAR10_STD)
 

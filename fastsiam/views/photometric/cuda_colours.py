@@ -325,7 +325,7 @@ def _turn_hue(r, g, b, shift):
 
 @triton.jit
 def _quotient(x, y, inverse):
-    """Divide levels, ``x`` by ``y``, whose inverse is known but for the last few bits."""
+    """Divide levels, ``x`` by ``y``, whose inverse is known except for the last few bits."""
     quotient = x * inverse
     high = (quotient.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
     left = (x - high * y) - (quotient - high) * y
