@@ -245,7 +245,7 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     (note,) = error.value.__notes__
     assert re.fullmatch(
         r"saved .*last\.pt at step \d+; "
-        "with another one in its place it continues with --bad-images replace",
+        "--bad-images replace continues with another image in its place",
         note,
     )
     assert checkpoints.load(tmp_path / "run").step >= 5
