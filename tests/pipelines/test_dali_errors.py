@@ -15,9 +15,10 @@ import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError, DataError
-from fastsiam.pipelines import build_loader, dali_cropper, dali_decoder
+from fastsiam.pipelines import build_loader, dali_cropper, dali_graph
 from fastsiam.pipelines.dali_backend import DaliLoader
-from fastsiam.pipelines.dali_decoder import (
+from fastsiam.pipelines.dali_graph import (
+    build_graph,
     decoded,
     no_memory,
     reason,
@@ -25,7 +26,6 @@ from fastsiam.pipelines.dali_decoder import (
     say_what_decodes,
     without_engine,
 )
-from fastsiam.pipelines.dali_graph import build_graph
 from fastsiam.views.batch import crop_shapes
 from tests.pipelines.cases import equal
 from tests.sources import encoded, jpeg, picture
@@ -39,7 +39,7 @@ def text(what: str, operator: str = "MIXED operator `nvidia.dali.fn.decoders.ima
     """Return an error's text as DALI 2.4 puts it."""
     return (
         f"Critical error in pipeline:\nError in {operator},\nwhich was used in the pipeline "
-        'definition with the following traceback:\n\n  File "/x/dali_decoder.py", line 10, in x\n'
+        'definition with the following traceback:\n\n  File "/x/dali_graph.py", line 10, in x\n'
         f"    fn.decoders.image(\n\nencountered:\n\n{what}\n"
         "Current pipeline object is no longer valid."
     )
@@ -247,7 +247,7 @@ def test_the_jpeg_engine_is_told_of_once(
     monkeypatch.setattr(sys.modules["nvidia"], "nvimgcodec", stand_in, raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     say_what_decodes.cache_clear()
-    with caplog.at_level(logging.INFO, dali_decoder.__name__):
+    with caplog.at_level(logging.INFO, dali_graph.__name__):
         for _ in range(2):
             say_what_decodes(0, 0.9)
         say_what_decodes(0, 0.0)

@@ -229,14 +229,6 @@ def test_too_few_chosen_images(name: str, folder: Path) -> None:
         opened(name, folder, chosen=np.arange(20, 40))
 
 
-def test_a_closed_memory_loader_says_so(folder: Path) -> None:
-    loader = build("memory", folder)
-    loader.close()
-    loader.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        next(loader.epoch(0))
-
-
 def test_memory_holds_the_chosen_images_alone(images: Path) -> None:
     for number in range(8):
         (images / "train" / "class1" / f"{number:03d}.jpg").write_bytes(b"broken")
@@ -296,7 +288,7 @@ def test_every_pipeline_leaves_the_same_images_out(name: str, folder: Path) -> N
             assert torch.equal(batch.label, torch.tensor(store.labels)[batch.index])
 
 
-@pytest.mark.parametrize("name", [one for one in READERS if one.values != ("memory",)])
+@pytest.mark.parametrize("name", READERS)
 def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path) -> None:
     """Another loader and an evaluation may be under way; the epoch that was displaced says so."""
     one, other = (opened(name, folder, workers=2) for _ in range(2))
@@ -315,9 +307,8 @@ def test_one_epoch_of_a_loader_at_a_time(name: str, folder: Path) -> None:
     for loader in (one, other):
         loader.close()
         loader.close()
-    if name != "torchvision":
-        with pytest.raises(RuntimeError, match="closed"):
-            next(one.epoch(0))
+    with pytest.raises(RuntimeError, match="closed"):
+        next(one.epoch(0))
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
