@@ -173,21 +173,6 @@ def test_a_loader_says_so_and_can_be_used_again(call: str, loader: DaliLoader) -
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
 
 
-def test_no_image_is_decoded_again_for_an_error_that_is_not_its(
-    loader: DaliLoader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("PIL was asked")
-
-    monkeypatch.setattr(dali_cropper.Cropper, "_begin_again", never)
-    for message in OTHERS:
-        failing(loader, "outputs", message)
-        with pytest.raises(RuntimeError):
-            list(loader.epoch(0))
-        assert len(list(loader.epoch(0))) == 6
-    assert not caplog.records
-
-
 def test_too_little_memory_for_the_graph_is_said(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
