@@ -80,7 +80,7 @@ class BadImages:
         if not self._takes_more or (known is not None and known.step <= step):
             raise error
         own = BadImage(step, error.index, error.name, error.reason, epoch)
-        self._take([own])
+        self.add([own])
         self.write()
         return own
 
@@ -93,7 +93,7 @@ class BadImages:
         if not self.matter:
             return
         before = set(self._known.values())
-        self._take([own for text in self._exchange(written(self.list())) for own in parsed(text)])
+        self.add([own for text in self._exchange(written(self.list())) for own in parsed(text)])
         if set(self._known.values()) != before:
             self.write()
 
@@ -102,8 +102,12 @@ class BadImages:
         if self._keep is not None:
             self._keep(written(self.list()).encode())
 
-    def _take(self, found: Sequence[BadImage]) -> None:
-        """Add some to the list: of two with one index the one that was found first."""
+    def add(self, found: Sequence[BadImage]) -> None:
+        """Add some to the list: of two with one index the one that was found first.
+
+        Raises:
+            DataError: there are too many.
+        """
         if not found:
             return
         for own in found:

@@ -58,6 +58,8 @@ class StoreLoader(ABC):
         dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
+        self.bad = order.bad
+        """The bad images that are known, which others replace; None if one is an error."""
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype = device, dtype
         self._shapes = crop_shapes(augment, order.batch // order.world)
@@ -73,8 +75,8 @@ class StoreLoader(ABC):
             DataError: an image cannot be read or decoded; the message names it.
             FileLostError: a mapped file was truncated, so images may contain zeros.
         """
-        if self._order.bad is not None:
-            self._order.bad.share()
+        if self.bad is not None:
+            self.bad.share()
         return self._batches(number, skip)
 
     def close(self) -> None:
@@ -139,9 +141,9 @@ class StoreLoader(ABC):
 
     def _replace(self, error: ImageError, epoch: int, step: int) -> None:
         """Have the order replace a bad image from this step of an epoch on, or raise the error."""
-        if self._order.bad is None:
+        if self.bad is None:
             raise error
-        own = self._order.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
+        own = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
         log.warning(
             f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in its place"
         )

@@ -26,6 +26,7 @@ from fastsiam.errors import (
 from fastsiam.files import quoted
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
+from fastsiam.run.log import initial_spread
 from fastsiam.train.clock import Clock, Forecast
 from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.memory import oom_error
@@ -94,7 +95,15 @@ def train(
     evaluations = Evaluations(knn, config=config.monitor, step=take_step, console=console)
     again = evaluations.due(done)
     log = metrics_log(folder, take_step, done=done, end=end, evaluates_again=again)
-    points = LogPoints(take_step, log=log, console=console, clock=clock, digest=digest, end=end)
+    points = LogPoints(
+        take_step,
+        log=log,
+        console=console,
+        clock=clock,
+        digest=digest,
+        end=end,
+        initial=initial_spread(folder.path),
+    )
     forecast = Forecast(clock, last=per_epoch * (done // per_epoch + 1) - 1)
     run = _Run(done, end, take_step, clock, points, saver, stop)
     if done >= end:
@@ -120,7 +129,9 @@ def train(
                     if run.done == done:
                         console.say(_first_batch(opening, clock.running))
                         points.check_images(batch)
-                    run.unlogged = loss, _ = take_step(batch, at=run.done)
+                    run.unlogged = loss, embedding = take_step(batch, at=run.done)
+                    if run.done == 0:
+                        points.note_untrained(embedding)
                     run.done += 1
                     digest.add(batch.seen)
                     points.note(run.done, loss)

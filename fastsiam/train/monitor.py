@@ -92,6 +92,7 @@ class LogPoints:
         clock: the run's.
         digest: of what was trained on.
         end: the last step of this run.
+        initial: z_std of the untrained network, if the run measured it before.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class LogPoints:
         clock: Clock,
         digest: DataDigest,
         end: int,
+        initial: float | None = None,
     ) -> None:
         config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
@@ -113,6 +115,9 @@ class LogPoints:
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
         )
+        self._initial = initial
+        if initial is not None:
+            self._guard.begin(initial)
         stops = config.monitor.on_collapse == "stop"
         self._judges = place.leads or stops
         self._thread = (
@@ -138,6 +143,19 @@ class LogPoints:
         """Warn if most pixels of a batch have one value; waits for the device."""
         if self._judges and (warning := self._guard.check_images(flat_share(batch.view1).item())):
             self._console.warn(warning)
+
+    def note_untrained(self, embedding: Tensor) -> None:
+        """Measure the embeddings of the first step, which precede all training; every rank does.
+
+        They are what a collapse is judged by. A resumed run finds them in the log.
+
+        Args:
+            embedding: (n, dim) of this rank.
+        """
+        spread = z_std(gather(embedding)).item()
+        self._guard.begin(spread)
+        if self._log and self._initial is None:
+            self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     def check_finite(self, done: int, *, saved: object) -> None:
         """Refuse to continue after a loss or a weight that is not finite; waits for the device.
