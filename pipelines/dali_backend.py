@@ -27,13 +27,13 @@ from fastsiam.views.draws import ViewParams
 from .dali_cropper import Cropper, Task
 from .engine import Engine
 from .job import Cuts, Images, cut_centres, cut_views
-from .loaders import Augmented, StoreCropLoader
+from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
 
 
-class DaliLoader(StoreCropLoader):
-    """The loader of the DALI pipeline; see ``fastsiam.views.batch.CropLoader``.
+class DaliLoader(CropLoader):
+    """The loader of the DALI pipeline.
 
     Args:
         store: the images.

@@ -154,13 +154,16 @@ class StoreLoader(ABC):
             self._running = None
 
 
-class StoreCropLoader(StoreLoader):
-    """Base class of loaders that yield crops too; see ``fastsiam.views.batch.CropLoader``."""
+class CropLoader(StoreLoader):
+    """Base class of loaders whose photometric stage comes after them, where the model runs."""
 
     def crops(
         self, number: int, *, skip: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield the uint8 crops of each batch; the next batch overwrites them."""
+        """Yield the positions, parameters and uint8 crops of each batch of an epoch.
+
+        The next batch overwrites the crops.
+        """
         return self._run(self._crops, number, skip)
 
     @abstractmethod

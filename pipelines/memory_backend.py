@@ -22,15 +22,15 @@ from fastsiam.views.draws import ViewParams
 from .engine import Engine
 from .headers import Headers
 from .job import Images, crop_views
-from .loaders import Augmented, StoreCropLoader
+from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
 
 
-class MemoryLoader(StoreCropLoader):
-    """The loader of the memory pipeline; see ``fastsiam.views.batch.CropLoader``."""
+class MemoryLoader(CropLoader):
+    """The loader of the memory pipeline."""
 
     reads_files = False
 

@@ -23,7 +23,7 @@ from fastsiam.views.draws import ViewParams
 
 from .engine import Engine, PendingBatch, batches_ahead
 from .job import Images, cut_centres, cut_views, stages_of, views_of
-from .loaders import Augmented, StoreCropLoader, copy_stream, take_over
+from .loaders import Augmented, CropLoader, copy_stream, take_over
 from .order import Order
 from .store import Store
 
@@ -31,8 +31,8 @@ OnDevice = tuple[tuple[Tensor, ...], torch.cuda.Event | None]
 """Crops or views, and the event after which they are complete; None if they are complete."""
 
 
-class NativeLoader(StoreCropLoader):
-    """The loader of the native pipeline; see ``fastsiam.views.batch.CropLoader``.
+class NativeLoader(CropLoader):
+    """The loader of the native pipeline.
 
     Args:
         store: the images.

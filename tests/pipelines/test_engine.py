@@ -25,9 +25,10 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import build_loader, engine, headers, open_store
 from fastsiam.pipelines.engine import Engine, requested_ahead
 from fastsiam.pipelines.job import JPEG, Cuts, Images
+from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.files import Mapped
-from fastsiam.views.batch import Batch, CropLoader
+from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.forms import FORMS, Write
 from tests.pipelines.cases import SMALL, equal, levels, readable

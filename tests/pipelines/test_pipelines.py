@@ -24,10 +24,11 @@ from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Order, build_eval_loader, build_loader, open_split
 from fastsiam.pipelines.backends import BACKENDS
+from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.store import BetonStore, FolderStore, open_store, picked
 from fastsiam.pipelines.workers import count
 from fastsiam.views import draws
-from fastsiam.views.batch import Batch, CropLoader
+from fastsiam.views.batch import Batch
 from fastsiam.views.digest import added, seen_in
 from tests.conftest import write_images
 from tests.pipelines.cases import (
