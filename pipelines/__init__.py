@@ -24,7 +24,7 @@ from fastsiam.errors import DataError
 
 from .automatic import choose_pipeline, settled
 from .backends import backend_of
-from .bad_images import BadImages, replacing
+from .bad_images import BadImages
 from .mixture import Mixture, shuffle_of
 from .order import Order
 from .shuffle import Window
@@ -131,8 +131,7 @@ def build_loader(
         shuffle=shuffle or shuffle_of(data, store, images=images, chosen=chosen),
     )
     dtype = dtype or torch.float32
-    loader = backend.open(data, store, order, augment, device=device, dtype=dtype)
-    return loader if bad is None else replacing(loader, bad)
+    return backend.open(data, store, order, augment, device=device, dtype=dtype)
 
 
 def open_training_images(

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from fastsiam.bad_image_list import parsed, written
 from fastsiam.config import AugmentConfig, DataConfig
 
-from .bad_images import BadImages
-
 if TYPE_CHECKING:  # loads torch
     import torch
     from torch import Tensor
@@ -106,8 +104,9 @@ class ViewLoader:
 
         Where bad images are replaced, those that this rank found are part of it.
         """
-        (epoch, step), bad = self._position, getattr(self._opened(), "bad", BadImages(0))
-        return {"epoch": epoch, "step": step, "bad": written(bad.list()), **self._identity()}
+        (epoch, step), bad = self._position, getattr(self._opened(), "bad", None)
+        known = "" if bad is None else written(bad.list())
+        return {"epoch": epoch, "step": step, "bad": known, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch of a state, on any number of ranks.
