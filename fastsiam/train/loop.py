@@ -100,6 +100,7 @@ def train(
         clock=clock,
         digest=digest,
         end=end,
+        loader=loader,
         initial=initial_spread(folder.path),
     )
     forecast = Forecast(clock, last=per_epoch * (done // per_epoch + 1) - 1)

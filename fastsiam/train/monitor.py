@@ -24,7 +24,7 @@ from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.gauges import Gauges
 from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch
+from fastsiam.views.batch import Batch, Loader
 
 T = TypeVar("T")
 
@@ -92,6 +92,7 @@ class LogPoints:
         clock: the run's.
         digest: of what was trained on.
         end: the last step of this run.
+        loader: whose number of threads is logged, if it finds it by itself.
         initial: z_std of the untrained network, if the run measured it before.
     """
 
@@ -104,6 +105,7 @@ class LogPoints:
         clock: Clock,
         digest: DataDigest,
         end: int,
+        loader: Loader | None = None,
         initial: float | None = None,
     ) -> None:
         config, place = step.config, step.place
@@ -115,7 +117,7 @@ class LogPoints:
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
         )
-        self._initial = initial
+        self._initial, self._loader = initial, loader
         if initial is not None:
             self._guard.begin(initial)
         stops = config.monitor.on_collapse == "stop"
@@ -194,6 +196,8 @@ class LogPoints:
             **self._clock.read(self._batch),
             **self._digest.line(done),
         }
+        if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
+            values["workers"] = workers
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
             self._settle_early()
