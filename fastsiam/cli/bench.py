@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fastsiam.bench.cases import CASES, Case
-from fastsiam.bench.config import BenchConfig, GpuConfig, SoakConfig
+from fastsiam.bench.config import BenchConfig, GpuConfig, HeadlineConfig, SoakConfig
 from fastsiam.bench.peers import require_lightly
 from fastsiam.cli.help import Group
 from fastsiam.cli.options import Commands
@@ -103,6 +103,15 @@ def _lightly(
     from fastsiam.bench.lightly import train
 
     print(json.dumps(train(config, recipe, loader=loader)))
+
+
+@app.command("headline")
+def _headline(config: HeadlineConfig) -> None:
+    """Train FastSiam and SimSiam on CIFAR-10 to 90% kNN, some minutes a call; write the curve."""
+    from fastsiam.bench.headline import PICTURE, RECORD, run
+
+    run(config)
+    print(f"wrote {config.out}/{RECORD} and {config.out}/{PICTURE}")
 
 
 @app.command("gpu")
