@@ -3,14 +3,13 @@
 Several processes build it. Tars on another machine are walked in threads, which wait for answers
 most of the time. Of many, the headers of members and images are fetched alone; few are read from
 their beginning to their end, because a walk from header to header waits for an answer at every
-step. What was found in a remote tar is kept until all are done, so that a walk resumes.
+step.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import shutil
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -30,18 +29,7 @@ from ..remote.file import Onward
 from ..remote.storage import PARALLEL
 from .base import is_image_name
 from .files import File
-from .index import (
-    ALONE_BYTES,
-    ROW,
-    Facts,
-    Index,
-    file_facts,
-    homes,
-    keep,
-    load,
-    pack_texts,
-    unpack_texts,
-)
+from .index import ROW, Index, are_small, pack_texts
 from .labels import number_classes
 from .probe import Bytes, Flags, probe
 from .tar import GZIP_MAGIC, gunzip, is_tar_name, members, safe_name
@@ -76,6 +64,16 @@ class _Part(NamedTuple):
     """Class that the tar's name gives its images, "" if it gives none."""
 
 
+class _Found(NamedTuple):
+    """The images of a part, in the order of its members."""
+
+    rows: bytes
+    """Rows of the index, without labels."""
+    names: list[str]
+    texts: list[str]
+    """Content of the WebDataset .cls file beside each image, "" without one."""
+
+
 def build(files: Sequence[File], source: str) -> Index:
     """Find all images of a set of tars.
 
@@ -86,27 +84,24 @@ def build(files: Sequence[File], source: str) -> Index:
     Raises:
         DataError: a tar is damaged or compressed, or what they hold is no data set.
     """
-    remote = [file for file in files if isinstance(file, RemoteFile)]
+    remote = isinstance(files[0], RemoteFile)
     with ThreadPoolExecutor(PARALLEL if remote else 1) as pool:
         parts = [part for own in pool.map(_parts, range(len(files)), files) for part in own]
     if remote:
-        found = _scan_in_threads(remote, parts, source)
-    elif sum(map(len, files)) < ALONE_BYTES or len(parts) == 1:
+        found = _scan_in_threads(files, parts, source)
+    elif are_small(files) or len(parts) == 1:
         with tally(f"indexing {source}, images") as images:
             found = [_scan(files, part, images.add) for part in parts]
     else:
         found = numbered(
             lambda number: _scan(files, parts[number]), len(parts), f"indexing {source}, tars"
         )
-    rows = np.concatenate([part.arrays["rows"] for part in found])
-    names, texts = (
-        [text for part in found for text in unpack_texts(part.arrays[name])]
-        for name in ("names", "texts")
-    )
+    rows = np.frombuffer(bytearray().join(part.rows for part in found), ROW)
     counts = {flag.name or "": int((rows["flags"] & flag > 0).sum()) for flag in Flags}
     if odd := ", ".join(f"{n:,} {name.lower()}" for name, n in counts.items() if n):
         log.info(f"odd images in {source}: {odd.replace('_', ' ')}")
-    return arrange(rows, names, texts, source)
+    names = [name for part in found for name in part.names]
+    return arrange(rows, names, [text for part in found for text in part.texts], source)
 
 
 def _parts(number: int, file: File) -> list[_Part]:
@@ -129,30 +124,20 @@ def _parts(number: int, file: File) -> list[_Part]:
     return inner or [_Part(number, 0, len(file), stem if _WNID.fullmatch(stem) else "")]
 
 
-def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: str) -> list[Index]:
-    """Scan all parts, and keep the index of each until all are done."""
-    home = homes(files)[-1].with_suffix(".parts") if homes(files) else None
-    facts, stopped = file_facts(files), threading.Event()
+def _scan_in_threads(files: Sequence[File], parts: list[_Part], source: str) -> list[_Found]:
+    """Scan the parts of tars on another machine."""
+    stopped = threading.Event()
     hop = _HOP if len(parts) >= _MANY else 0
 
     def note() -> None:
         if stopped.is_set():
             raise AbandonedError
 
-    def scan(number: int) -> Index:
-        part = parts[number]
-        own: Facts = [*facts, [part.group, part.start, part.end]]
-        places = [home / str(number)] if home else []
-        if (found := load(places, own)) is None:
-            found = _scan(files, part, note, hop)
-            keep(found, places, own)
-        return found
-
     with (
         tally(f"indexing {source}, tars", len(parts)) as done,
         ThreadPoolExecutor(PARALLEL) as pool,
     ):
-        waiting = [pool.submit(scan, number) for number in range(len(parts))]
+        waiting = [pool.submit(_scan, files, part, note, hop) for part in parts]
         try:
             for one in as_completed(waiting):
                 one.result()
@@ -160,8 +145,6 @@ def _scan_in_threads(files: Sequence[RemoteFile], parts: list[_Part], source: st
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
-    if home:
-        shutil.rmtree(home, ignore_errors=True)
     return [one.result() for one in waiting]
 
 
@@ -175,11 +158,8 @@ def _scan(
     part: _Part,
     note: Callable[[], None] = lambda: None,
     hop: int = 0,
-) -> Index:
-    """Return the index of one part's images, without labels; ``note`` hears of each image.
-
-    Of each image it has the ``texts`` of the WebDataset .cls file beside it, "" without one.
-    """
+) -> _Found:
+    """Find the images of a part; ``note`` hears of each."""
     file = files[part.file]
     read, heads = _reader(file, hop), _HEADS if isinstance(file, RemoteFile) else ()
     names: list[str] = []
@@ -203,8 +183,7 @@ def _scan(
             names.append(f"{part.group}/{name}" if part.group else path)
             keys.append(key)
             note()
-    of_images = pack_texts([texts.get(key, "") for key in keys])
-    return Index({"rows": np.frombuffer(rows, ROW), "names": pack_texts(names), "texts": of_images})
+    return _Found(bytes(rows), names, [texts.get(key, "") for key in keys])
 
 
 def _probed(

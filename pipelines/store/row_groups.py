@@ -29,7 +29,7 @@ from ..remote import RemoteFile, RemotePath
 from ..remote.path import Place
 from .columns import Columns, reading
 from .files import FileReader, Mapped
-from .index import ALONE_BYTES, ROW, Index, images_beside
+from .index import ROW, Index, are_small, images_beside
 from .tasks import numbered
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def build(
         return _find(files[groups[number].file], groups[number], pieces[number])
 
     if not any(piece.is_compressed for piece in pieces):
-        if sum(map(len, files)) < ALONE_BYTES or len(groups) == 1:
+        if are_small(files) or len(groups) == 1:
             parts = [find(number) for number in range(len(groups))]
         else:
             parts = numbered(find, len(groups), f"indexing {source}, row groups")

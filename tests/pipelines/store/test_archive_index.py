@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastsiam.pipelines.store import ArchiveStore, FolderStore, archive_index, open_store
+from fastsiam.pipelines.store import ArchiveStore, FolderStore, archive_index, index, open_store
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.index import ROW, Index, file_facts, keep, pack_texts
 from tests.sources import imagenet_train_tar, jpeg, tar
@@ -89,7 +89,7 @@ def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.Monke
         files = [Mapped(path) for path in tars]
         alone = archive_index.build(files, "tars")
         with monkeypatch.context() as patch:
-            patch.setattr(archive_index, "ALONE_BYTES", 0)
+            patch.setattr(index, "_SMALL_BYTES", 0)
             together = archive_index.build(files, "tars")
         for name, array in alone.arrays.items():
             np.testing.assert_array_equal(together.arrays[name], array)

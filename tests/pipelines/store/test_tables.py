@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 
 from fastsiam.errors import NoSplitError
-from fastsiam.pipelines.store import (
-    FolderStore,
-    index,
-    open_store,
-    row_groups,
-)
+from fastsiam.pipelines.store import FolderStore, index, open_store
 from tests.conftest import ROOT
 from tests.conversions import run, same_images
 from tests.forms import as_compressed, as_on_the_hub, as_saved, rows_of
@@ -93,7 +88,7 @@ def test_the_index_is_kept_until_the_files_change(
 def test_large_files_are_indexed_by_several_processes(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "ALONE_BYTES", 0)
+    monkeypatch.setattr(index, "_SMALL_BYTES", 0)
     store = open_store(as_on_the_hub(images / "train", tmp_path / "hub"), "train")
     same_images(store, FolderStore(images / "train"))
 
