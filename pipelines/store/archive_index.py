@@ -228,26 +228,21 @@ def arrange(rows: NDArray[np.void], names: list[str], texts: list[str], source: 
     split = "train" in tops and len(tops) > 1
     if split:  # as in a folder: train/ and val/ (or test/), and nothing else
         held_out = "val" if "val" in tops else "test"
-        kept = [
-            i
-            for i, parts in enumerate(paths)
-            if len(parts) > shared + 1 and parts[shared] in ("train", held_out)
-        ]
+        own = np.array([parts[shared] if len(parts) > shared + 1 else "" for parts in paths])
+        kept = np.flatnonzero((own == "train") | (own == held_out))
         paths, texts, rows = [paths[i] for i in kept], [texts[i] for i in kept], rows[kept]
-        marks = [int(Flags.HELD_OUT) if parts[shared] == held_out else 0 for parts in paths]
-        rows["flags"] |= np.array(marks, np.uint16)
+        rows["flags"][own[kept] == held_out] |= int(Flags.HELD_OUT)
         shared += 1
-    of_webdataset = any(texts)
-    if of_webdataset:
-        _check_class_files(paths, texts, source)
+    if of_webdataset := any(texts):
+        if not all(texts):
+            bare = "/".join(paths[texts.index("")])
+            raise DataError(f"{source}: {bare} has no .cls file beside it, though others have one")
     else:
         texts = _classes_of_folders(paths, shared, source)
+    labels: NDArray[np.int64] | list[str | None] = [text or None for text in texts]
     if of_webdataset and all(text.isascii() and text.isdigit() for text in texts):
-        # as shards of ImageNet have them
-        numbers = np.array([int(text[:18]) for text in texts])
-        rows["label"], classes = number_classes(numbers, source)
-    else:
-        rows["label"], classes = number_classes([text or None for text in texts], source)
+        labels = np.array([int(text[:18]) for text in texts])  # as shards of ImageNet have them
+    rows["label"], classes = number_classes(labels, source)
     names = ["/".join(parts[shared:]) for parts in paths]
     order = sorted(range(len(names)), key=[_files_first(name) for name in names].__getitem__)
     order = [order[i] for i in np.argsort(rows["label"][order], kind="stable")]
@@ -271,13 +266,6 @@ def _shared_parents(paths: list[list[str]]) -> int:
         while folders[: len(first)] != first:
             first.pop()
     return max(0, min(len(first), deepest - 1))
-
-
-def _check_class_files(paths: list[list[str]], texts: list[str], source: str) -> None:
-    """Raise a ``DataError`` if an image has no class file though others have one."""
-    if not all(texts):
-        bare = "/".join(paths[texts.index("")])
-        raise DataError(f"{source}: {bare} has no .cls file beside it, though others have one")
 
 
 def _classes_of_folders(paths: list[list[str]], shared: int, source: str) -> list[str]:
