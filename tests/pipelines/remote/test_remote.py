@@ -17,7 +17,6 @@ from fastsiam.errors import WorkerError
 from fastsiam.pipelines import Store, build_eval_loader, open_store
 from fastsiam.pipelines.convert.command import convert_data
 from fastsiam.pipelines.remote import file, storage
-from fastsiam.pipelines.store import ArchiveStore
 from tests.clouds import BUCKET, broken_proxy, read_all, reconnect, upload, web_server
 from tests.forms import FORMS
 from tests.pipelines.cases import NEEDS, SMALL, build_at, equal
@@ -37,17 +36,9 @@ def assert_same(one: Store, other: Store) -> None:
     assert len(one) == len(other) and one.classes == other.classes
     assert np.array_equal(one.labels, other.labels)
     assert np.array_equal(one.sizes(), other.sizes())
+    assert np.array_equal(one.dimensions(), other.dimensions())  # type: ignore[arg-type]
     assert [one.name(i) for i in images] == [other.name(i) for i in images]
     assert equal_stores(one, other)
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_shards_are_those_of_a_disk(split: str, data: str, shards: Path) -> None:
-    here, there = opened(str(shards), split), opened(data, split)
-    assert isinstance(there, ArchiveStore) and there.is_remote and not here.is_remote
-    assert_same(there, here)
-    known, told = there.dimensions(), here.dimensions()
-    assert known is not None and told is not None and np.array_equal(known, told)
 
 
 AT = ("s3", "web")

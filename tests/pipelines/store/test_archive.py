@@ -64,18 +64,8 @@ def test_long_names(tmp_path: Path) -> None:
         assert store.name(0).startswith("class/longlong")
 
 
-def test_names_lead_nowhere(tmp_path: Path) -> None:
-    names = ["../../../etc/a.jpg", "/root/b.jpg", "x/../../c.jpg", "x/./d.jpg"]
-    before = sorted(tmp_path.rglob("*"))
-    path = tar(tmp_path / "t.tar", [(name, jpeg(i)) for i, name in enumerate(names)])
-    store = ArchiveStore([path])
-    assert store.classes == ("etc", "root", "x")
-    assert {store.name(i) for i in range(4)} == {"etc/a.jpg", "root/b.jpg", "x/c.jpg", "x/d.jpg"}
-    after = sorted(tmp_path.rglob("*"))
-    assert set(after) - set(before) == {path, tmp_path / ".t.fastsiam-index"}
-
-
-def test_hidden_members_are_skipped_as_in_a_folder(tmp_path: Path) -> None:
-    names = ["a/0.jpg", ".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg", "./b/2.jpg"]
+def test_names_are_those_of_a_folder(tmp_path: Path) -> None:
+    """Hidden members are skipped, and parts that lead upwards or to a root are left out."""
+    names = ["a/0.jpg", ".checkpoints/0.jpg", "a/._0.jpg", "b/.x/1.jpg", "/../b/./../2.jpg"]
     store = ArchiveStore([tar(tmp_path / "t.tar", [(name, jpeg(0)) for name in names])])
     assert [store.name(i) for i in range(len(store))] == ["a/0.jpg", "b/2.jpg"]
