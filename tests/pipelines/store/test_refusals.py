@@ -30,7 +30,6 @@ from fastsiam.pipelines.store import (
     listed,
     open_parquet,
     open_store,
-    row_groups,
 )
 from fastsiam.pipelines.store.files import Mapped
 from fastsiam.pipelines.store.imagenet import DEVKIT
@@ -437,7 +436,7 @@ def test_compressed_images_that_cannot_be_unpacked(
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=9, used=9, free=0))
         refused(root, r"could not be had in .* convert parquet")
-    monkeypatch.setattr(row_groups, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr("fastsiam.pipelines.store.parquet.MOST_UNPACKED", 1000)
     refused(root, r"compressed .* fastsiam convert parquet --source '.*old ")
     assert len(open_store(root, "train", sources=True)) == 6
 
