@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.bad_image_list import parsed, written
 from fastsiam.config import AugmentConfig, DataConfig
 
 if TYPE_CHECKING:  # loads torch
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # loads torch
     from torch import Tensor
 
     from fastsiam.views.batch import Batch, Loader
+
+    from .loaders import CropTransform
 
 
 class ViewLoader:
@@ -40,6 +43,7 @@ class ViewLoader:
         device: device of the views.
         dtype: floating type of the views; float32 by default.
         chosen: positions in the data set, ascending, of the images to load; all by default.
+        crop_transform: is called with the uint8 crops of each batch; see ``build_loader``.
         transform: is called with each ``Batch``, and returns what the loader yields.
     """
 
@@ -55,6 +59,7 @@ class ViewLoader:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         chosen: NDArray[np.int64] | None = None,
+        crop_transform: CropTransform | None = None,
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
@@ -65,9 +70,11 @@ class ViewLoader:
             "device": device,
             "dtype": dtype,
             "chosen": chosen,
+            "crop_transform": crop_transform,
         }
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0
+        self._known = ""
         self._loader: Loader | None = None
 
     def __len__(self) -> int:
@@ -97,12 +104,16 @@ class ViewLoader:
         """Return itself: Lightning calls ``loader.sampler.set_epoch`` before each epoch."""
         return self
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position after the batch that was yielded last, and what it depends on."""
-        epoch, step = self._position
-        return {"epoch": epoch, "step": step, **self._identity()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batch that was yielded last, and what it depends on.
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        Where bad images are replaced, those that this rank found are part of it.
+        """
+        (epoch, step), bad = self._position, getattr(self._opened(), "bad", None)
+        known = "" if bad is None else written(bad.list())
+        return {"epoch": epoch, "step": step, "bad": known, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch of a state, on any number of ranks.
 
         Raises:
@@ -115,6 +126,8 @@ class ViewLoader:
                     f"{name} {own:,}: load it with the same data and arguments"
                 )
         self._next = self._position = state["epoch"], state["step"]
+        self._known = state.get("bad", "")
+        self._add_known()
 
     def _identity(self) -> dict[str, int]:
         """Return what decides which images a position stands for."""
@@ -157,7 +170,13 @@ class ViewLoader:
                 world=world if self._world is None else self._world,
                 **self._settings,
             )
+            self._add_known()
         return self._loader
+
+    def _add_known(self) -> None:
+        """Tell the loader, if it is open, which images a state says are bad."""
+        if (bad := getattr(self._loader, "bad", None)) is not None:
+            bad.add(parsed(self._known))
 
 
 def lightly_batch(batch: Batch) -> tuple[list[Tensor], Tensor, list[str]]:

@@ -30,6 +30,7 @@ from fastsiam.config.files import (
 )
 from fastsiam.config.flags import (
     BRANCH_SETTINGS,
+    SEVERAL,
     from_flags,
     is_of_a_view,
     to_flags,
@@ -252,6 +253,8 @@ def _options(settings: list[Setting], of_a_run: bool) -> Iterator[inspect.Parame
     for one in settings:
         how: dict[str, Any] = {"help": one.help, "is_eager": of_a_run and one.name in _READ_FIRST}
         kind = str if one.kind == int | str else one.kind  # Typer knows no unions
+        if one.name in SEVERAL:
+            kind = list[str]
         if is_of_a_view(one):
             how["metavar"] = f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
             kind = str
@@ -275,7 +278,10 @@ def _note(one: Setting, value: Any) -> str:
 
 def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options that stand on the command line, those by ``--set`` too."""
-    flags = {name: value for name, value in values.items() if value is not None}
+    flags = {name: value for name, value in values.items() if value not in (None, [])}
+    for first, others in SEVERAL.items():
+        if first in flags:
+            flags[first], *flags[others] = flags[first]
     return parse_assignments(flags.pop("assignments", ())) | flags
 
 
