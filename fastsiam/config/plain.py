@@ -1,4 +1,4 @@
-"""Settings as plain nested dictionaries, which is how files hold them."""
+"""Dataclasses out of plain nested dictionaries, which is how files hold them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,11 @@ from .methods import METHOD_CONFIGS, MethodConfig
 from .setting import fits, refusal
 
 
-def to_plain(value: Any) -> Any:
-    """Return a setting, or all of them, as plain values; a method's settings begin with its name.
-
-    Args:
-        value: a dataclass of this package, or what one holds.
-    """
-    if isinstance(value, tuple):
-        return tuple(to_plain(item) for item in value)
-    if not is_dataclass(value):
-        return value
-    named = {"name": value.name} if isinstance(value, MethodConfig) else {}
-    return named | {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
-
-
 def from_plain(kind: Any, value: Any, *, where: str = "") -> Any:
-    """Rebuild what ``to_plain`` took apart.
+    """Build a value out of what JSON holds of it; a method's settings name the method.
 
     Args:
-        kind: type of what is rebuilt.
+        kind: its type.
         value: plain; fields that are missing get their defaults.
         where: what the messages call it.
 

@@ -152,9 +152,9 @@ def _settings_of(cls: Any, section: str) -> dict[str, Setting]:
     return settings
 
 
-def title(cls: type) -> str:
-    """Return what a group of settings is about: the first sentence of its docstring."""
-    first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+def title(documented: object) -> str:
+    """Return what a group of settings or a command is about: its docstring's first sentence."""
+    first = inspect.cleandoc(documented.__doc__ or "").split("\n\n")[0]
     return " ".join(first.split()).partition(". ")[0].rstrip(".")
 
 

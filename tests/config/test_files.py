@@ -60,7 +60,7 @@ def test_every_setting_can_be_another_and_is_commented(tmp_path: Path) -> None:
     lines = to_toml(config, recipe="cifar10").splitlines()
     assert max(map(len, lines)) <= 100
     text = " ".join(line.removeprefix("# ") for line in lines)
-    flags = [flag for flag in train_settings() if flag.name in to_flags(config)]
+    flags = [flag for flag in train_settings().values() if flag.name in to_flags(config)]
     assert len(flags) == len(to_flags(config))
     for flag in flags:
         assert f" {flag.name} = " in text and " ".join(flag.help.split()) in text, flag.name
@@ -113,7 +113,7 @@ def test_the_same_settings_in_every_format(name: str, text: str, tmp_path: Path)
         ("[optim]\nlrr = 1", "unknown setting optim.lrr; did you mean optim.lr?"),
         ("[data]\nlr = 1", "unknown setting data.lr; did you mean optim.lr?"),
         ("lr = 1", "unknown setting lr; did you mean optim.lr?"),
-        ("[optimm]\nlr = 1", "unknown section optimm; there are data, augment, model, "),
+        ("[optimm]\nlr = 1", "unknown section 'optimm'; there are data, augment, model, "),
         ("recipe = 'imagnet'", "unknown recipe 'imagnet'; there are imagenet, "),
         ("[model]\nmethod = 'none'", "unknown method 'none'; there are simsiam"),
         ("[optim]\nlr = 'fast'", "optim.lr must be a number, not 'fast'"),
@@ -143,7 +143,7 @@ def test_what_is_wrong_is_named_in_one_line(text: str, message: str, tmp_path: P
         ("a.yaml", "a: [1", r"a\.yaml cannot be read as YAML: .*line 1"),
         ("a.json", "{", r"a\.json cannot be read as JSON: .*line 1"),
         ("a.yaml", "- 1", "settings must be a table of sections"),
-        ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section 7; there are data, "),
+        ("a.yaml", "7:\n  lr: 1", r"a\.yaml: unknown section '7'; there are data, "),
         ("a.yaml", '"o\\np": {}', r"a\.yaml: unknown section 'o\\np'; there are data, "),
         ("a.json", '{"optim": {"l\\nr": 1}}', r"a\.json: unknown setting optim\.'l\\nr'"),
         ("a.json", '{"config": 3}', r"a\.json: config must be a table of sections, not 3"),

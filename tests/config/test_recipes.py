@@ -180,10 +180,3 @@ def test_cifar10_rates_make_the_steps_of_those_that_published_them() -> None:
         assert optim.weight_decay == pytest.approx(decay / larger), name
     swav = RECIPES["swav_cifar10"]().optim
     assert (swav.optimizer, swav.lars_all, swav.lr, swav.lr_end) == ("lars", True, 0.6, 0.001)
-
-
-def test_every_recipe_says_its_command() -> None:
-    for name, recipe in RECIPES.items():
-        said = " ".join((recipe.__doc__ or "").split())
-        there = f"--recipe {name} " in said or name in ("imagenet", "demo")
-        assert there and "``fastsiam " in said, name
