@@ -19,7 +19,7 @@ from fastsiam.config import (
     TrainConfig,
 )
 from fastsiam.config.flags import train_settings
-from fastsiam.config.recipes import RECIPES, cifar10, imagenet
+from fastsiam.config.recipes import RECIPES
 from tests.configs import flags
 from tests.methods import everything
 from tests.processes import fastsiam
@@ -37,7 +37,7 @@ def parse(*arguments: str) -> tuple[str, TrainConfig]:
 
 def test_every_flag_is_an_option_with_its_help() -> None:
     text = re.sub(r"[│╭╮╰╯─\s]+", "", fastsiam("train", "--help-all").stdout)
-    for flag in train_settings():
+    for flag in train_settings().values():
         if not flag.option:
             continue
         assert f"--{flag.name.replace('_', '-')}" in text
@@ -53,18 +53,20 @@ def test_every_field_makes_the_round_trip(name: str) -> None:
 
 
 def test_flag_beats_recipe_beats_default_in_any_order() -> None:
-    assert parse()[1] == imagenet()
+    assert parse()[1] == RECIPES["imagenet"]()
     for arguments in (
         ["--recipe", "cifar10", "--lr", "0.5"],
         ["--lr", "0.5", "--recipe", "cifar10"],
     ):
-        expected = replace(cifar10(), optim=replace(cifar10().optim, lr=0.5))
+        expected = replace(RECIPES["cifar10"](), optim=replace(RECIPES["cifar10"]().optim, lr=0.5))
         assert parse(*arguments) == ("cifar10", expected)
-    assert parse("--recipe", "cifar10")[1] == cifar10()  # nothing leaked from the call before
+    assert (
+        parse("--recipe", "cifar10")[1] == RECIPES["cifar10"]()
+    )  # nothing leaked from the call before
 
 
 def test_recipes_are_the_papers() -> None:
-    paper = imagenet()
+    paper = RECIPES["imagenet"]()
     assert paper.optim == OptimConfig(
         epochs=100, batch=512, lr=0.05, momentum=0.9, weight_decay=1e-4
     )
@@ -73,7 +75,7 @@ def test_recipes_are_the_papers() -> None:
     assert paper.augment == AugmentConfig.alike(
         crop=224, scale_min=0.2, jitter_p=0.8, gray_p=0.2, blur_p=0.5
     )
-    small = cifar10()
+    small = RECIPES["cifar10"]()
     assert (small.optim.epochs, small.optim.batch, small.optim.lr, small.optim.weight_decay) == (
         800,
         512,

@@ -56,7 +56,7 @@ def test_the_help_of_train_stands_in_sections() -> None:
     text = help_of("train", option="--help-all")
     assert max(map(len, text.splitlines())) <= 80
     titles = re.findall(r"^(\w+)[: ](?!.*OPTIONS)", text, re.MULTILINE)
-    options = [one for one in train_settings() if one.option]
+    options = [one for one in train_settings().values() if one.option]
     methods = {one.section for one in options if one.section.startswith("Method ")}
     assert titles == [
         *("Options", "Data", "Views", "Model", *["Method"] * len(methods)),
@@ -83,7 +83,7 @@ def test_every_default_stands_in_the_help() -> None:
         found = re.search(rf"--{option}.*?\[default:([^\];]+)[\];]", said)
         assert found and found.group(1) == default
     values = to_flags(RECIPES["imagenet"]())
-    options = [one.name for one in train_settings() if one.option]
+    options = [one.name for one in train_settings().values() if one.option]
     others = [name for name in options if name not in values]  # of other methods
     there = sum(values.get(name, "") != "" for name in options)
     assert said.count("[default:") == 1 + there + len(others)  # 1: --recipe
