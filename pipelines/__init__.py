@@ -25,10 +25,11 @@ from fastsiam.errors import DataError
 from .automatic import choose_pipeline, settled
 from .backends import backend_of
 from .bad_images import BadImages, replacing
+from .mixture import Mixture, shuffle_of
 from .order import Order
-from .shuffle import Window, window_of
-from .store import Split, Store, open_store
-from .subsets import choose, has_validation, open_split, read_list
+from .shuffle import Window
+from .store import Split, Store, open_store, picked
+from .subsets import choose, has_validation, open_split, open_training, read_list
 from .view_loader import (
     ViewLoader,
     lightly_batch,
@@ -77,7 +78,7 @@ def build_loader(
     chosen: NDArray[np.int64] | None = None,
     store: Store | None = None,
     bad: BadImages | None = None,
-    window: Window | None = None,
+    shuffle: Window | Mixture | None = None,
 ) -> Loader:
     """Open a data set's training images as a loader of batches of views.
 
@@ -95,7 +96,7 @@ def build_loader(
         store: the training images, if they are open already; opened by default.
         bad: the bad images that are known, which others replace; by default those that this loader
             finds, if ``data.bad_images`` says so.
-        window: shuffles the images; by default ``data.shuffle``, by how the images lie now.
+        shuffle: shuffles the images; by default as ``data`` says, by how the images lie now.
 
     With ``DataConfig(pipeline="auto")``, each process chooses for itself: see ``automatic``.
 
@@ -127,7 +128,7 @@ def build_loader(
         world=world,
         chosen=chosen,
         bad=bad,
-        window=window or window_of(data, store, images=images, chosen=chosen),
+        shuffle=shuffle or shuffle_of(data, store, images=images, chosen=chosen),
     )
     dtype = dtype or torch.float32
     loader = backend.open(data, store, order, augment, device=device, dtype=dtype)
@@ -158,7 +159,8 @@ def open_training_images(
     if backend:
         backend.require_package()
     if store is None:
-        store = open_split(data, "train")
+        whole, kept, _ = open_training(data)
+        store = picked(whole, kept)
     if backend:
         backend.require_readable(store, data)
     images = len(_positions(store, chosen))

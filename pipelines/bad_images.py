@@ -90,7 +90,7 @@ class BadImages:
         if not self._takes_more or (known is not None and known.step <= step):
             raise error
         own = BadImage(step, error.index, error.name, error.reason, epoch)
-        self._take([own])
+        self.add([own])
         self.write()
         return own
 
@@ -103,7 +103,7 @@ class BadImages:
         if not self.matter:
             return
         before = set(self._known.values())
-        self._take([own for text in self._exchange(written(self.list())) for own in parsed(text)])
+        self.add([own for text in self._exchange(written(self.list())) for own in parsed(text)])
         if set(self._known.values()) != before:
             self.write()
 
@@ -112,8 +112,12 @@ class BadImages:
         if self._keep is not None:
             self._keep(written(self.list()).encode())
 
-    def _take(self, found: Sequence[BadImage]) -> None:
-        """Add some to the list: of two with one index the one that was found first."""
+    def add(self, found: Sequence[BadImage]) -> None:
+        """Add some to the list: of two with one index the one that was found first.
+
+        Raises:
+            DataError: there are too many.
+        """
         if not found:
             return
         for own in found:
@@ -157,13 +161,13 @@ class _Replacing:
 
     def __init__(self, loader: Loader, bad: BadImages) -> None:
         self.source, self.images, self.steps = loader.source, loader.images, loader.steps
-        self._loader, self._bad = loader, bad
+        self._loader, self.bad = loader, bad
         if hasattr(loader, "crops"):  # see ``fastsiam.views.batch.CropLoader``
             self.crops = partial(self._restarting, loader.crops)
 
     def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from step ``skip`` on."""
-        self._bad.share()
+        self.bad.share()
         return self._restarting(self._loader.epoch, number, skip=skip)
 
     def close(self) -> None:
@@ -181,7 +185,7 @@ class _Replacing:
                     step += 1
                 return
             except ImageError as error:
-                own = self._bad.note(error, epoch=number, step=number * self.steps + step)
+                own = self.bad.note(error, epoch=number, step=number * self.steps + step)
                 log.warning(
                     f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in "
                     "its place"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bad_images import BadImages
+from .mixture import Mixture, positions_of
 from .shuffle import Window, full_shuffle
 
 
@@ -34,12 +35,12 @@ class Order:
     """(images,) positions of a subset of the data set, ascending; None means all images."""
     bad: BadImages | None = field(default=None, compare=False)
     """Bad images, which are replaced; None if a bad image is an error."""
-    window: Window | None = None
-    """Shuffles an epoch within a window; None means a full shuffle."""
+    shuffle: Window | Mixture | None = None
+    """How an epoch is shuffled; None means a full shuffle."""
 
     def __post_init__(self) -> None:
         assert self.chosen is None or len(self.chosen) == self.images
-        assert self.window is None or len(self.window.blocks) == self.images
+        assert self.shuffle is None or len(self.shuffle) == self.images
         if self.batch % self.world:
             raise ValueError(
                 f"a global batch of {self.batch} cannot be shared equally by {self.world} ranks; "
@@ -62,7 +63,7 @@ class Order:
         one after that. The replacement depends on the seed, the epoch, the place and the set of bad
         images, not on when or on which rank they were found.
         """
-        shown = self.drawn_for(epoch, step)
+        shown = positions_of(self.drawn_for(epoch, step))
         at = epoch * self.steps + step
         if self.bad is None or not (bad := self.bad.among(shown, at=at)).any():
             return shown
@@ -72,34 +73,37 @@ class Order:
         return shown
 
     def drawn_for(self, epoch: int, step: int) -> NDArray[np.int64]:
-        """Return the positions by which a batch's parameters are drawn: (batch / world,).
+        """Return the numbers by which a batch's parameters are drawn: (batch / world,).
 
-        They are those of ``indices``, except that replacements of bad images get the parameters of
-        the bad image, so that an image that is shown twice in an epoch differs.
+        They are the positions of ``indices``, with two exceptions, so that an image that is shown
+        twice in an epoch differs: replacements of bad images get the parameters of the bad image,
+        and each repetition in a mixture has a number of its own (``mixture.positions_of``).
         """
         assert 0 <= step < self.steps
         start = self.place(step)
         return self._at(epoch, slice(start, start + self.batch // self.world))
 
     def _at(self, epoch: int, places: slice | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the positions in the data set of images at places of an epoch's order."""
-        images = _permutation(self.images, self.seed, epoch, self.window)[places]
-        return images if self.chosen is None else self.chosen[images]
+        """Return the numbers, as of ``drawn_for``, at places of an epoch's order."""
+        numbers = _numbers(self.images, self.seed, epoch, self.shuffle)[places]
+        if self.chosen is None:
+            return numbers
+        images = positions_of(numbers)
+        return numbers - images + self.chosen[images]
 
     def _substitute(self, bad: BadImages, epoch: int, place: int, at: int) -> int:
         """Return the image that replaces a bad one."""
         first = place + self.images // 2
         most = len(bad) + 1  # at least one of so many images is not known to be bad
-        others = self._at(epoch, np.arange(first, first + most) % self.images)
+        others = positions_of(self._at(epoch, np.arange(first, first + most) % self.images))
         return int(others[~bad.among(others, at=at)][0])
 
 
 @lru_cache(maxsize=2)
-def _permutation(images: int, seed: int, epoch: int, window: Window | None) -> NDArray[np.int64]:
-    """Shuffle the images: one permutation for each (seed, epoch)."""
-    if window is None:
-        permutation = full_shuffle(images, seed, epoch)
-    else:
-        permutation = window.permutation(seed, epoch)
-    permutation.flags.writeable = False
-    return permutation
+def _numbers(
+    images: int, seed: int, epoch: int, shuffle: Window | Mixture | None
+) -> NDArray[np.int64]:
+    """Shuffle the images: one order for each (seed, epoch)."""
+    numbers = full_shuffle(images, seed, epoch) if shuffle is None else shuffle.epoch(seed, epoch)
+    numbers.flags.writeable = False
+    return numbers

@@ -11,18 +11,11 @@ The order is a function of (seed, epoch) and of the blocks, which a run remember
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastsiam.config import DataConfig
 from fastsiam.views import rng
-
-from .store.base import in_order
-
-if TYPE_CHECKING:
-    from .store import Store
 
 
 def full_shuffle(images: int, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -40,7 +33,11 @@ class Window:
     blocks: NDArray[np.int64]
     """(images of the order,) number of the block that each lies in, as in ``Store.blocks``."""
 
-    def permutation(self, seed: int, epoch: int) -> NDArray[np.int64]:
+    def __len__(self) -> int:
+        """Count the images of the order."""
+        return len(self.blocks)
+
+    def epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the order of an epoch: (images of the order,) each of their numbers once."""
         count = len(self.blocks)
         drawn = rng.keys(seed, epoch, rng.Stream.BLOCK, self.blocks)
@@ -48,29 +45,6 @@ class Window:
         later = rng.uniform(rng.keys(seed, epoch, rng.Stream.ORDER, reading), 1)[:, 0]
         due = (np.arange(count) + later * min(self.images, count)) % count
         return reading[np.argsort(due, kind="stable")]
-
-
-def window_of(
-    data: DataConfig,
-    store: Store | None,
-    *,
-    images: int,
-    chosen: NDArray[np.int64] | None = None,
-) -> Window | None:
-    """Return the window that a data set is shuffled with, None for a full shuffle.
-
-    Args:
-        data: has the size of the window.
-        store: the images; None for noise.
-        images: how many the order has.
-        chosen: (images,) positions in the store of those that the order has; None is all.
-    """
-    if not data.window:
-        return None
-    if store is None:
-        return Window(data.window, in_order(images))
-    blocks = store.blocks()
-    return Window(data.window, blocks if chosen is None else blocks[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +75,7 @@ def quality(window: Window, labels: NDArray[np.int64], *, batch: int, seed: int)
         batch: images of a global batch.
         seed: the run's.
     """
-    shown, count = window.permutation(seed, 0), len(labels)
+    shown, count = window.epoch(seed, 0), len(labels)
     place = np.empty(count, np.int64)
     place[shown] = np.arange(count)
     lying = np.argsort(window.blocks, kind="stable")

@@ -23,7 +23,7 @@ from fastsiam.files import explained
 from fastsiam.views import rng
 
 from .remote.cache import cached
-from .store import Split, Store, open_store, picked
+from .store import MixedStore, Split, Store, open_store, picked
 from .store.decode import ImageRules
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _NONE, _SEVERAL = -1, -2
 
 
 def open_split(data: DataConfig, split: Split) -> Store:
-    """Open the training or the validation images.
+    """Open the training or the validation images; of a mixture, those of its first data set.
 
     Args:
         data: where they are, and which share of the training images is held out, if any.
@@ -51,8 +51,27 @@ def open_split(data: DataConfig, split: Split) -> Store:
     return picked(store, held if split == "val" else kept)
 
 
+def open_training(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
+    """Open the training images of a data set, or of all data sets of a mixture.
+
+    Returns:
+        The images, the positions of those to train on, and of those that are held out, ascending.
+
+    Raises:
+        DataError: as ``open_whole``.
+    """
+    parts = [open_whole(part) for part in data.parts]
+    if len(parts) == 1:
+        return parts[0]
+    store = MixedStore([store for store, _, _ in parts])
+    first = np.cumsum([0, *(len(store) for store, _, _ in parts)])
+    kept = np.concatenate([kept + at for at, (_, kept, _) in zip(first, parts, strict=False)])
+    held = np.concatenate([held + at for at, (_, _, held) in zip(first, parts, strict=False)])
+    return store, kept, held
+
+
 def open_whole(data: DataConfig) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
-    """Open all training images.
+    """Open all training images of one data set.
 
     Returns:
         The images, the positions of those to train on, and of those that are held out, ascending.

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fastsiam.bad_image_list import parsed, written
 from fastsiam.config import AugmentConfig, DataConfig
+
+from .bad_images import BadImages
 
 if TYPE_CHECKING:  # loads torch
     import torch
@@ -68,6 +71,7 @@ class ViewLoader:
         }
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0
+        self._known = ""
         self._loader: Loader | None = None
 
     def __len__(self) -> int:
@@ -97,12 +101,15 @@ class ViewLoader:
         """Return itself: Lightning calls ``loader.sampler.set_epoch`` before each epoch."""
         return self
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position after the batch that was yielded last, and what it depends on."""
-        epoch, step = self._position
-        return {"epoch": epoch, "step": step, **self._identity()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the batch that was yielded last, and what it depends on.
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        Where bad images are replaced, those that this rank found are part of it.
+        """
+        (epoch, step), bad = self._position, getattr(self._opened(), "bad", BadImages(0))
+        return {"epoch": epoch, "step": step, "bad": written(bad.list()), **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch of a state, on any number of ranks.
 
         Raises:
@@ -115,6 +122,8 @@ class ViewLoader:
                     f"{name} {own:,}: load it with the same data and arguments"
                 )
         self._next = self._position = state["epoch"], state["step"]
+        self._known = state.get("bad", "")
+        self._add_known()
 
     def _identity(self) -> dict[str, int]:
         """Return what decides which images a position stands for."""
@@ -157,7 +166,13 @@ class ViewLoader:
                 world=world if self._world is None else self._world,
                 **self._settings,
             )
+            self._add_known()
         return self._loader
+
+    def _add_known(self) -> None:
+        """Tell the loader, if it is open, which images a state says are bad."""
+        if (bad := getattr(self._loader, "bad", None)) is not None:
+            bad.add(parsed(self._known))
 
 
 def lightly_batch(batch: Batch) -> tuple[list[Tensor], Tensor, list[str]]:

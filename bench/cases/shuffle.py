@@ -36,7 +36,7 @@ def measure(session: Session) -> list[Record]:
     records.append(_record("full", full, facts, config, full))
     for size in map(int, (session.config.values or _WINDOWS).split(",")):
         window = Window(size, blocks)
-        timing = _timed(session, partial(window.permutation, seed), images)
+        timing = _timed(session, partial(window.epoch, seed), images)
         facts = asdict(quality(window, labels, batch=batch, seed=seed))
         records.append(_record(f"window:{size}", timing, facts, config, full))
     return records

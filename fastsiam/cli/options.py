@@ -31,6 +31,7 @@ from fastsiam.config.files import (
 )
 from fastsiam.config.flags import (
     BRANCH_SETTINGS,
+    SEVERAL,
     from_flags,
     is_of_a_view,
     to_flags,
@@ -110,7 +111,10 @@ def with_options(
 
     def sources(values: Mapping[str, Any]) -> tuple[dict[str, Any], Settings]:
         """Return the settings that the command line gives, and all without it."""
-        flags = {name: value for name, value in values.items() if value is not None}
+        flags = {name: value for name, value in values.items() if value not in (None, [])}
+        for first, others in SEVERAL.items():
+            if of_a_run and first in flags:
+                flags[first], *flags[others] = flags[first]
         flags = parse_assignments(flags.pop("assignments", ())) | flags
         return flags, merge_sources(flags) if of_a_run else Settings()
 
@@ -139,7 +143,7 @@ def with_options(
         [
             *(from_files[:-1] if of_a_run else []),
             *own,
-            *(_option(one, group, eager=of_a_run) for group in shown for one in group),
+            *(_option(one, group, of_a_run=of_a_run) for group in shown for one in group),
             *(from_files[-1:] if of_a_run and options is None else []),
         ]
     )
@@ -255,16 +259,18 @@ def picture_path(path: Path) -> Path:
     return path
 
 
-def _option(one: Setting, group: list[Setting], *, eager: bool) -> inspect.Parameter:
+def _option(one: Setting, group: list[Setting], *, of_a_run: bool) -> inspect.Parameter:
     """Return the option of a setting, which is None unless it is given."""
     kind: Any = str if one.kind == int | str else one.kind  # Typer knows no unions
     metavar = None
+    if of_a_run and one.name in SEVERAL:
+        kind = list[str]
     if is_of_a_view(one):
         kind, metavar = str, f"{'INTEGER' if kind is int else 'FLOAT'}[,...]"
     option = typer.Option(
         None,
         help=one.help,
-        is_eager=eager and one.name in _READ_FIRST,
+        is_eager=of_a_run and one.name in _READ_FIRST,
         metavar=metavar,
         rich_help_panel=one.section if len({x.section for x in group}) > 1 else None,
     )

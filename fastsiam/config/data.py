@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -43,8 +44,16 @@ class DataConfig(Config):
         "Converted folder or .beton file, .tar or .parquet file, folder of images, of tars or of "
         "Hugging Face's datasets (saved to disk, or parquet), with train/ beside val/ or test/ or "
         "without; a list of image files (.csv or .parquet with a column path); tars, .beton and "
-        ".parquet also by an address: s3://, gs://, az:// or https://. "
-        "Default: $FASTSIAM_DATA, else ./data.",
+        ".parquet also by an address: s3://, gs://, az:// or https://. Several --data are trained "
+        "on as a mixture; the first is evaluated. Default: $FASTSIAM_DATA, else ./data.",
+    )
+    mixed_with: tuple[str, ...] = setting(
+        (), "The other data sets of a mixture: all --data but the first.", option=False
+    )
+    weights: str = setting(
+        "",
+        "Share of each data set of a mixture in every epoch, such as 0.7,0.3, in any unit. "
+        "Default: its number of images.",
     )
     image_column: str = setting(
         "",
@@ -132,7 +141,14 @@ class DataConfig(Config):
 
     def check(self) -> None:
         """Refuse values that no type or range tells."""
-        place(self.data)
+        object.__setattr__(self, "mixed_with", tuple(self.mixed_with))
+        places = self.places
+        shares = self.shares
+        require(
+            not shares or (len(shares) == len(places) > 1 and all(0 < x < inf for x in shares)),
+            f"weights are one number above 0 for each --data of a mixture, not {self.weights!r} "
+            f"for {len(places)}",
+        )
         if not share(self.holdout, "holdout"):
             object.__setattr__(self, "holdout", "")  # 0, 0% and nothing are one setting
         require(
@@ -163,7 +179,8 @@ class DataConfig(Config):
 
     def has_same_root(self, other: DataConfig) -> bool:
         """Tell whether other settings name the same place of the data, perhaps in another way."""
-        return os.path.realpath(str(self.root)) == os.path.realpath(str(other.root))
+        own, others = ([os.path.realpath(str(x)) for x in y.places] for y in (self, other))
+        return own == others
 
     def at(self, data: str, columns: ColumnNames) -> DataConfig:
         """Return these settings for other data, whose columns may have other names.
@@ -172,7 +189,7 @@ class DataConfig(Config):
             data: where they are; "" is where these are.
             columns: their columns; "" takes this one's name if the data are the same, else none.
         """
-        moved = replace(self, data=data or self.data)
+        moved = replace(self, data=data, mixed_with=(), weights="") if data else self
         known = self.columns if self.has_same_root(moved) else AUTOMATIC
         return replace(
             moved,
@@ -182,5 +199,27 @@ class DataConfig(Config):
 
     @property
     def root(self) -> Path | Url:
-        """Where the data are, with the default filled in."""
-        return place(self.data or os.environ.get("FASTSIAM_DATA", "") or "data")
+        """Where the data are, with the default filled in; of a mixture, its first data set."""
+        return self.places[0]
+
+    @property
+    def places(self) -> tuple[Path | Url, ...]:
+        """Where all data sets of a mixture are, or the one."""
+        first = self.data or os.environ.get("FASTSIAM_DATA", "") or "data"
+        return tuple(place(one) for one in (first, *self.mixed_with))
+
+    @property
+    def parts(self) -> tuple[DataConfig, ...]:
+        """The settings of each data set of a mixture, or these."""
+        each = (self.data, *self.mixed_with)
+        return tuple(replace(self, data=one, mixed_with=(), weights="") for one in each)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weights of the data sets of a mixture, in any unit; empty if none are given."""
+        try:
+            return tuple(float(weight) for weight in self.weights.split(",") if self.weights)
+        except ValueError:
+            raise ValueError(
+                f"weights are numbers, such as 0.7,0.3, not {self.weights!r}"
+            ) from None

@@ -20,10 +20,12 @@ from .views import AugmentConfig, ViewConfig
 
 FIXED_SECTIONS = ("augment", "model", "optim", "numerics")
 """Sections that define what is trained. The others say how it is run and may change on resume."""
-FIXED_SETTINGS = {"data": ("holdout", "shuffle", "exif", "alpha", "image_column")}
+FIXED_SETTINGS = {"data": ("weights", "holdout", "shuffle", "exif", "alpha", "image_column")}
 """Settings of the other sections that define what is trained."""
 FIXED_IN_PLACE = ("image_column",)
 """Those of them that may change if the data move: they may lie in another form there."""
+SEVERAL = {"data": "mixed_with"}
+"""Options that may be given several times, and the settings that hold all values but the first."""
 BRANCH_SETTINGS = (
     "epochs",
     "lr",
@@ -140,7 +142,10 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
     words = []
     for one in train_settings().values():
         value = flags.get(one.name)
-        if isinstance(value, bool) and one.option:
+        if one.name in SEVERAL.values():
+            (option,) = (first for first, others in SEVERAL.items() if others == one.name)
+            words += [word for item in value or () for word in (f"--{option}", item)]
+        elif isinstance(value, bool) and one.option:
             words.append(f"--{one.flag}" if value else f"--no-{one.flag}")
         elif value is not None:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -166,6 +166,8 @@ def fits(kind: Any, value: Any) -> bool:
         return value in get_args(kind)
     if get_origin(kind) is tuple:
         items = get_args(kind)
+        if items[-1] is Ellipsis:
+            return isinstance(value, tuple | list) and all(fits(items[0], one) for one in value)
         return (
             isinstance(value, tuple | list)
             and len(value) == len(items)
@@ -202,5 +204,7 @@ def _called(kind: Any) -> str:
         *others, last = map(str, get_args(kind))
         return f"{', '.join(others)} or {last}" if others else last
     if get_origin(kind) is tuple:
-        return f"{len(get_args(kind))} numbers"
+        items = get_args(kind)
+        several = items[-1] is Ellipsis
+        return f"a list of {_called(items[0])}" if several else f"{len(items)} numbers"
     return _CALLED.get(kind, str(kind))

@@ -38,6 +38,13 @@ class ViewConfig(Config):
     )
     ratio_min: float = setting(3 / 4, "Smallest width / height of a crop.", above=0, option=False)
     ratio_max: float = setting(4 / 3, "Largest width / height of a crop.", above=0, option=False)
+    crop_of: int = setting(
+        -1,
+        "Number of an earlier view, from 0, whose crop and flip this view shows in colours of its "
+        "own; -1 has its own crop.",
+        at_least=-1,
+        option=False,
+    )
     flip_p: float = setting(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
     jitter_p: float = setting(0.8, "Probability of the colour jitter.", at_least=0, at_most=1)
     brightness: float = setting(0.4, "Brightness factor is drawn from 1 -+ this.", at_least=0)
@@ -107,8 +114,14 @@ class AugmentConfig(Config):
     )
 
     def check(self) -> None:
-        """Refuse an empty list of views."""
+        """Refuse an empty list of views, and a crop of a view that does not come before."""
         require(len(self.views) >= 1, f"views must be at least 1, not {len(self.views)}")
+        for number, view in enumerate(self.views):
+            require(
+                view.crop_of < number,
+                f"crop-of of view {number} must be the number of an earlier view, or -1 for a crop "
+                f"of its own, not {view.crop_of}",
+            )
 
     @classmethod
     def alike(cls, views: int = 2, **settings: Any) -> AugmentConfig:
@@ -124,6 +137,14 @@ class AugmentConfig(Config):
     def changed(self, **settings: Any) -> AugmentConfig:
         """Return the same with some settings of all views changed."""
         return replace(self, views=tuple(replace(view, **settings) for view in self.views))
+
+    @property
+    def crops_of(self) -> list[int]:
+        """The view whose crop each view shows: mostly its own number."""
+        shown: list[int] = []
+        for number, view in enumerate(self.views):
+            shown.append(number if view.crop_of < 0 else shown[view.crop_of])
+        return shown
 
     @property
     def crop(self) -> int:

@@ -66,7 +66,8 @@ def model_card(pretrained: Pretrained, *, format: str, file: str, results: Seque
     }
     if config is not None:  # paths may say what is private
         data = config.data
-        facts["data"] = data.root.resolve().name if data.loads_images else "synthetic"
+        names = " and ".join(place.resolve().name for place in data.places)
+        facts["data"] = names if data.loads_images else "synthetic"
         facts["init"] = Path(config.run.init).name if config.run.init else None
     return environment.get_template("card.md.jinja").render(facts, format=format, file=file)
 

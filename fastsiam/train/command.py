@@ -248,7 +248,7 @@ def _loader(resolved: ResolvedConfig, bad: BadImages) -> Loader:
         dtype=resolved.dtype,
         store=images.store,
         bad=bad if bad.matter else None,
-        window=images.window,
+        shuffle=images.shuffle,
     )
 
 

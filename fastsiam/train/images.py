@@ -7,6 +7,7 @@ A run keeps the list of its images in its folder. If the data changed, a resumed
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from fastsiam.errors import CheckpointError, DataError
 from fastsiam.methods import image_rows
 from fastsiam.pipelines import Store
 from fastsiam.pipelines.backends import BACKENDS, CEILING, backend_of
+from fastsiam.pipelines.mixture import Mixture, shuffle_of
 from fastsiam.pipelines.shuffle import Window, described
 from fastsiam.pipelines.store import picked
-from fastsiam.pipelines.subsets import open_whole
+from fastsiam.pipelines.subsets import open_training
 from fastsiam.pipelines.survey import survey
 from fastsiam.run.checkpoint import Checkpoint
 from fastsiam.run.folder import RunFolder
@@ -32,6 +34,7 @@ from fastsiam.train.remembered import (
     files_of,
     has_names,
     names_of,
+    set_numbers,
 )
 
 _WAYS_OUT = "restore the data, or choose another --out for a new run"
@@ -51,8 +54,8 @@ class RunImages:
     """Where images are gone since the run was last at work: for each place the place of the image
     that is shown there from now on."""
 
-    window: Window | None = None
-    """What shuffles them, of a run that is shuffled within a window."""
+    shuffle: Window | Mixture | None = None
+    """How they are shuffled; None means a full shuffle."""
 
     def __len__(self) -> int:
         """Count the images, those of noise where the pipeline reads none."""
@@ -62,12 +65,14 @@ class RunImages:
         """Say how many images --exif, --alpha or scaling to 8 bits affect."""
         return [] if self.store is None else survey(self.store, self.store.rules)
 
-    def shuffle(self, config: TrainConfig) -> str:
-        """Say how good the shuffle of a window is, "" where all images are shuffled alike."""
-        if self.window is None or self.store is None:
+    def about_shuffle(self, config: TrainConfig) -> str:
+        """Say how good the shuffle of a window or a mixture is; "" for a full shuffle."""
+        if isinstance(self.shuffle, Mixture):
+            return self.shuffle.described([str(place) for place in config.data.places])
+        if self.shuffle is None or self.store is None:
             return ""
         batch, seed = config.optim.batch, config.numerics.seed
-        return described(self.window, self.store.labels, batch=batch, seed=seed)
+        return described(self.shuffle, self.store.labels, batch=batch, seed=seed)
 
     def moves_rows(self, start: Checkpoint) -> bool:
         """Tell whether a method keeps rows of images that are shown at another place now."""
@@ -108,22 +113,25 @@ def run_images(config: TrainConfig, begun: Path | None) -> RunImages:
     """
     if not config.data.loads_images:
         return RunImages()
-    return _shuffled(_run_images(config, begun), config.data.window)
+    return _shuffled(_run_images(config, begun), config.data)
 
 
-def _shuffled(images: RunImages, window: int) -> RunImages:
-    """Settle by which blocks a run is shuffled within a window: by those that it began with."""
+def _shuffled(images: RunImages, data: DataConfig) -> RunImages:
+    """Settle how a run is shuffled: by the blocks and data sets that its images began with."""
     store, remembered = images.store, images.remembered
-    if not window or store is None or remembered is None:
+    if store is None or remembered is None:
         return images
+    if data.window and remembered.blocks is None:
+        remembered = replace(remembered, blocks=store.blocks().astype(np.int32))
     blocks = remembered.blocks
-    if blocks is None:
-        blocks = store.blocks().astype(np.int32)
-    return replace(
-        images,
-        remembered=replace(remembered, blocks=blocks),
-        window=Window(window, blocks.astype(np.int64)),
+    shuffle = shuffle_of(
+        data,
+        store,
+        images=len(store),
+        sets=None if store.sets is None else set_numbers(remembered.names),
+        blocks=None if blocks is None else blocks.astype(np.int64),
     )
+    return replace(images, remembered=remembered, shuffle=shuffle)
 
 
 def _run_images(config: TrainConfig, begun: Path | None) -> RunImages:
@@ -174,7 +182,7 @@ def training_names(data: DataConfig) -> list[str]:
     Raises:
         DataError: the data cannot be read.
     """
-    store, kept, _ = open_whole(data)
+    store, kept, _ = open_training(data)
     names = names_of(store)
     return [names[i] for i in kept.tolist()]
 
@@ -220,9 +228,10 @@ def _opened(
 ) -> tuple[Store, NDArray[np.int64], NDArray[np.int64]]:
     """Open the images; if that fails, name the file that the run last used and that is gone."""
     try:
-        return open_whole(data)
+        return open_training(data)
     except DataError as error:
-        gone = remembered.missing_files(data.root) if remembered else []
+        lost = [remembered.missing_files(place) for place in data.places] if remembered else []
+        gone = list(chain.from_iterable(lost))
         if not gone:
             raise
         more = f" and {len(gone) - 1:,} more are gone" if len(gone) > 1 else " is gone"

@@ -51,7 +51,7 @@ def introduce(console: Console, resolved: ResolvedConfig, loader: Loader, run: P
         console.say(f"continuing after step {start.step:,} (epoch {start.epoch:.2f})")
     if resolved.damaged:
         console.warn(resolved.damaged)
-    for note in (*resolved.images.survey(), resolved.images.shuffle(config)):
+    for note in (*resolved.images.survey(), resolved.images.about_shuffle(config)):
         if note:
             console.say(note)
 

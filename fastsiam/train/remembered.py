@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,6 +144,11 @@ def files_of(store: Store) -> tuple[DataFile, ...]:
 def names_of(store: Store) -> list[str]:
     """Return the names of all images, in order."""
     return [store.name(i).replace("\0", "_") for i in range(len(store))]
+
+
+def set_numbers(names: Sequence[str]) -> NDArray[np.int64]:
+    """Return which data set of a mixture each image is of, by its name (``MixedStore``)."""
+    return np.array([int(name.partition("/")[0]) for name in names], np.int64)
 
 
 def has_names(store: Store) -> bool:

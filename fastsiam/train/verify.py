@@ -25,7 +25,7 @@ from fastsiam.config.verify import VerifyConfig
 from fastsiam.console import tally
 from fastsiam.errors import CheckpointError, FastSiamError
 from fastsiam.pipelines import BadImages, Order, Store, build_loader
-from fastsiam.pipelines.shuffle import window_of
+from fastsiam.pipelines.mixture import shuffle_of
 from fastsiam.run import checkpoint as checkpoints
 from fastsiam.run.log import read_metrics
 from fastsiam.train.images import RunImages, run_images
@@ -83,7 +83,7 @@ class Recorded:
             batch=config.optim.batch,
             seed=config.numerics.seed,
             bad=self.bad,
-            window=self.images.window or window_of(config.data, None, images=len(self.images)),
+            shuffle=self.images.shuffle or shuffle_of(config.data, None, images=len(self.images)),
         )
 
 
@@ -235,7 +235,7 @@ def _loader(recorded: Recorded, config: VerifyConfig) -> Loader:
         seed=trained.numerics.seed,
         store=recorded.images.store,
         bad=recorded.bad,
-        window=recorded.images.window,
+        shuffle=recorded.images.shuffle,
     )
 
 

@@ -97,9 +97,12 @@ def draw_views(
     after = rng.uniform(key, _AFTER_CROP, skip=_FIRST_AFTER_CROP)
     sigma = ranges.sigma + after[..., 9] * ranges.sigma_width
     inverts = after[..., 10] < ranges.solarise_p
+    box, flip = _crop_boxes(ranges, key, size), after[..., 0] < ranges.flip_p
+    if any(view.crop_of >= 0 for view in config.views):
+        box, flip = box[config.crops_of], flip[config.crops_of]
     return ViewParams(
-        box=_crop_boxes(ranges, key, size),
-        flip=after[..., 0] < ranges.flip_p,
+        box=box,
+        flip=flip,
         jitter=after[..., 1] < ranges.jitter_p,
         order=_ORDERS[(after[..., 2] * len(_ORDERS)).astype(np.int64)],
         factor=(ranges.factor + after[..., 3:7] * ranges.factor_width).astype(np.float32),

@@ -11,6 +11,7 @@ from .beton import BetonStore
 from .cifar import CifarStore
 from .folder import FolderStore
 from .listed import ListedStore
+from .mixed import MixedStore
 from .parquet import ParquetStore, open_parquet
 from .probe import Bytes
 from .recognise import beton_files, open_store
@@ -23,6 +24,7 @@ __all__ = [
     "CifarStore",
     "FolderStore",
     "ListedStore",
+    "MixedStore",
     "ParquetStore",
     "Split",
     "Store",

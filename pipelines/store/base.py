@@ -69,6 +69,8 @@ class Store(ABC):
     None where every image is read by itself. A piece, such as a row group of a parquet file, is
     read as a whole.
     """
+    sets: NDArray[np.int64] | None = None
+    """(images,) number of the data set that each image is of; None if this is no mixture."""
     positions: NDArray[np.int64] | None = None
     """(images,) position of each image in the whole data set; None if this is all of it."""
     rules: ImageRules = ImageRules()

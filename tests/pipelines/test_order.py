@@ -32,7 +32,7 @@ def orders(draw: st.DrawFn) -> tuple[Order, int]:
         images=images,
         batch=batch,
         seed=draw(st.integers(0, 2**32 - 1)),
-        window=None if window is None else Window(window, in_order(images)),
+        shuffle=None if window is None else Window(window, in_order(images)),
     ), world
 
 
@@ -60,7 +60,7 @@ def test_ranks_and_subsets_share_one_order(
 def test_epochs_and_seeds_shuffle_anew() -> None:
     for window in (None, Window(10**6, in_order(500)), Window(1, np.arange(500))):
         orders = [
-            epoch_of(Order(images=500, batch=10, seed=seed, window=window), epoch)
+            epoch_of(Order(images=500, batch=10, seed=seed, shuffle=window), epoch)
             for seed in (0, 1)
             for epoch in (0, 1)
         ]

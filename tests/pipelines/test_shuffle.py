@@ -11,21 +11,22 @@ import pytest
 from fastsiam.bad_image_list import BadImage
 from fastsiam.config import DataConfig
 from fastsiam.pipelines import BadImages, Order
-from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality, window_of
+from fastsiam.pipelines.mixture import shuffle_of
+from fastsiam.pipelines.shuffle import Quality, Window, described, full_shuffle, quality
 from fastsiam.pipelines.store.base import BLOCK_IMAGES, in_order
 from tests.pipelines.test_order import epoch_of
 
 
 def order_of(images: int, window: int, **how: Any) -> Order:
     return replace(
-        Order(images=images, batch=12, seed=1, window=Window(window, in_order(images))), **how
+        Order(images=images, batch=12, seed=1, shuffle=Window(window, in_order(images))), **how
     )
 
 
-def test_a_block_is_read_within_a_window_of_places() -> None:
+def test_a_block_is_read_within_a_shuffle_of_places() -> None:
     """The images of a block are shown within its length and the window's, round the epoch."""
     window, images = 1000, 20 * BLOCK_IMAGES
-    shown = Window(window, in_order(images)).permutation(0, 0)
+    shown = Window(window, in_order(images)).epoch(0, 0)
     place = np.argsort(shown)
     for block in range(20):
         own = np.sort(place[block * BLOCK_IMAGES : (block + 1) * BLOCK_IMAGES])
@@ -33,10 +34,10 @@ def test_a_block_is_read_within_a_window_of_places() -> None:
         assert images - gaps.max() <= window + BLOCK_IMAGES + window // 10  # as crowded as it gets
 
 
-def test_a_window_of_all_images_is_a_full_shuffle() -> None:
+def test_a_shuffle_of_all_images_is_a_full_shuffle() -> None:
     """Mean places, and how often neighbours stay so, are those of ``test_order``."""
     window = Window(50, np.arange(50) // 5)
-    place = np.array([np.argsort(window.permutation(0, epoch)) for epoch in range(400)])
+    place = np.array([np.argsort(window.epoch(0, epoch)) for epoch in range(400)])
     assert np.abs(place.mean(0) - 24.5).max() < 4 * 14.4 / np.sqrt(400)
     assert abs((np.diff(place, axis=1) == 1).mean() - 1 / 50) < 0.005
 
@@ -45,7 +46,7 @@ def test_any_image_may_come_at_any_time() -> None:
     """Over many epochs an image's place has the mean and spread of a full shuffle's."""
     images, epochs = 2048, 300
     window = Window(256, in_order(images))
-    place = np.array([np.argsort(window.permutation(0, e)) for e in range(epochs)])[:, ::97]
+    place = np.array([np.argsort(window.epoch(0, e)) for e in range(epochs)])[:, ::97]
     deviation = images / np.sqrt(12)
     assert np.abs(place.mean(0) - images / 2).max() < 5 * deviation / np.sqrt(epochs)
     assert np.abs(place.std(0) / deviation - 1).max() < 0.15
@@ -57,7 +58,7 @@ def measured(window: int, *, images: int = 16_384, classes: int = 64) -> Quality
     return quality(Window(window, in_order(images)), labels, batch=128, seed=0)
 
 
-def test_quality_is_that_of_a_full_shuffle_for_a_window_of_all() -> None:
+def test_quality_is_that_of_a_full_shuffle_for_a_shuffle_of_all() -> None:
     found = measured(16_384)
     assert found.moved == pytest.approx(1, abs=0.05) and found.parted == pytest.approx(1, abs=0.05)
     assert found.usual == pytest.approx(found.usual_full, rel=0.1)
@@ -86,7 +87,7 @@ def test_in_place_of_bad_images_others_are_shown() -> None:
     shown = epoch_of(order_of(1200, 100), 0)
     gone = sorted(shown[[0, 500, 1199]].tolist())
     bad = BadImages(1200, [BadImage(0, row, "", "", 0) for row in gone])
-    order = Order(images=1200, batch=12, seed=1, bad=bad, window=Window(100, in_order(1200)))
+    order = Order(images=1200, batch=12, seed=1, bad=bad, shuffle=Window(100, in_order(1200)))
     instead = epoch_of(order, 0)
     same = np.setdiff1d(np.arange(1200), [0, 500, 1199])
     np.testing.assert_array_equal(instead[same], shown[same])
@@ -96,10 +97,10 @@ def test_in_place_of_bad_images_others_are_shown() -> None:
 
 def test_a_subset_has_the_blocks_of_its_images() -> None:
     chosen = np.arange(0, 2000, 4)
-    window = window_of(DataConfig(shuffle="window:9"), None, images=500)
-    assert window is not None and window.images == 9 and len(window.blocks) == 500
+    window = shuffle_of(DataConfig(shuffle="window:9"), None, images=500)
+    assert isinstance(window, Window) and window.images == 9 and len(window.blocks) == 500
     order = Order(
-        images=500, batch=10, seed=0, chosen=chosen, window=Window(9, in_order(2000)[chosen])
+        images=500, batch=10, seed=0, chosen=chosen, shuffle=Window(9, in_order(2000)[chosen])
     )
     assert np.array_equal(np.sort(epoch_of(order, 0)), chosen)
 
@@ -107,7 +108,7 @@ def test_a_subset_has_the_blocks_of_its_images() -> None:
 def test_a_draw_that_is_noted_here_is_a_draw_for_ever() -> None:
     """Runs that are resumed depend on it."""
     window = Window(6, np.arange(20) // 4)
-    assert window.permutation(7, 0).tolist() == [
+    assert window.epoch(7, 0).tolist() == [
         14, 3, 2, 13, 15, 5, 12, 4, 6, 10, 7, 11, 8, 9, 18, 16, 17, 0, 19, 1,
     ]  # fmt: skip
     assert full_shuffle(5, 7, 0).tolist() == [1, 0, 4, 3, 2]

@@ -98,6 +98,20 @@ def test_a_pickle_keeps_arguments_and_position(root: Path) -> None:
             assert same([*other], epoch_of(root, 0)[1:])
 
 
+def test_a_state_holds_the_bad_images(images: Path) -> None:
+    """A loader that finds them again would replace one that was shown already."""
+    (images / "train" / "class0" / "000.jpg").write_bytes(b"no image")
+    data = DataConfig(data=str(images), bad_images="replace", pipeline="native", workers=1)
+    with ViewLoader(data, SMALL, batch=BATCH) as whole, ViewLoader(data, SMALL, batch=BATCH) as new:
+        shown = [batch for _ in range(3) for batch in whole]
+        state = whole.state_dict()
+        assert "class0/000.jpg" in state["bad"]
+        later = [*whole]
+        new.load_state_dict(state)
+        assert same([*new], later) and new.state_dict()["bad"] == state["bad"]
+    assert 0 not in [index for batch in [*shown, *later] for index in batch.index.tolist()]
+
+
 def test_a_closed_loader_opens_the_images_again(root: Path) -> None:
     loader = loader_of(root)
     with loader:

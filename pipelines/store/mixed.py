@@ -1,0 +1,186 @@
+"""Several data sets as one, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import NewChunk, Store
+from .decode import ImageRules
+from .files import File
+from .probe import Bytes
+
+
+class MixedStore(Store):
+    """The images of several data sets: those of the first one come first.
+
+    An image's name begins with the number of its data set, such as ``1/class/file.jpg``. Classes
+    of different data sets that have the same name are one class.
+
+    Args:
+        stores: the data sets, two or more.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (*Store.columns, "sets", "within")
+    sets: NDArray[np.int64]
+    within: NDArray[np.int64]
+    """(images,) position of each image in its data set."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._stores = stores
+        self.kind = f"{len(stores)} data sets: {', '.join(str(store.root) for store in stores[1:])}"
+        self.root, self.rules = stores[0].root, stores[0].rules
+        lengths = [len(store) for store in stores]
+        self.sets = np.repeat(np.arange(len(stores)), lengths)
+        self.within = np.concatenate([np.arange(length) for length in lengths])
+        self.classes = tuple(dict.fromkeys(name for store in stores for name in store.classes))
+        number = {name: label for label, name in enumerate(self.classes)}
+        self.labels = np.concatenate([_labels(store, number) for store in stores])
+        self.groups = _groups(stores)
+
+    def __str__(self) -> str:
+        """Say where the images come from."""
+        return " and ".join(map(str, self._stores))
+
+    def read(self, index: int) -> Bytes:
+        """Return an image's bytes."""
+        store, own = self._place(index)
+        return store.read(own)
+
+    def read_into(self, indices: NDArray[np.int64], new_chunk: NewChunk) -> list[Bytes]:
+        """Return the bytes of several images."""
+        found: dict[int, Bytes] = {}
+        for store, rows, own in self._parts(indices):
+            read = store.read_into(own, new_chunk)
+            found |= dict(zip(rows.tolist(), read, strict=True))
+        return [found[row] for row in range(len(indices))]
+
+    def name(self, index: int) -> str:
+        """Return an image's name, after the number of its data set."""
+        store, own = self._place(index)
+        return f"{self.sets[index]}/{store.name(own)}"
+
+    def where(self, index: int) -> str:
+        """Return where an image lies, for messages."""
+        store, own = self._place(index)
+        return store.where(own)
+
+    def raw_size(self, index: int) -> tuple[int, int] | None:
+        """Return (height, width) if the image is kept as pixels, else None."""
+        store, own = self._place(index)
+        return store.raw_size(own)
+
+    def dimensions(self) -> NDArray[np.int64] | None:
+        """Return height and width of each decoded image: (images, 2); None if some are unknown."""
+        found = np.zeros((len(self), 2), np.int64)
+        for number, store in enumerate(self._stores):
+            dimensions, own = store.dimensions(), self.sets == number
+            if dimensions is None:
+                return None
+            found[own] = dimensions[self.within[own]]
+        return found
+
+    def set_rules(self, rules: ImageRules) -> None:
+        """Decode by these rules from now on."""
+        super().set_rules(rules)
+        for store in self._stores:
+            store.set_rules(rules)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the bytes of each image: (images,)."""
+        return self._of_each([store.sizes() for store in self._stores])
+
+    def stamp(self) -> str:
+        """Return a text that changes when the files do."""
+        return "\n".join(store.stamp() for store in self._stores)
+
+    def locate(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return addresses and lengths of images in mapped files; None if ``read`` is needed."""
+        addresses, lengths = np.empty((2, len(indices)), np.int64)
+        for store, rows, own in self._parts(indices):
+            found = store.locate(own)
+            if found is None:
+                return None
+            addresses[rows], lengths[rows] = found
+        return addresses, lengths
+
+    def ahead(self, indices: Sequence[int]) -> None:
+        """Start to fetch images that will be read soon."""
+        for store, _, own in self._parts(np.asarray(indices, np.int64)):
+            store.ahead(own.tolist())
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether images lie on another machine."""
+        return any(store.is_remote for store in self._stores)
+
+    def mapped(self) -> Sequence[File]:
+        """Return the files of all data sets that images are read from by ranges."""
+        return [file for store in self._stores for file in store.mapped()]
+
+    def check(self) -> None:
+        """Raise if a mapped file lost bytes."""
+        for store in self._stores:
+            store.check()
+
+    def is_intact(self, index: int, data: Bytes) -> bool:
+        """Tell whether bytes have the checksum of an image; true where none is held."""
+        store, own = self._place(index)
+        return store.is_intact(own, data)
+
+    def ways_out(self) -> str:
+        """Say what can be done about a bad image."""
+        return "repair the image, or train with another one in its place by --bad-images replace"
+
+    def _blocks(self) -> NDArray[np.int64]:
+        blocks, first = [], 0
+        for store in self._stores:
+            blocks.append(store.blocks() + first)
+            first = int(blocks[-1].max(initial=first - 1)) + 1
+        return self._of_each(blocks)
+
+    def _of_each(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """Return a column of all images, from those of the data sets."""
+        found = np.empty(len(self), np.int64)
+        for number, column in enumerate(columns):
+            own = self.sets == number
+            found[own] = column[self.within[own]]
+        return found
+
+    def _place(self, index: int) -> tuple[Store, int]:
+        """Return the data set of an image, and its position there."""
+        return self._stores[self.sets[index]], int(self.within[index])
+
+    def _parts(
+        self, indices: NDArray[np.int64]
+    ) -> list[tuple[Store, NDArray[np.int64], NDArray[np.int64]]]:
+        """Return each data set that images are of, with their rows and their positions there."""
+        sets = self.sets[indices]
+        return [
+            (self._stores[number], rows, self.within[indices[rows]])
+            for number in np.unique(sets).tolist()
+            for rows in [np.flatnonzero(sets == number)]
+        ]
+
+
+def _labels(store: Store, number: dict[str, int]) -> NDArray[np.int64]:
+    """Return the labels of a data set's images among all classes, -1 where they have none."""
+    own = np.array([*(number[name] for name in store.classes), -1], np.int64)
+    return own[np.where(store.labels < len(store.classes), store.labels, -1)]
+
+
+def _groups(stores: Sequence[Store]) -> NDArray[np.int64] | None:
+    """Return the pieces that all images are read in; an image that is read alone is one itself."""
+    if all(store.groups is None for store in stores):
+        return None
+    groups, first = [], 0
+    for store in stores:
+        own = np.arange(len(store)) if store.groups is None else store.groups
+        groups.append(own + first)
+        first += int(own.max(initial=-1)) + 1
+    return np.concatenate(groups)

@@ -1,0 +1,167 @@
+"""Mixtures of data sets: their orders, their stores, and every pipeline on them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastsiam.config import DataConfig, Pipeline
+from fastsiam.errors import DataError
+from fastsiam.pipelines import Order, ViewLoader, build_loader, open_split
+from fastsiam.pipelines.mixture import Mixture, positions_of, shuffle_of
+from fastsiam.pipelines.store import MixedStore, Store, open_store, picked
+from fastsiam.pipelines.store.base import in_order
+from fastsiam.pipelines.subsets import open_training
+from tests.forms import FORMS
+from tests.pipelines.cases import OPTIONAL, SMALL, WITH_IMAGES, equal, first
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> Mixture:
+    """Two to four data sets, one of which may be many times the size of another."""
+    counts = draw(st.lists(st.integers(1, 300), min_size=2, max_size=4))
+    weights = [draw(st.floats(0.01, 100)) for _ in counts]
+    window = draw(st.sampled_from([0, 1, 50]))
+    sets = np.repeat(np.arange(len(counts)), counts)
+    return Mixture(sets, tuple(weights), window, in_order(len(sets)) if window else None)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(mixtures(), st.integers(0, 2**32), st.integers(0, 50), st.integers(1, 3))
+def test_every_epoch_has_the_shares_and_shows_all_images_of_a_data_set_alike(
+    mixture: Mixture, seed: int, start: int, epochs: int
+) -> None:
+    images, seen = len(mixture), np.zeros(len(mixture), np.int64)
+    for epoch in range(start, start + epochs):
+        numbers = mixture.epoch(seed, epoch)
+        assert len(np.unique(numbers)) == images, "two places would be drawn the same views"
+        shown = mixture.sets[positions_of(numbers)]
+        wanted = np.array(mixture.weights) / sum(mixture.weights) * images
+        assert np.bincount(shown, minlength=len(wanted)).tolist() == mixture.shares()
+        assert np.abs(mixture.shares() - wanted).max() < 1
+        half = np.bincount(shown[: images // 2], minlength=len(wanted))
+        assert np.abs(half - wanted / 2).max() <= 3, "data sets are not spread over the epoch"
+        seen += np.bincount(positions_of(numbers), minlength=images)
+    for one in range(len(mixture.weights)):
+        own = seen[mixture.sets == one]
+        assert own.max() - own.min() <= 1 + (start > 0), "images of a data set are shown unequally"
+
+
+def test_without_weights_each_image_is_shown_once() -> None:
+    sets = np.repeat([0, 1, 2], [7, 500, 33])
+    numbers = Mixture(sets, (7, 500, 33)).epoch(3, 9)
+    assert np.array_equal(np.sort(numbers), np.arange(540))
+
+
+def test_a_repeated_image_is_drawn_other_views_and_ranks_share_the_order() -> None:
+    mixture = Mixture(np.repeat([0, 1], [36, 4]), (1, 1))
+    order = Order(images=40, batch=8, seed=0, shuffle=mixture)
+    shown = np.concatenate([order.indices(0, step) for step in range(5)])
+    drawn = np.concatenate([order.drawn_for(0, step) for step in range(5)])
+    assert np.bincount(shown)[36:].tolist() == [5] * 4 and len(np.unique(drawn)) == 40
+    ranks = [replace(order, rank=rank, world=2) for rank in range(2)]
+    both = np.concatenate([rank.indices(0, 3) for rank in ranks])
+    np.testing.assert_array_equal(both, order.indices(0, 3))
+    chosen = np.arange(40) * 3
+    part = replace(order, chosen=chosen)
+    np.testing.assert_array_equal(part.indices(0, 2), chosen[order.indices(0, 2)])
+    assert len(np.unique(np.concatenate([part.drawn_for(0, s) for s in range(5)]))) == 40
+
+
+@pytest.fixture
+def halves(images: Path, tmp_path: Path) -> list[Path]:
+    """Two folders, each with some of the classes of the folder ``images``."""
+    roots = [tmp_path / "first", tmp_path / "second"]
+    for number, folder in enumerate(sorted((images / "train").iterdir())):
+        shutil.copytree(folder, roots[number > 0] / "train" / folder.name)
+    return roots
+
+
+def test_stores_of_every_kind_are_read_as_one(images: Path, tmp_path: Path) -> None:
+    folder = images / "train"
+    stores: list[Store] = [
+        open_store(write(folder, tmp_path / name.replace(" ", "-")), "train")
+        for name, write in FORMS.items()
+    ]
+    mixed = MixedStore(stores)
+    first = np.cumsum([0, *map(len, stores)])
+    assert len(mixed) == first[-1] and set(mixed.classes) >= set(stores[0].classes)
+    some = np.concatenate([[a, b - 1] for a, b in pairwise(first)])[::-1].copy()
+    read = mixed.read_into(some, lambda: memoryview(bytearray(1 << 20)))
+    part = picked(mixed, some)
+    for row, index in enumerate(some.tolist()):
+        number = int(np.searchsorted(first, index, "right")) - 1
+        own, store = index - int(first[number]), stores[number]
+        assert bytes(read[row]) == bytes(store.read(own)) == bytes(part.read(row))
+        assert mixed.name(index) == f"{number}/{store.name(own)}" == part.name(row)
+        assert mixed.where(index) == store.where(own)
+        assert mixed.class_name(index) == store.class_name(own)
+        assert mixed.sizes()[index] == store.sizes()[own]
+        assert mixed.decode(index).tobytes() == store.decode(own).tobytes()
+    blocks = mixed.blocks()
+    assert all(blocks[a:b].min() > blocks[:a].max() for a, b in pairwise(first[1:]))
+
+
+@pytest.mark.parametrize("name", [one for one in WITH_IMAGES if one.values != ("ffcv",)])
+def test_every_pipeline_shows_a_mixture_as_it_shows_one_folder(
+    name: Pipeline, images: Path, halves: list[Path]
+) -> None:
+    two: Any = {"data": str(halves[0]), "mixed_with": (str(halves[1]),), "weights": "3,1"}
+    data = DataConfig(**two, pipeline=name, workers=0)
+    store, _, _ = open_training(data)
+    one = replace(data, data=str(images), mixed_with=(), weights="")
+    assert [store.name(i).partition("/")[2] for i in range(len(store))] == [
+        open_split(one, "train").name(i) for i in range(len(store))
+    ]
+    make = partial(build_loader, augment=SMALL, batch=8, seed=5)
+    shuffle = shuffle_of(data, store, images=len(store))
+    for epoch in (0, 3):
+        mixed = first(make(data), epoch)
+        assert equal(mixed, first(make(one, shuffle=shuffle), epoch))
+        assert mixed.names == [store.name(i) for i in mixed.index.tolist()]
+
+
+def test_in_a_loop_of_ones_own_it_resumes(halves: list[Path]) -> None:
+    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), weights="1,4", workers=0)
+    with ViewLoader(data, SMALL, batch=4) as loader, ViewLoader(data, SMALL, batch=4) as other:
+        whole = [batch.view1 for batch in loader]
+        batches = iter(other)
+        next(batches), next(batches)
+        loader.load_state_dict(other.state_dict())
+        rest = [batch.view1 for batch in loader]
+    assert len(rest) == len(whole) - 2 > 0
+    assert all(map(torch.equal, rest, whole[2:]))
+
+
+@pytest.mark.parametrize("name", [one for one in OPTIONAL if one.values == ("ffcv",)])
+def test_ffcv_reads_one_file_alone(name: Pipeline, halves: list[Path]) -> None:
+    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), pipeline=name)
+    with pytest.raises(DataError, match=r"reads one \.beton file on a disk"):
+        build_loader(data, SMALL, batch=4)
+
+
+def test_what_is_held_out_is_of_each_data_set(halves: list[Path]) -> None:
+    data = DataConfig(data=str(halves[0]), mixed_with=(str(halves[1]),), holdout="25%")
+    store, kept, held = open_training(data)
+    parts = [open_training(part) for part in data.parts]
+    assert len(kept) == sum(len(part[1]) for part in parts)
+    names = [f"{number}/{part[0].name(i)}" for number, part in enumerate(parts) for i in part[2]]
+    assert [store.name(i) for i in held.tolist()] == names
+
+
+@pytest.mark.parametrize("weights", ["1", "1,2,3", "1,0", "1,-1", "a,b", "1,nan"])
+def test_weights_are_one_number_for_each_data_set(weights: str) -> None:
+    with pytest.raises(ValueError, match="weights are"):
+        DataConfig(data="a", mixed_with=("b",), weights=weights)
+    with pytest.raises(ValueError, match="weights are"):
+        DataConfig(data="a", weights="1")
