@@ -248,17 +248,6 @@ def usage_errors(source: str = "") -> Iterator[None]:
         raise typer.BadParameter(f"{error}{where}") from error
 
 
-def picture_path(path: Path) -> Path:
-    """Return the path of a picture to write; another ending than a picture's is a usage error."""
-    from fastsiam.report.pictures import check_picture
-
-    try:
-        check_picture(path)
-    except ValueError as error:
-        raise typer.BadParameter(f"--out {error}") from error
-    return path
-
-
 def _option(one: Setting, group: list[Setting], *, of_a_run: bool) -> inspect.Parameter:
     """Return the option of a setting, which is None unless it is given."""
     kind: Any = str if one.kind == int | str else one.kind  # Typer knows no unions

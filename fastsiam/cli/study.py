@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fastsiam.cli.options import Commands, usage_errors
-from fastsiam.config.checks import or_nearest
+from fastsiam.config.checks import check_name
 from fastsiam.config.study import StudyConfig, StudyRunConfig, StudyTableConfig
 from fastsiam.study.catalogue import STUDIES, Study
 from fastsiam.study.record import StudyRecord, collect, read_record, write_record
@@ -95,15 +96,9 @@ def _collected(study: Study, config: StudyConfig) -> StudyRecord:
 
 
 def _studies(names: Iterable[str]) -> list[Study]:
-    """Return studies by their names.
-
-    Raises:
-        typer.BadParameter: a name is unknown.
-    """
-    chosen = [one for name in names for one in (STUDIES if name == "all" else [name])]
-    for name in chosen:
-        if name not in STUDIES:
-            there = ", ".join([*STUDIES, "all"])
-            refusal = or_nearest(f"no study {name!r}", name, STUDIES)
-            raise typer.BadParameter(f"{refusal}; there are {there}")
-    return [STUDIES[name] for name in dict.fromkeys(chosen)]
+    """Return studies by their names, each once; one that is unknown is a usage error."""
+    with usage_errors():
+        for name in names:
+            check_name("study", name, [*STUDIES, "all"])
+    every = chain(*(STUDIES if name == "all" else [name] for name in names))
+    return [STUDIES[name] for name in dict.fromkeys(every)]
