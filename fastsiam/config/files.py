@@ -29,9 +29,8 @@ from .flags import (
     without_method,
 )
 from .methods import METHOD_CONFIGS
-from .plain import from_plain
 from .recipes import RECIPES
-from .setting import Setting, from_text
+from .setting import Setting, checked
 from .train import TrainConfig
 
 _OF_ONE_RUN = "out", "resume", "extend", "extend_schedule", "restarts"
@@ -212,15 +211,12 @@ def _of_a_file(content: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _value(setting: Setting, value: Any, where: str) -> Any:
     """Check the type of a setting's value; of a setting of the views, of each one's."""
-
-    def checked(one: Any) -> Any:
-        return from_plain(setting.kind, from_text(setting.kind, one), where=where)
-
     if not is_of_a_view(setting):
-        return checked(value)
+        return checked(setting.kind, value, where, text=True)
     if isinstance(value, str):
         return value  # a,b as on the command line
-    return ",".join(str(checked(one)) for one in (value if isinstance(value, list) else [value]))
+    each = value if isinstance(value, list) else [value]
+    return ",".join(str(checked(setting.kind, one, where, text=True)) for one in each)
 
 
 def _unknown_setting(name: str, known: Mapping[str, Setting]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from .checks import check_name, require
 from .methods import METHOD_CONFIGS, MethodConfig
 from .model import ModelConfig
-from .setting import Setting, fits, from_text, settings_of, title
+from .setting import Setting, checked, settings_of, title
 from .train import TrainConfig
 from .views import AugmentConfig, ViewConfig
 
@@ -213,12 +213,7 @@ def augment_from_flags(flags: Mapping[str, Any]) -> AugmentConfig:
 
 def _for_each_view(one: Setting, value: Any, count: int) -> list[Any]:
     """Read one value for all views, or as many as there are views."""
-    values = [from_text(one.kind, part) for part in str(value).split(",")]
-    what = "a whole number" if one.kind is int else "a number"
-    require(
-        all(fits(one.kind, part) for part in values),
-        f"{one.flag} takes {what}, or one for each view (a,b): {value!r}",
-    )
+    values = [checked(one.kind, part, one.flag, text=True) for part in str(value).split(",")]
     require(
         len(values) in (1, count),
         f"{one.flag} has {len(values)} values for {count} views: give one, or one for each",
