@@ -61,8 +61,8 @@ def value(setting: Setting) -> st.SearchStrategy[Any]:
     if kind == tuple[str, ...]:
         return st.lists(st.text(min_size=1), max_size=2).map(tuple)
     if kind is int:
-        least = int(bounds.get("at_least", bounds.get("above", 0)))
-        return st.integers(least, int(bounds.get("at_most", least + 1000))).filter(bounds.contain)
+        first = int(bounds.get("at_least", 0))
+        return st.integers(first, int(bounds.get("at_most", first + 1000)))
     least = bounds.get("at_least", bounds.get("above", 0.0))
     most = bounds.get("at_most", bounds.get("below", least + 1e6))
     number = st.floats(least, most).filter(bounds.contain)
