@@ -81,6 +81,24 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         open_training_images(config.data, batch=1 if goes_on(config) else config.optim.batch)
 
 
+def check_run(config: TrainConfig) -> int:
+    """Refuse what cannot work on as many machines as are asked for; return the most ranks.
+
+    Raises:
+        ValueError, FastSiamError: as ``preflight``.
+    """
+    if config.run.max_nodes > 1 and not config.run.out:
+        raise ValueError("several machines need --out: a run folder that all of them share")
+    machines = range(config.run.min_nodes, config.run.max_nodes + 1)
+    *fewer, most = [number * config.run.gpus for number in machines]
+    if distributed.is_worker():
+        fewer, most = [], int(os.environ["WORLD_SIZE"])
+    preflight(config, world=most)
+    for world in fewer:
+        check_shares(config, world)
+    return most
+
+
 def check_shares(config: TrainConfig, world: int) -> None:
     """Check that the batch can be divided among the ranks.
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fastsiam.config import MethodConfig
-from fastsiam.config.methods.base import require_pair
 from fastsiam.config.setting import setting
 from fastsiam.distributed import gather_with_gradient
 from fastsiam.methods import Method, Output, ParamGroup
@@ -30,10 +29,6 @@ class BarlowTwinsConfig(MethodConfig):
     redundancy: float = setting(
         5e-3, "Weight of the correlations between different dimensions (the paper's lambda)."
     )
-
-    def check_views(self, views: int) -> None:
-        """Refuse all but two."""
-        require_pair(self, views)
 
 
 class BarlowTwins(Method):
