@@ -21,7 +21,6 @@ from fastsiam.config.detect import DetectConfig
 from fastsiam.console import Console, pace
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate.command import Show, destination_of, unseen
 from fastsiam.evaluate.detection import (
     Detections,
     DetectionSet,
@@ -43,18 +42,15 @@ from fastsiam.evaluate.detection.protocol import (
     schedule_of,
 )
 from fastsiam.evaluate.detection.training import DetectorTraining, Rates
-from fastsiam.evaluate.epochs import Partial
-from fastsiam.evaluate.features import fingerprint
-from fastsiam.evaluate.subject import autocast_of, open_network, short_name
+from fastsiam.evaluate.record_files import RecordFiles, Show
+from fastsiam.evaluate.subject import autocast_of, network_facts, open_network, short_name
 from fastsiam.interchange import Pretrained
 from fastsiam.interchange.loading import normalisation
 from fastsiam.report.pictures import save_picture
 from fastsiam.run.records import (
     DataFacts,
-    Destination,
     Evaluation,
     ImageFacts,
-    NetworkFacts,
     Record,
     check_targets,
 )
@@ -121,7 +117,7 @@ class _Data:
 
 
 def evaluate_detection(
-    path: Path, config: DetectConfig, place: Place, *, show: Show = unseen
+    path: Path, config: DetectConfig, place: Place, *, show: Show | None = None
 ) -> Record:
     """Train a detector on a network for each trial, and measure it; return the record.
 
@@ -146,10 +142,7 @@ def evaluate_detection(
         images_validated=len(trials.data.val),
     )
     record.summary.extend(_summary(record, config))
-    if place.leads:
-        show(record)
-        if trials.destination.keep(record):
-            trials.partial.remove()
+    trials.files.keep(record, show)
     return record
 
 
@@ -169,18 +162,15 @@ class _Trials:
             config, self.pretrained.model.backbone, short_name(self.dtype)
         )
         self.evaluation = self._evaluation()
-        self.destination: Destination = destination_of(
+        self.files = RecordFiles(
             self.pretrained.run,
-            config,
             self.evaluation,
             config.task,
             config.detector,
             "untrained" if config.untrained else "",
+            asked=config.json,
             place=place,
             console=self.console,
-        )
-        self.partial = Partial(
-            self.destination.first, self.evaluation, place=place, console=self.console
         )
         torch.backends.cudnn.benchmark = False  # every batch has another shape
 
@@ -207,7 +197,7 @@ class _Trials:
     def all(self) -> list[dict[str, Any]]:
         """Train and measure every trial; continue where an earlier try was interrupted."""
         steps, lines = self.schedule.steps, []
-        found = self.partial.load() if self.config.resume == "auto" else None
+        found = self.files.load_state() if self.config.resume == "auto" else None
         first, state = 0, None
         if found:
             first, step = divmod(found["epoch"], steps + 1)
@@ -247,7 +237,7 @@ class _Trials:
                     f"loss {value:.3f}, {pace(speed, left)}, {self._memory()}",
                     place=f" of {steps:,}",
                 )
-                self.partial.save(
+                self.files.save_state(
                     trial * (steps + 1) + done,
                     partial(_state, training, json.dumps(lines)),
                     last=done == steps,
@@ -327,9 +317,9 @@ class _Trials:
 
     def _draw(self, found: list[Detections]) -> None:
         """Draw what was found beside the truth, into the file beside the record's."""
-        if self.destination.first is None:
+        if self.files.record is None:
             return
-        path = self.destination.first.with_suffix(".png")
+        path = self.files.record.with_suffix(".png")
         val = self.data.val
         drawn = [
             draw(opened(val, i), val.picture(i), found[i], classes=val.classes)
@@ -344,15 +334,7 @@ class _Trials:
 
     def _evaluation(self) -> Evaluation:
         config, pretrained, made = self.config, self.pretrained, self.schedule
-        network = NetworkFacts(
-            backbone=pretrained.model.backbone,
-            stem=pretrained.model.stem,
-            layout=pretrained.layout,
-            file=str(pretrained.path),
-            epoch=pretrained.epoch,
-            untrained=config.untrained,
-            fingerprint=fingerprint(pretrained.network()),
-        )
+        network = network_facts(pretrained, pretrained.network(), untrained=config.untrained)
         images = ImageFacts(
             crop=0,
             resize=made.sides[-1],
