@@ -41,7 +41,6 @@ from fastsiam.distributed import (
     parallel,
 )
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.evaluate.detection.batch_norm import use_uneven_batch_norm
 from fastsiam.evaluate.knn import knn_accuracy
 from fastsiam.evaluate.supervised import SupervisedTraining, linear_training
 from fastsiam.methods import Method, build_method
@@ -531,26 +530,6 @@ def what_a_step_exchanges(rank: int, world: int) -> tuple[int, int, int]:
     together: Any = step._model
     data = together._get_ddp_logging_data()
     return len(gathered), sum(gathered), data["total_parameter_size_bytes"]
-
-
-def uneven_bn(rank: int, world: int) -> dict[str, Any]:
-    """Run the detectors' BN on this rank's share of a batch, which is not a half."""
-    plain, joint, target = bn_problem()
-    layer = nn.Sequential(plain)
-    use_uneven_batch_norm(layer, dist.group.WORLD)
-    own = slice(0, 5) if rank == 0 else slice(5, None)
-    share = joint[own].clone().requires_grad_()
-    out = layer(share)
-    (out * target[own]).sum().backward()
-    norm = plain
-    assert norm.running_mean is not None and norm.running_var is not None
-    return {
-        "out": out.detach(),
-        "input_gradient": share.grad,
-        "weight_gradient": norm.weight.grad,
-        "mean": norm.running_mean,
-        "var": norm.running_var,
-    }
 
 
 def main(job: str, world: int, folder: Path, rank: int) -> None:

@@ -3,6 +3,11 @@
 Wu et al., detectron2, as MoCo's public code configures it (detection/configs of
 facebookresearch/moco), which SimSiam's paper follows: batch 16, rate 0.02, a linear warm-up, two
 drops to a tenth, weight decay 1e-4 on all but BN, SyncBN everywhere, nothing frozen.
+
+VOC's 24,000 steps are those of MoCo's ``pascal_voc_R_50_C4_24k_moco.yaml``, which trains on 2007
+and 2012. That the paper trained as long on 2007 alone is a guess. COCO's 90,000 steps are
+detectron2's 1x schedule, which the paper names; MoCo's file has 2x. The paper searched the rate of
+fine-tuning for each method and does not print it: 0.02 is MoCo's.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from dataclasses import dataclass
 
 from fastsiam.config.detect import DetectConfig
 
-from .annotations import Task
+from .dataset import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +108,17 @@ def schedule_of(config: DetectConfig) -> Schedule:
     )
 
 
-def differences(config: DetectConfig, backbone: str, precision: str) -> list[str]:
-    """Say which settings are not the protocol's, each with the protocol's value."""
+def differences(
+    config: DetectConfig, backbone: str, precision: str, statistics: str = "all ranks"
+) -> list[str]:
+    """Say which settings are not the protocol's, each with the protocol's value.
+
+    Args:
+        config: the settings.
+        backbone: of the network.
+        precision: autocast type.
+        statistics: whose images BN statistics are of in training.
+    """
     own, usual, made = PROTOCOL[config.task], DetectConfig(), schedule_of(config)
     pairs = [
         ("detector", config.detector, usual.detector),
@@ -118,6 +132,7 @@ def differences(config: DetectConfig, backbone: str, precision: str) -> list[str
         ("longest side", f"{config.long_side}", f"{usual.long_side}"),
         ("boxes of an image", f"{config.rois}", f"{usual.rois}"),
         ("precise BN", f"{config.precise_bn} steps", f"{usual.precise_bn} steps"),
+        ("BN statistics", f"of {statistics}", "of all ranks"),
         ("precision", precision, "float32"),
         ("trials", f"{config.trials}", f"{usual.trials}" if config.task != "coco" else "1"),
     ]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastsiam.errors import DataError
 
-from .annotations import DetectionSet, Picture, Segmentation
+from .dataset import DetectionSet, Picture, Segmentation
 from .masks import coco_tools, run_lengths
 
 Rule = Literal["11 points", "area"]
@@ -62,7 +62,7 @@ def voc_scores(
 
     A detection counts as right if, among the objects of its class in its image, the one that it
     overlaps most it overlaps by more than the threshold, and no surer detection took that one.
-    Such of a difficult object counts as nothing. Detections of the same score stay in the order
+    One of a difficult object counts as nothing. Detections of the same score stay in the order
     that they are given in. Classes without any object, difficult ones apart, are left out.
 
     Raises:
@@ -92,7 +92,7 @@ def coco_scores(
     """Return COCO's figures in percent, as pycocotools measures them.
 
     Args:
-        dataset: the truth. Difficult objects are ignored as crowds are, but as single objects.
+        dataset: the truth. Difficult objects count as crowds.
         detections: of its images.
         kind: "bbox" compares boxes, "segm" masks.
 
@@ -106,8 +106,8 @@ def coco_scores(
         BackendError: pycocotools is missing.
     """
     pictures = _checked(dataset, detections)
-    evaluation = _evaluation(pictures, detections, kind, len(dataset.classes))
     with contextlib.redirect_stdout(io.StringIO()):
+        evaluation = _evaluation(pictures, detections, kind, len(dataset.classes))
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -251,38 +251,19 @@ def _evaluation(
 ) -> Any:
     """Give pycocotools the truth and the detections; return its evaluation, not yet run."""
     coco, evaluate = coco_tools("coco"), coco_tools("cocoeval")
-    truth = coco.COCO()
     sizes = {picture.image_id: (picture.height, picture.width) for picture in pictures}
     objects = [row for picture in pictures for row in _objects(picture, kind)]
-    difficult = {number for number, row in enumerate(objects, 1) if row["difficult"]}
-    categories = [{"id": label} for label in range(classes)]
-    images = [{"id": key, "height": h, "width": w} for key, (h, w) in sizes.items()]
+    rows = [row for one in detections for row in _found(one, kind, *sizes[one.image_id])]
+    truth = coco.COCO()
     truth.dataset = {
-        "images": images,
-        "categories": categories,
+        "info": {},
+        "images": [{"id": key, "height": h, "width": w} for key, (h, w) in sizes.items()],
+        "categories": [{"id": label} for label in range(classes)],
         "annotations": [row | {"id": number} for number, row in enumerate(objects, 1)],
     }
-    found = coco.COCO()
-    rows = [row for one in detections for row in _found(one, kind, *sizes[one.image_id])]
-    found.dataset = {
-        "images": images,
-        "categories": categories,
-        "annotations": [row | {"id": number} for number, row in enumerate(rows, 1)],
-    }
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth.createIndex()
-        found.createIndex()
-    evaluation = evaluate.COCOeval(truth, found, kind)
-    prepare = evaluation._prepare
-
-    def prepare_and_ignore() -> None:
-        prepare()  # makes each object's "ignore" of its "iscrowd" alone
-        for objects_of_one in evaluation._gts.values():
-            for one in objects_of_one:
-                one["ignore"] = int(one["ignore"] or one["id"] in difficult)
-
-    evaluation._prepare = prepare_and_ignore
-    return evaluation
+    truth.createIndex()
+    found = truth.loadRes(rows) if rows else coco.COCO()
+    return evaluate.COCOeval(truth, found, kind)
 
 
 def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
@@ -295,8 +276,7 @@ def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
             "category_id": int(picture.labels[i]),
             "bbox": _as_coco(picture.boxes[i]),
             "area": float(picture.areas[i]),
-            "iscrowd": int(picture.crowd[i]),
-            "difficult": bool(picture.difficult[i]),
+            "iscrowd": int(picture.crowd[i] or picture.difficult[i]),
         }
         | _mask(picture.masks, i, kind, picture.height, picture.width)
         for i in range(len(picture))
@@ -304,18 +284,22 @@ def _objects(picture: Picture, kind: str) -> list[dict[str, Any]]:
 
 
 def _found(found: Detections, kind: str, height: int, width: int) -> list[dict[str, Any]]:
-    """Return an image's detections as COCO's results, with the areas that their sizes go by."""
+    """Return an image's detections as COCO's results, with what their sizes go by alone."""
     if kind == "segm" and found.masks is None and len(found.scores):
         raise DataError(f"the detections in image {found.image_id} have no masks to compare")
-    rows = []
-    for i in range(len(found.scores)):
-        box = _as_coco(found.boxes[i])
-        mask = _mask(found.masks, i, kind, height, width)
-        area = float(coco_tools("mask").area(mask["segmentation"])) if mask else box[2] * box[3]
-        row = {"image_id": found.image_id, "category_id": int(found.labels[i]), "bbox": box}
-        row |= {"score": float(found.scores[i]), "area": area, "iscrowd": 0}
-        rows.append(row | mask)
-    return rows
+    return [
+        {
+            "image_id": found.image_id,
+            "category_id": int(found.labels[i]),
+            "score": float(found.scores[i]),
+        }
+        | (
+            _mask(found.masks, i, kind, height, width)
+            if kind == "segm"
+            else {"bbox": _as_coco(found.boxes[i])}
+        )
+        for i in range(len(found.scores))
+    ]
 
 
 def _mask(
