@@ -278,13 +278,6 @@ def test_two_ranks(run: Path, more: list[str]) -> None:
     assert done[0].stdout and not done[1].stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--cached"]])
-def test_two_ranks_of_the_launcher(run: Path, more: list[str]) -> None:
-    fastsiam("eval", "linear", str(run), *TWO_RANKS, *more)
-    assert_both_are_as_one(run, *more)
-
-
 def test_ranks_are_started_with_the_same_command_line(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

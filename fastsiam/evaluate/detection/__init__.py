@@ -10,7 +10,7 @@ from fastsiam.files import explained
 
 from .coco import open_coco
 from .dataset import DetectionSet, Picture, Segmentation, Task
-from .scores import Detections, coco_scores, voc_ap50, voc_scores
+from .scores import Detections, coco_scores, voc_scores
 from .voc import open_voc
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "Task",
     "coco_scores",
     "open_detection",
-    "voc_ap50",
     "voc_scores",
 ]
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torchvision.ops import box_iou
 
 from fastsiam.errors import DataError
 
@@ -60,6 +62,8 @@ def voc_scores(
 ) -> dict[str, float]:
     """Return AP, AP50 and AP75 in percent as detectron2 measures them on VOC, means over classes.
 
+    Of the two rules detectron2 takes "11 points" for the 2007 test set, "area" for 2012.
+
     A detection counts as right if, among the objects of its class in its image, the one that it
     overlaps most it overlaps by more than the threshold, and no surer detection took that one.
     One of a difficult object counts as nothing. Detections of the same score stay in the order
@@ -68,20 +72,18 @@ def voc_scores(
     Raises:
         DataError: the set has no object to be found, or a detection is of another image or class.
     """
-    averages = _voc_averages(dataset, detections, (rule,), OVERLAPS)
-    mean = 100 * averages.mean(axis=(0, 2))
+    pictures = {picture.image_id: picture for picture in _checked(dataset, detections)}
+    rows = []
+    for label in range(len(dataset.classes)):
+        wanted = sum(
+            int(((picture.labels == label) & ~picture.difficult & ~picture.crowd).sum())
+            for picture in pictures.values()
+        )
+        if wanted:
+            matches = _matches(pictures, detections, label)
+            rows.append([_average(*_curve(matches, least, wanted), rule) for least in OVERLAPS])
+    mean = 100 * np.array(rows).mean(axis=0)
     return {"AP": float(mean.mean()), "AP50": float(mean[0]), "AP75": float(mean[5])}
-
-
-def voc_ap50(dataset: DetectionSet, detections: Sequence[Detections]) -> dict[Rule, float]:
-    """Return AP50 in percent by both of VOC's rules, as ``voc_scores`` counts.
-
-    Raises:
-        DataError: as of ``voc_scores``.
-    """
-    rules: tuple[Rule, ...] = ("11 points", "area")
-    averages = _voc_averages(dataset, detections, rules, (0.5,)).mean(axis=(0, 1))
-    return {rule: float(100 * mean) for rule, mean in zip(rules, averages, strict=True)}
 
 
 def coco_scores(
@@ -144,27 +146,6 @@ def _checked(dataset: DetectionSet, detections: Sequence[Detections]) -> list[Pi
     return pictures
 
 
-def _voc_averages(
-    dataset: DetectionSet,
-    detections: Sequence[Detections],
-    rules: tuple[Rule, ...],
-    overlaps: tuple[float, ...],
-) -> NDArray[np.float64]:
-    """Return the average precisions of classes with objects: (classes, overlaps, rules), 0 to 1."""
-    pictures = {picture.image_id: picture for picture in _checked(dataset, detections)}
-    rows = []
-    for label in range(len(dataset.classes)):
-        wanted = sum(
-            int(((picture.labels == label) & ~picture.difficult & ~picture.crowd).sum())
-            for picture in pictures.values()
-        )
-        if wanted:
-            matches = _matches(pictures, detections, label)
-            curves = [_curve(matches, least, wanted) for least in overlaps]
-            rows.append([[_average(*curve, rule) for rule in rules] for curve in curves])
-    return np.array(rows)
-
-
 @dataclass(frozen=True)
 class _Matches:
     """The detections of one class, the surest first, each with the object it overlaps most."""
@@ -189,7 +170,9 @@ def _matches(
         there = picture.labels == label
         scores.append(found.scores[own])
         if there.any():
-            all_overlaps = box_overlaps(found.boxes[own], picture.boxes[there])
+            boxes = (found.boxes[own], picture.boxes[there])
+            all_overlaps = box_iou(*(torch.from_numpy(x).double() for x in boxes)).nan_to_num()
+            all_overlaps = all_overlaps.numpy()
             most = all_overlaps.argmax(axis=1)
             overlap.append(all_overlaps.max(axis=1))
             ignored.append((picture.difficult | picture.crowd)[there][most])
@@ -207,17 +190,6 @@ def _matches(
         np.concatenate(ignored)[order],
         np.concatenate(objects).astype(np.int64)[order],
     )
-
-
-def box_overlaps(first: NDArray[Any], second: NDArray[Any]) -> NDArray[np.float64]:
-    """Return intersection over union of boxes: (n, 4) and (m, 4) give (n, m), in float64."""
-    a, b = first.astype(np.float64)[:, None], second.astype(np.float64)[None]
-    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    shared = sides.clip(0).prod(axis=-1)
-    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(axis=-1) for boxes in (a, b)]
-    whole = areas[0] + areas[1] - shared
-    share: NDArray[np.float64] = shared / np.where(whole > 0, whole, 1.0)
-    return share
 
 
 def _curve(

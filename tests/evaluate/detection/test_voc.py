@@ -6,7 +6,6 @@ import io
 import os
 import shutil
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -190,18 +189,3 @@ def test_an_image_that_goes_away_is_named(made: Path, tmp_path: Path) -> None:
     (tmp_path / "voc/VOCdevkit/VOC2007" / "JPEGImages/000012.jpg").unlink()
     with pytest.raises(DataError, match=r"000012\.jpg"):
         opened.read(0)
-
-
-def test_the_parser_is_not_asked_for_what_others_write(made: Path) -> None:
-    """The made files are read the same by a plain parser: they are VOC's form."""
-    root = made / "voc/VOCdevkit/VOC2007"
-    opened = open_detection("voc07", made / "voc", "val")
-    for one in opened.pictures():
-        name = Path(one.file).stem
-        tree = ElementTree.parse(root / f"Annotations/{name}.xml")
-        corners = [
-            [float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")]
-            for box in tree.iter("bndbox")
-        ]
-        expected = np.array(corners).reshape(-1, 4) - [1, 1, 0, 0]
-        np.testing.assert_array_equal(one.boxes, expected)
