@@ -166,7 +166,7 @@ def _classified(
     else:
         if kind == "untrained" and not subject.untrained:
             subject = subject.as_untrained()
-        known, asked = subject.extract(bank, "bank: image"), subject.extract(queries, "query")
+        known, asked = subject.extract(bank, "bank: images"), subject.extract(queries, "queries")
     return knn_accuracy(known, *collected(asked), votes=votes, classes=len(bank.classes))
 
 
@@ -215,7 +215,7 @@ def evaluate_linear(
         if config.cached
         else AugmentedFeatures(images)
     )
-    held = list(subject.extract(images.val, "validation: image"))
+    held = list(subject.extract(images.val, "validation: images"))
     training = linear_training(
         config,
         features=subject.features,

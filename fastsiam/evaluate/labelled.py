@@ -198,7 +198,7 @@ class CachedFeatures:
         shares = [len(share) for share in np.array_split(np.arange(total), place.world)]
         positions = train.rows()
         absent = torch.ones(total, dtype=torch.uint8, device=device)  # in the end: bad images
-        for part, _ in subject.extract(train, "training: image"):
+        for part, _ in subject.extract(train, "training: images"):
             rows = torch.tensor(list(islice(positions, len(part))), device=device)
             absent[rows] = 0
             self._features[rows] = part.to(storage)

@@ -6,9 +6,8 @@ both is the business of ``command``, writing the features out that of ``feature_
 
 from __future__ import annotations
 
-import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from fastsiam.config import AugmentConfig, ColumnNames, DataConfig, TrainConfig
 from fastsiam.config.evaluate import EvalConfig
 from fastsiam.config.views import IMAGENET_MEAN, IMAGENET_STD, usual_resize
-from fastsiam.console import Console, pace
+from fastsiam.console import Console
 from fastsiam.distributed import Place, from_leader
 from fastsiam.errors import DataError, FastSiamError, NoLabelsError, NoSplitError
 from fastsiam.evaluate.features import feature_batches, fingerprint
@@ -72,8 +71,10 @@ class Subject:
 
     def extract(self, loader: EvalLoader, what: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's features and labels batch by batch, and show the progress."""
-        parts = feature_batches(self.network, loader, dtype=self.dtype)
-        return _shown(parts, self.console, what, loader.images, self.place.world)
+        with self.console.tally(what, loader.images) as done:
+            for features, labels in feature_batches(self.network, loader, dtype=self.dtype):
+                yield features, labels
+                done.add(len(labels) * self.place.world)
 
     def introduce(self, *lines: str) -> None:
         """Print what is evaluated, with the conventions that figures depend on."""
@@ -378,16 +379,3 @@ def autocast_of(config: EvalConfig, own: TrainConfig | None, place: Place) -> to
 def short_name(dtype: torch.dtype) -> str:
     """Return a type's name, such as float32."""
     return str(dtype).removeprefix("torch.")
-
-
-def _shown(
-    parts: Iterable[tuple[Tensor, Tensor]], console: Console, what: str, images: int, world: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pass on batches of features, and show how many images are done, over all ranks."""
-    began, done = time.monotonic(), 0
-    with console.progress(images, 0, what):
-        for features, labels in parts:
-            yield features, labels
-            done = min(images, done + len(labels) * world)
-            speed = done / max(time.monotonic() - began, 1e-9)
-            console.advance(done, pace(speed, images - done), place=f" of {images:,}")

@@ -311,7 +311,7 @@ def train_epochs(
     began = time.monotonic()
     with console.progress(epochs * images.steps, first * images.steps):
         for epoch in range(first, epochs):
-            losses = training.epoch(epoch, _shown(batches(epoch), images, epoch, epochs))
+            losses = training.epoch(epoch, _with_progress(batches(epoch), images, epoch, epochs))
             done = epoch + 1
             if done == epochs or (config.eval_every and done % config.eval_every == 0):
                 results = training.evaluate(validation())
@@ -329,7 +329,7 @@ def train_epochs(
     return trained
 
 
-def _shown(
+def _with_progress(
     batches: Batches, images: LabelledImages, epoch: int, epochs: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pass on the batches of an epoch, and show the progress."""

@@ -9,7 +9,6 @@ import json
 import resource
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,18 +288,11 @@ class _Trials:
 
     def _detect(self, training: DetectorTraining) -> list[Detections]:
         """Detect the objects of all images that are measured on."""
-        world, total, began = self.place.world, len(self.val), time.monotonic()
-
-        def shown(positions: range) -> Iterator[int]:
-            for count, position in enumerate(positions):
-                yield position
-                done = min(total, (count + 1) * world)
-                speed = done / max(time.monotonic() - began, 1e-9)
-                self.console.advance(done, pace(speed, total - done), place=f" of {total:,}")
-
         side, longest = self.schedule.sides[-1], self.config.long_side
-        with self.console.progress(total, 0, "detecting: image"):
-            return training.detections(self.val, side=side, longest=longest, shown=shown)
+        with self.console.tally("detecting: images", len(self.val)) as done:
+            return training.detections(
+                self.val, side=side, longest=longest, done=lambda: done.add(self.place.world)
+            )
 
     def _scores(self, found: list[Detections]) -> dict[str, float]:
         """Measure on rank 0; every rank gets the figures."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ class DetectorTraining:
         self._scaler.load_state_dict(state["scaler"])
 
     def detections(
-        self, dataset: DetectionSet, *, side: int, longest: int, shown: Any = iter
+        self, dataset: DetectionSet, *, side: int, longest: int, done: Callable[[], object] = int
     ) -> list[Detections]:
         """Detect objects in all images of a set; the ranks share them.
 
@@ -149,14 +149,18 @@ class DetectorTraining:
             dataset: whose images.
             side: shorter side that they are resized to.
             longest: most pixels of the longer side.
-            shown: is given the positions of this rank's images, and passes them on.
+            done: is called after each of this rank's images.
 
         Returns:
             What was found in each, in the order of the set, on every rank.
         """
         self.model.eval()
         own = range(self._place.rank, len(dataset), self._place.world)
-        parts = [[self._detections_of(dataset, index, side, longest) for index in shown(own)]]
+        found = []
+        for index in own:
+            found.append(self._detections_of(dataset, index, side, longest))
+            done()
+        parts = [found]
         if self._place.world > 1:
             parts *= self._place.world
             dist.all_gather_object(parts, parts[0])
