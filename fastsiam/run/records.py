@@ -13,14 +13,13 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fastsiam.console import Console
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, FastSiamError
-from fastsiam.files import explained, parsed_json, write_json
+from fastsiam.files import explained, parsed_json
 
 Kind = Literal["knn", "linear", "finetune", "detect"]
 _RECORD = 1 << 16
@@ -257,62 +256,6 @@ def check_targets(*targets: Path) -> None:
                 probe.write(bytes(_RECORD))
             if target.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Where a record goes: into its run, if it has one, and where the user wants it."""
-
-    own: Path | None
-    """Within the run. That it cannot be written is no error: the run may be a colleague's."""
-    asked: Path | None
-    """The user's file."""
-    console: Console
-
-    def checked(self) -> Destination:
-        """Try what can be tried before hours are spent; return the destinations that are left.
-
-        Raises:
-            FastSiamError: the user's file cannot be written.
-        """
-        if self.asked:
-            check_targets(self.asked)
-        if self.own:
-            try:
-                check_targets(self.own)
-            except FastSiamError as error:
-                self.console.warn(f"{error}; the result will not be kept with its run{self._else}")
-                return replace(self, own=None)
-        return self
-
-    @property
-    def first(self) -> Path | None:
-        """A file beside which the evaluation may keep its state; None if there is none."""
-        return self.own or self.asked
-
-    def keep(self, record: Record) -> bool:
-        """Write a record; warn if it cannot be written into the run.
-
-        Returns:
-            Whether it is in a file now, or was not meant to be.
-
-        Raises:
-            FastSiamError: the user's file cannot be written; the run's was.
-        """
-        if self.own:
-            try:
-                write_json(self.own, record.to_dict())
-            except FastSiamError as error:
-                self.console.warn(f"{error}; the result is not kept with its run{self._else}")
-                if not self.asked:
-                    return False
-        if self.asked:
-            write_json(self.asked, record.to_dict())
-        return True
-
-    @property
-    def _else(self) -> str:
-        return f", but goes to {self.asked}" if self.asked else ": --json FILE keeps it elsewhere"
 
 
 def read_records(run: Path) -> list[Record]:

@@ -21,8 +21,8 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
-from fastsiam.evaluate.features import feature_batches
-from fastsiam.evaluate.knn import KnnResult, knn_between
+from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import check_backbone
@@ -364,8 +364,11 @@ def _monitor(
                     done.add(len(part[1]) * place.world)
                     yield part
 
-            found = knn_between(
-                features(bank), features(queries), votes=votes, classes=len(bank.classes)
+            found = knn_accuracy(
+                features(bank),
+                *collected(features(queries)),
+                votes=votes,
+                classes=len(bank.classes),
             )
         return found[0]
 
