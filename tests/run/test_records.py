@@ -74,7 +74,7 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
     plain = {key: value for key, value in plain.items() if value is not ...}
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "x.json").write_text(json.dumps(plain))
-    with pytest.raises(DataError, match=r"x\.json is no record of an evaluation"):
+    with pytest.raises(DataError, match=r"x\.json is not a record of an evaluation"):
         read_records(tmp_path)
 
 
@@ -85,9 +85,9 @@ def test_a_record_of_a_run_that_cannot_be_written_is_a_warning(
     record, out = record_of("knn"), Console()
     blocked, free = tmp_path / "file" / "x.json", tmp_path / "eval" / "y.json"
     assert not Destination(own=blocked, asked=None, console=out).keep(record)
-    assert "the result is not kept with its run: --json FILE keeps it" in capfd.readouterr().err
+    assert "the run does not contain the result; --json FILE saves it" in capfd.readouterr().err
     assert Destination(own=blocked, asked=free, console=out).keep(record)
-    assert f"not kept with its run, but goes to {free}" in capfd.readouterr().err
+    assert f"the run does not contain the result, only {free}" in capfd.readouterr().err
     assert read_records(tmp_path) == [record]
     free.unlink()
     with pytest.raises(FastSiamError, match=r"^cannot write .*file/x\.json: .+$"):
