@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.views.batch import Batch, Crops, crop_shapes, to_device
-from fastsiam.views.digest import seen_in
+from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric
 
@@ -89,7 +89,7 @@ class StoreLoader:
         step: int,
     ) -> Batch:
         """Build a batch from normalised views; the other arguments are those of ``_finish``."""
-        seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
+        seen = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
         return self._batch(index, params, views, seen)
 
     def _batch(

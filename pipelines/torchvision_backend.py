@@ -25,7 +25,7 @@ from fastsiam.config import AugmentConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.trace import span
 from fastsiam.views.batch import Batch, Crops, Shape, crop_shapes
-from fastsiam.views.digest import added, seen_in
+from fastsiam.views.digest import batch_digest, sum_digests
 from fastsiam.views.draws import (
     BRIGHTNESS,
     CONTRAST,
@@ -147,8 +147,8 @@ class _Views(Dataset[_Made | FastSiamError]):
                     for row, image in enumerate(images):
                         view[row] = apply_view(image, params, number, row, self.augment)
             place = task.place + first
-            digest = seen_in(params, task.images[rows], epoch=task.epoch, place=place)
-            first, seen = rows.stop, added(seen, digest)
+            digest = batch_digest(params, task.images[rows], epoch=task.epoch, place=place)
+            first, seen = rows.stop, sum_digests(seen, digest)
             drawn.append(params)
         return _Made(crops, ViewParams.joined(drawn), seen)
 
@@ -222,7 +222,7 @@ def put_together(
     done, images, seen, drawn = 0, shapes[0][1], 0, list[ViewParams]()
     while done < images:
         part = next(parts)
-        seen = added(seen, part.seen)
+        seen = sum_digests(seen, part.seen)
         drawn.append(part.params)
         rows = slice(done, done + part.crops[0].shape[1])
         with span("copy"), torch.cuda.stream(stream):
