@@ -229,7 +229,7 @@ def test_bad_input_is_one_line(run: Path, tmp_path: Path) -> None:
     ):
         assert message in fastsiam("eval", "linear", str(run), *arguments, code=2).stderr
     done = fastsiam("eval", "linear", str(tmp_path), code=1)
-    assert "is no run's folder" in done.stderr and "Traceback" not in done.stderr
+    assert "is not a run folder" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_command_line(run: Path, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_images_without_labels_are_counted(run: Path, monkeypatch: pytest.Monkey
 def test_several_ranks_hear_of_bad_input_once(run: Path, tmp_path: Path) -> None:
     flags = ["--gpus", "2", "--device", "cpu"]
     for arguments, message in (
-        (["knn", str(tmp_path)], "is no run's folder"),
+        (["knn", str(tmp_path)], "is not a run folder"),
         (["linear", str(run), "--batch", "7"], "--batch 7 cannot be shared equally by 2 ranks"),
         (["knn", str(run), "--data", str(tmp_path / "none")], "no data at"),
     ):

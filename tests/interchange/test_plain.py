@@ -40,7 +40,7 @@ def test_it_is_evaluated_trained_on_and_exported(
     assert len({(s.augment, s.resize, fingerprint(s.network)) for s in subjects}) == 1
     _, taken = initial_weights(with_settings(small, init=str(plain)))
     assert taken == ("backbone",)
-    with pytest.raises(CheckpointError, match="not the network that the settings name"):
+    with pytest.raises(CheckpointError, match="not the network of the settings"):
         initial_weights(with_settings(small, init=str(plain), width=small.model.width + 1))
     done = fastsiam("export", str(plain), "--format", "plain", "--out", str(tmp_path / "v.pt"))
     assert f"of a plain file, 7.5 epochs, from {plain}" in done.stdout

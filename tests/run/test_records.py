@@ -72,5 +72,5 @@ def test_what_is_no_record_is_one_line(change: dict[str, Any], tmp_path: Path) -
     plain = {key: value for key, value in plain.items() if value is not ...}
     (tmp_path / "eval").mkdir()
     (tmp_path / "eval" / "x.json").write_text(json.dumps(plain))
-    with pytest.raises(DataError, match=r"x\.json is no record of an evaluation"):
+    with pytest.raises(DataError, match=r"x\.json is not a record of an evaluation"):
         read_records(tmp_path)
