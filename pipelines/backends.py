@@ -63,7 +63,7 @@ class Backend:
     noise_images: int | None = None
     """Number of images in an epoch of noise; None if it reads a data set."""
     crops: bool = True
-    """Whether its loader also yields uint8 crops, as a ``fastsiam.views.batch.CropLoader``."""
+    """Whether its loader also yields uint8 crops, as a ``loaders.CropLoader``."""
     resident: bool = False
     """Whether it decodes once and keeps all images in the memory of the device."""
     decoder: str | None = None

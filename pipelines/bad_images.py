@@ -1,4 +1,4 @@
-"""The bad images of a run, which no decoder can decode, and a loader that replaces them.
+"""The bad images of a run, which no decoder can decode and loaders replace.
 
 A run keeps the list of them in its folder. Which image replaces a bad one is a function of the list
 alone (``order.Order``), so a resumed run shows what it would have shown, by any pipeline on any
@@ -7,23 +7,13 @@ number of processes. An image of the list stays replaced, even if its file is re
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastsiam.bad_image_list import BadImage, parsed, written
 from fastsiam.errors import DataError, ImageError
-
-if TYPE_CHECKING:  # loads torch
-    from fastsiam.views.batch import Batch, Loader
-
-log = logging.getLogger(__name__)
-
-Made = TypeVar("Made")
 
 _FEW, _SHARE = 8, 100
 """Any data set may have so many bad images, and a large one may have one in so many."""
@@ -140,53 +130,3 @@ def check_number(bad: int, images: int, last: BadImage | ImageError) -> None:
             f"({last.reason}), and --bad-images replace accepts at most {most:,}: check what is "
             "wrong with the data; fastsiam convert folder --skip-bad lists and leaves out all"
         )
-
-
-def replacing(loader: Loader, bad: BadImages) -> Loader:
-    """Return a loader that shows another image instead of each bad one.
-
-    Args:
-        loader: its order has the same list of bad images.
-        bad: the list, which grows.
-    """
-    return _Replacing(loader, bad)
-
-
-class _Replacing:
-    """Batches of another loader without bad images; see ``replacing``.
-
-    The order decides which image is shown instead. When an image turns out to be bad, the order is
-    told, and the batch is made once more: an epoch can start at any of its steps.
-    """
-
-    def __init__(self, loader: Loader, bad: BadImages) -> None:
-        self.source, self.images, self.steps = loader.source, loader.images, loader.steps
-        self._loader, self.bad = loader, bad
-        if hasattr(loader, "crops"):  # see ``fastsiam.views.batch.CropLoader``
-            self.crops = partial(self._restarting, loader.crops)
-
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``skip`` on."""
-        self.bad.share()
-        return self._restarting(self._loader.epoch, number, skip=skip)
-
-    def close(self) -> None:
-        """Close the loader."""
-        self._loader.close()
-
-    def _restarting(
-        self, start: Callable[..., Iterator[Made]], number: int, *, skip: int = 0
-    ) -> Iterator[Made]:
-        step = skip
-        while True:
-            try:
-                for made in start(number, skip=step):
-                    yield made
-                    step += 1
-                return
-            except ImageError as error:
-                own = self.bad.note(error, epoch=number, step=number * self.steps + step)
-                log.warning(
-                    f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in "
-                    "its place"
-                )

@@ -17,7 +17,7 @@ from fastsiam.views.photometric import normalized
 
 from .bad_images import check_number
 from .store import Store
-from .workers import closes_at_exit
+from .workers import close_at_exit
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,9 @@ class CentralCrops:
             yield from zip(self._batches, self._kept, strict=True)
             return
         kept: list[Tensor] = []
-        for index, made in closes_at_exit(self._made()):
+        batches = self._made()
+        close_at_exit(batches)
+        for index, made in batches:
             crops = made.to(self._device, non_blocking=True)
             if self._keep:
                 crops = crops.clone() if crops is made else crops  # the next may overwrite it

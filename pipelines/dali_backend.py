@@ -21,19 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
-from fastsiam.views.batch import Batch, Crops
+from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 
-from .cuts import Cuts, cut_centres, cut_views
 from .dali_cropper import Cropper, Task
-from .engine import EncodedBatch, Engine
-from .loaders import StoreLoader
+from .engine import Engine
+from .job import Cuts, Images, cut_centres, cut_views
+from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
 
 
-class DaliLoader(StoreLoader):
-    """The loader of the DALI pipeline; see ``fastsiam.views.batch.CropLoader``.
+class DaliLoader(CropLoader):
+    """The loader of the DALI pipeline.
 
     Args:
         store: the images.
@@ -52,7 +52,7 @@ class DaliLoader(StoreLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         dtype: torch.dtype,
         prefetch: int = 2,
@@ -73,49 +73,37 @@ class DaliLoader(StoreLoader):
             dali_resizes=dali_resizes,
         )
 
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
-        if self._engine is None:
-            for step, made in enumerate(self.crops(number, skip=skip), skip):
-                yield self._finish(*made, number, step)
-            return
-        engine = self._engine
-
-        def make(images: EncodedBatch, params: ViewParams) -> tuple[Tensor, ...]:
-            return engine.make_views(images, params, self._augment, self._dtype)
-
-        batches = self._cropper.run(self._tasks(number, skip), make)
-        for step, (index, params, views) in enumerate(batches, skip):
-            yield self._with_views(index, params, views, number, step)
-
-    def crops(
-        self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield the uint8 crops of each batch; see ``fastsiam.views.batch.CropLoader``.
-
-        The crops are ready on the device's current stream. The next batch overwrites them, because
-        new memory for every batch would cost a tenth of the time.
-
-        Raises:
-            DataError: an image cannot be read or decoded; the message names it.
-        """
-        if self._engine is None:
-            return self._cropper.run(self._tasks(number, skip))
-        engine, sides = self._engine, list(self._augment.by_side)
-        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
-
-        def make(images: EncodedBatch, params: ViewParams) -> Crops:
-            cuts = cut_views(params, self._augment)
-            engine.submit(images, cuts, sides, crops=crops).result()
-            return crops
-
-        return self._cropper.run(self._tasks(number, skip), make)
-
     def close(self) -> None:
         """End all threads and free the memory."""
+        super().close()
         self._cropper.close()
         if self._engine is not None:
             self._engine.close()
+
+    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
+        if (engine := self._engine) is None or self.crop_transform is not None:
+            return super()._views(epoch, skip)
+
+        def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
+            return engine.make_views(index, images, params, self._augment, self._dtype)
+
+        return self._cropper.run(self._tasks(epoch, skip), make)
+
+    def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
+        """Yield the batches' crops, which are ready on the device's current stream.
+
+        New memory for every batch would cost a tenth of the time.
+        """
+        if (engine := self._engine) is None:
+            return self._cropper.run(self._tasks(epoch, skip))
+        crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in self._shapes)
+
+        def make(index: NDArray[np.int64], images: Images, params: ViewParams) -> Crops:
+            cuts, sides = cut_views(params, self._augment), list(self._augment.by_side)
+            engine.submit(index, images, cuts, sides, crops=crops).result()
+            return crops
+
+        return self._cropper.run(self._tasks(epoch, skip), make)
 
     def _tasks(self, epoch: int, skip: int) -> Iterator[Task[ViewParams]]:
         return (self._task(epoch, step) for step in range(skip, self.steps))
@@ -134,7 +122,7 @@ def central_crops(
     *,
     resize: int,
     side: int,
-    workers: int,
+    workers: int | str,
     prefetch: int,
     hw_decoder_load: float,
     device: torch.device,
@@ -165,6 +153,6 @@ def central_crops(
         dali_resizes=True,
     )
     tasks = (Task(f"images {index[0]} to {index[-1]}", index, cut) for index in batches)
-    with contextlib.closing(cropper):
-        for _, _, (crops,) in cropper.run(tasks):
+    with contextlib.closing(cropper), contextlib.closing(cropper.run(tasks)) as made:
+        for _, _, (crops,) in made:
             yield crops[0]

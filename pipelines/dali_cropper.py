@@ -23,16 +23,20 @@ from fastsiam.errors import BackendError, DataError, ImageError
 from fastsiam.trace import span
 from fastsiam.views.batch import Shape
 
-from .cuts import Cuts
-from .dali_decoder import no_memory, reason, refuses_an_image, say_what_decodes
-from .dali_graph import build_graph, cut_arguments
-from .engine import EncodedBatch
-from .job import Images
+from .dali_graph import (
+    build_graph,
+    cut_arguments,
+    no_memory,
+    reason,
+    refuses_an_image,
+    say_what_decodes,
+)
+from .job import Cuts, Images
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .store.probe import Bytes, is_all_code
 from .survey import decoded_bytes
-from .workers import closes_at_exit, count, made_ahead
+from .workers import count, made_ahead
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +47,8 @@ _DECODED_AHEAD = 2**30
 
 Plan = TypeVar("Plan")
 """Data of the caller that is yielded with the crops of its task."""
-Make = Callable[[EncodedBatch, Plan], tuple[Tensor, ...]]
-"""Returns the crops or views of decoded images."""
+Make = Callable[[NDArray[np.int64], Images, Plan], tuple[Tensor, ...]]
+"""Returns the crops or views of decoded images, given their positions in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Cropper:
         store: Store,
         shapes: Sequence[Shape],
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         prefetch: int,
         hw_decoder_load: float,
@@ -102,7 +106,7 @@ class Cropper:
         self._threads, self._hw_decoder_load = max(1, count(workers)), hw_decoder_load
         self._dali_resizes = dali_resizes
         assert self._dali_resizes or device.type == "cpu"
-        self._warned, self._closed = False, False
+        self._warned = False
         self._dimensions = store.dimensions()
         if not self._dali_resizes:
             taken, _ = decoded_bytes(store)
@@ -115,14 +119,13 @@ class Cropper:
         if device.type == "cuda":
             say_what_decodes(_number(device), hw_decoder_load)
         self._readers = ThreadPoolExecutor(self._threads, "fastsiam-reader")
-        self._batches: Generator[_Batch[Any] | DataError] | None = None
-        self._flight: deque[_Batch[Any]] = deque()
-        closes_at_exit(self)
 
     def run(
         self, tasks: Iterator[Task[Plan]], make: Make[Plan] | None = None
-    ) -> Iterator[tuple[NDArray[np.int64], Plan, tuple[Tensor, ...]]]:
+    ) -> Generator[tuple[NDArray[np.int64], Plan, tuple[Tensor, ...]]]:
         """Yield the index, the plan and the crops of each task; the next crops overwrite them.
+
+        End or close a generator before the next one is begun.
 
         Args:
             tasks: the batches, in order.
@@ -131,36 +134,30 @@ class Cropper:
         Raises:
             BackendError: DALI runs out of memory.
             DataError: an image cannot be read or decoded; the message names it.
-            RuntimeError: the cropper is closed, or ``run`` was called again; or CUDA fails.
+            RuntimeError: CUDA fails.
         """
-        if self._closed:
-            raise RuntimeError("this loader is closed")
-        self._land()
         if self._dali is None:
             self._build()
         assert (make is None) == self._dali_resizes
         shapes = self._shapes if make is None else ()
         crops = [torch.empty(shape, dtype=torch.uint8, device=self._device) for shape in shapes]
         flight: deque[_Batch[Plan]] = deque()
-        self._flight = flight
         ahead = self._prefetch + 1
-        batches = self._batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
-        failed = self._fill(flight, batches)
-        while flight:
-            batch, made = self._receive(flight, crops, make)
-            failed = failed or self._fill(flight, batches)
-            yield batch.task.index, batch.plan, made
-            if flight is not self._flight and not self._closed:
-                raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
-        if failed and not self._closed:
-            raise failed
+        batches = made_ahead(self._read, tasks, count=ahead, threads=ahead)
+        try:
+            failed = self._fill(flight, batches)
+            while flight:
+                batch, made = self._receive(flight, crops, make)
+                failed = failed or self._fill(flight, batches)
+                yield batch.task.index, batch.plan, made
+            if failed:
+                raise failed
+        finally:
+            batches.close()
+            self._land()
 
     def close(self) -> None:
         """End all threads and free the memory."""
-        if self._closed:
-            return
-        self._closed = True
-        self._land()
         self._dali = None
         self._readers.shutdown(cancel_futures=True)
         backend: Any = import_module("nvidia.dali.backend")
@@ -306,8 +303,7 @@ class Cropper:
             return batch, sides
         # Views of DALI's memory, valid while ``made`` lives; DALI's ``at`` would copy.
         decoded = [np.asarray(made[0][row]) for row in range(len(batch.encoded))]
-        images = EncodedBatch(batch.task.index, Images.of_arrays(decoded))
-        return batch, make(images, batch.plan)
+        return batch, make(batch.task.index, Images.of_arrays(decoded), batch.plan)
 
     def _begin_again(
         self, flight: deque[_Batch[Plan]], batch: _Batch[Plan], error: RuntimeError
@@ -337,9 +333,6 @@ class Cropper:
 
     def _land(self) -> None:
         """Wait for the batches that an abandoned run left in flight, and drop them."""
-        self._flight.clear()
-        if self._batches is not None:
-            self._batches.close()
         try:
             while self._dali is not None:
                 self._dali.outputs()

@@ -9,10 +9,11 @@ views to torchvision's before the normalisation.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +28,13 @@ from fastsiam.trace import span
 from fastsiam.views.batch import Crops
 from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import in_views_order
 
-from .cuts import Cuts, cut_views
 from .headers import Headers
-from .job import PILLOW, Images, Job, stages_of
+from .job import PILLOW, Cuts, Images, Job, cut_views, stages_of, views_of
 from .store import Store
-from .workers import count
+from .workers import count, made_ahead
+
+Result = TypeVar("Result")
 
 _READERS = 8
 """Reader threads: the number of requests that a disk or a server gets at once."""
@@ -47,52 +48,35 @@ _MOST_CHUNKS = 256
 """Chunks that are kept while no batch uses them: half a gigabyte, of 5,000 photographs."""
 
 
-class Lookahead:
-    """Requests the images of coming batches from a remote store while earlier ones are decoded.
+Submit = Callable[[int, NDArray[np.int64], Images], tuple["PendingBatch", Callable[[], Result]]]
+"""Submits the batch of a step with these images at these positions in the store."""
 
-    It does nothing for local stores, whose files the operating system reads ahead.
 
-    Args:
-        store: the images.
-        images_of: returns the positions of a step's images.
-        steps: steps that will be read, in order.
+def batches_ahead(prefetch: int) -> int:
+    """Return how many batches to submit beyond the one that is completed ahead of the caller."""
+    return max(1, prefetch - 1)
+
+
+def requested_ahead(
+    store: Store, batches: Iterator[NDArray[np.int64]]
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the images of each batch, after images of coming batches were requested.
+
+    Only from a remote store: the operating system reads local files ahead.
     """
-
-    def __init__(
-        self, store: Store, images_of: Callable[[int], NDArray[np.int64]], steps: range
-    ) -> None:
-        self._store, self._images_of = store, images_of
-        self._rest = iter(steps if store.is_remote else ())
-        self._sizes = store.sizes() if store.is_remote else np.zeros(0, np.int64)
-        self._waiting: deque[int] = deque()
-        """Bytes of each batch that was requested and not yet read; the next one first."""
-
-    def advance(self) -> None:
-        """Request more batches; call it before each batch is read."""
-        if self._waiting:
-            self._waiting.popleft()
-        while not self._waiting or sum(self._waiting) < _AHEAD:
-            if (step := next(self._rest, None)) is None:
-                return
-            index = self._images_of(step)
-            self._store.ahead(index.tolist())
-            self._waiting.append(int(self._sizes[index].sum()))
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedBatch:
-    """N encoded images of a store, with the sizes that their headers state."""
-
-    index: NDArray[np.int64]
-    """(N,) positions in the store."""
-    images: Images
-    owners: list[object] = field(default_factory=list)
-    """Objects that own the memory at ``images.address``; they live as long as the batch."""
-
-    @property
-    def size(self) -> NDArray[np.int64]:
-        """(N, 2) height and width of each decoded image."""
-        return np.stack([self.images.height, self.images.width], axis=1).astype(np.int64)
+    if not store.is_remote:
+        yield from batches
+        return
+    sizes, requested, waiting = store.sizes(), 0, deque[NDArray[np.int64]]()
+    for index in batches:
+        store.ahead(index.tolist())
+        waiting.append(index)
+        requested += int(sizes[index].sum())
+        while requested >= _AHEAD:
+            first = waiting.popleft()
+            requested -= int(sizes[first].sum())
+            yield first
+    yield from waiting
 
 
 class Engine:
@@ -101,20 +85,89 @@ class Engine:
     Call ``read`` first. It returns the encoded images and their sizes, which drawing the crop boxes
     needs. Then pass them with the boxes to ``submit``, and wait for the ``result`` of the pending
     batch. Several batches may be pending: a thread that finds no work left in one starts the next.
+    ``batches`` does all this for the steps of an epoch.
 
     Args:
         store: the images.
         workers: threads that decode and crop; -1 means one per core of this rank.
     """
 
-    def __init__(self, store: Store, *, workers: int) -> None:
-        self._store, self._workers = store, max(1, count(workers))
-        self._threads = ThreadPoolExecutor(self._workers, "fastsiam-engine")
+    def __init__(self, store: Store, *, workers: int | str) -> None:
+        self._store = store
+        self.use(max(1, count(workers)))
         self._readers = ThreadPoolExecutor(_READERS, "fastsiam-reader")
-        self._headers = Headers(store)
+        self.headers = Headers(store)
         self._chunks = BufferPool(_MOST_CHUNKS)
+        self._last: Callable[[], PendingBatch | None] = lambda: None
 
-    def read(self, index: NDArray[np.int64]) -> EncodedBatch:
+    def use(self, workers: int) -> None:
+        """Decode and crop the batches that are submitted from now on in another number of threads.
+
+        Threads of batches that are pending end with these.
+        """
+        self.workers = workers
+        self._threads = ThreadPoolExecutor(workers, "fastsiam-engine")
+
+    def batches(
+        self,
+        index_of: Callable[[int], NDArray[np.int64]],
+        steps: range,
+        submit: Submit[Result],
+        *,
+        prefetch: int,
+        read: Callable[[NDArray[np.int64]], Images] | None = None,
+    ) -> Generator[Result]:
+        """Yield the results of batches in order; one thread submits them, another one awaits them.
+
+        Of ``prefetch`` batches, at least two, the first one is completed ahead of the caller.
+        When the generator is closed, no thread writes to the batches' memory.
+
+        Args:
+            index_of: returns the positions of a step's images.
+            steps: steps of the epoch, in order.
+            submit: submits the batch of a step; returns it, and a function that returns the result
+                once the batch is complete.
+            prefetch: batches in progress while the caller works on one.
+            read: reads the images of a batch; the engine's ``read`` by default.
+        """
+        indices = requested_ahead(self._store, map(index_of, steps))
+        running: set[PendingBatch] = set()
+
+        def start(step: int) -> tuple[PendingBatch, Callable[[], Result]] | Exception:
+            try:
+                index = next(indices)
+                pending, finish = submit(step, index, (read or self.read)(index))
+            except Exception as error:  # raised in its turn, after the batches before it
+                return error
+            running.add(pending)
+            return pending, finish
+
+        def complete(started: tuple[PendingBatch, Callable[[], Result]] | Exception) -> Result:
+            if isinstance(started, Exception):
+                raise started
+            pending, finish = started
+            with span("decode"):
+                pending.result()
+            running.discard(pending)  # frees the encoded images
+            return finish()
+
+        def cancel() -> None:
+            for pending in tuple(running):
+                pending.cancel()
+
+        submitted = made_ahead(start, steps, count=batches_ahead(prefetch))
+        completed = made_ahead(complete, submitted, count=1)
+        try:
+            # "yield from" would close it first and wait for work that is to be cancelled.
+            for batch in completed:  # noqa: UP028
+                yield batch
+        finally:
+            cancel()
+            completed.close()
+            submitted.close()
+            cancel()  # batches that were submitted meanwhile
+
+    def read(self, index: NDArray[np.int64]) -> Images:
         """Read N encoded images, and the headers that are not known yet.
 
         Args:
@@ -125,40 +178,26 @@ class Engine:
         """
         self._store.ahead(index.tolist())
         if (located := self._store.locate(index)) is not None:
-            address, size = located
-            self._headers.read(index)
-            return EncodedBatch(index, self._headers.images(index, address, size))
+            self.headers.read(index)
+            return self.headers.images(index, *located)
         address, size = np.zeros(len(index), np.int64), np.zeros(len(index), np.int64)
         owners: list[object] = [None] * len(index)
 
         def read(first: int) -> None:
             with span("read"):
                 part = index[first : first + _PART]
-                for row, data in self._headers.read_images(part, self._new_chunk).items():
+                for row, data in self.headers.read_images(part, self._new_chunk).items():
                     owners[first + row] = data
                     address[first + row], size[first + row] = data.ctypes.data, len(data)
 
         parts = range(0, len(index), _PART)
         run_all([self._readers.submit(read, first) for first in parts])
-        return EncodedBatch(index, self._headers.images(index, address, size), owners)
-
-    def in_memory(
-        self, index: NDArray[np.int64], memory: NDArray[np.uint8], start: NDArray[np.int64]
-    ) -> EncodedBatch:
-        """Return N images of a .beton file whose bytes are in memory.
-
-        Args:
-            index: (N,) positions in the store.
-            memory: bytes of the file; the batch keeps a reference.
-            start: (N,) offset of each image in ``memory``.
-        """
-        size = self._store.sizes()[index]
-        images = self._headers.images(index, memory.ctypes.data + start, size)
-        return EncodedBatch(index, images, [memory])
+        return self.headers.images(index, address, size, owners)
 
     def submit(
         self,
-        batch: EncodedBatch,
+        index: NDArray[np.int64],
+        images: Images,
         cuts: Sequence[Cuts],
         sides: Sequence[int],
         *,
@@ -168,19 +207,23 @@ class Engine:
         """Queue a batch for the threads, and return without waiting.
 
         Args:
-            batch: N encoded images.
+            index: (N,) positions in the store.
+            images: the encoded images.
             cuts: crop boxes and flips, for each side of the crops.
             sides: sides of the crops, in pixels.
             crops: output for each side, (V, N, S, S, 3) uint8, contiguous; None if only views are
                 wanted.
             stages: photometric stage for each side, if views are wanted; it holds the views.
         """
-        job = Job(batch.images, cuts, sides, crops, stages, decode=self._headers.decode)
-        return PendingBatch(self._store, batch, job, self._threads, self._workers)
+        job = Job(images, cuts, sides, crops, stages, decode=self.headers.decode)
+        pending = PendingBatch(self._store, index, images, job, self._threads, self.workers)
+        self._last = weakref.ref(pending)
+        return pending
 
     def make_views(
         self,
-        batch: EncodedBatch,
+        index: NDArray[np.int64],
+        images: Images,
         params: ViewParams,
         augment: AugmentConfig,
         dtype: torch.dtype,
@@ -188,7 +231,8 @@ class Engine:
         """Make the views of a batch and wait for them.
 
         Args:
-            batch: N encoded images.
+            index: (N,) positions in the store.
+            images: the encoded images.
             params: their augmentation parameters.
             augment: sides of the views and constants of the normalisation.
             dtype: floating type of the views.
@@ -201,11 +245,16 @@ class Engine:
         """
         stages = stages_of(params, augment, dtype)
         cuts = cut_views(params, augment)
-        self.submit(batch, cuts, list(augment.by_side), stages=stages).result()
-        return in_views_order([stage.views() for stage in stages], augment)
+        self.submit(index, images, cuts, list(augment.by_side), stages=stages).result()
+        return views_of(stages, augment)
 
     def _new_chunk(self) -> memoryview:
         return self._chunks.array((_CHUNK,), np.uint8).data  # its slices keep the array
+
+    def wait(self) -> None:
+        """Wait until no thread uses the memory of the batch that was submitted last."""
+        if (pending := self._last()) is not None:
+            pending.wait()
 
     def close(self) -> None:
         """End the threads."""
@@ -219,14 +268,15 @@ class PendingBatch:
     def __init__(
         self,
         store: Store,
-        batch: EncodedBatch,
+        index: NDArray[np.int64],
+        images: Images,
         job: Job,
         threads: ThreadPoolExecutor,
         workers: int,
     ) -> None:
-        self._store, self._batch, self._job = store, batch, job
+        self._store, self._index, self._images, self._job = store, index, images, job
         self._pool, self._workers = threads, workers
-        self._for_pillow = deque(np.flatnonzero(batch.images.form == PILLOW).tolist())
+        self._for_pillow = deque(np.flatnonzero(images.form == PILLOW).tolist())
         self._errors: dict[int, DataError] = {}
         self._running = submit_all(threads, self._work, workers)
 
@@ -274,7 +324,7 @@ class PendingBatch:
                 self._errors[row] = error
 
     def _decoded(self, row: int) -> NDArray[np.uint8]:
-        index, images = int(self._batch.index[row]), self._batch.images
+        index, images = int(self._index[row]), self._images
         pixels = np.asarray(self._store.decode(index))
         if pixels.shape[:2] != (images.height[row], images.width[row]):
             raise self._store.cannot_decode(

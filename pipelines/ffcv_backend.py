@@ -5,9 +5,10 @@ The first import of FFCV sets torch's and numba's numbers of threads to one; the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from queue import Empty
-from typing import Any
+from typing import Any, Self
 
 import numba
 import numba.typed
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import DataError
 
-from .engine import EncodedBatch
+from .job import Images
+from .loaders import Augmented
 from .native_backend import NativeLoader
 from .order import Order
 from .store import BetonStore, Store
@@ -54,7 +56,7 @@ class FfcvLoader(NativeLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         prefetch: int,
         os_cache: bool,
         device: torch.device,
@@ -70,22 +72,23 @@ class FfcvLoader(NativeLoader):
             self._beton, self._manager = store, ProcessCacheManager(reader)
         self._pages: _Pages | None = None
 
-    def _open_epoch(self, number: int, skip: int) -> None:
-        if self._manager is not None:
-            batches = [self._order.indices(number, step) for step in range(skip, self.steps)]
-            self._pages = _Pages(self._beton, self._manager, batches)
+    def _made(self, epoch: int, skip: int, *, finished: bool) -> Generator[Augmented]:
+        made = super()._made(epoch, skip, finished=finished)
+        if self._manager is None:
+            yield from made
+            return
+        batches = [self._order.indices(epoch, step) for step in range(skip, self.steps)]
+        with contextlib.closing(made), _Pages(self._beton, self._manager, batches) as self._pages:
+            for batch in made:  # noqa: UP028  # a read that waits for a page ends first
+                yield batch
 
-    def _read(self, index: NDArray[np.int64]) -> EncodedBatch:
+    def _read(self, index: NDArray[np.int64]) -> Images:
         if self._pages is None:
             return super()._read(index)
-        if self._submitted is not None:
-            self._submitted.wait()  # its pages are overwritten
-        return self._engine.in_memory(index, *self._pages.load(index))
-
-    def _close_epoch(self) -> None:
-        if self._pages is not None:
-            self._pages.close()
-            self._pages = None
+        self._engine.wait()  # the pages of the batch before are overwritten
+        memory, start = self._pages.load(index)
+        address, size = memory.ctypes.data + start, self._store.sizes()[index]
+        return self._engine.headers.images(index, address, size, memory)
 
 
 class _Pages:
@@ -125,11 +128,13 @@ class _Pages:
         slot = page_to_slot[start // page_size].astype(np.int64)
         return memory.reshape(-1), slot * page_size + start % page_size
 
-    def close(self) -> None:
-        """End FFCV's readers."""
-        if not self._closed:
-            self._closed = True
-            self._context.__exit__(None, None, None)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End FFCV's readers; a ``load`` that waits for them raises an error."""
+        self._closed = True
+        self._context.__exit__(None, None, None)
 
     def _next_page(self) -> Any:
         while not self._closed:

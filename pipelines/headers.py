@@ -45,7 +45,11 @@ class Headers:
             self._form = np.where(self._form == JPEG, np.uint8(PILLOW), self._form)
 
     def images(
-        self, index: NDArray[np.int64], address: NDArray[np.int64], size: NDArray[np.int64]
+        self,
+        index: NDArray[np.int64],
+        address: NDArray[np.int64],
+        size: NDArray[np.int64],
+        owner: object = None,
     ) -> Images:
         """Return images whose headers were read.
 
@@ -53,9 +57,10 @@ class Headers:
             index: (N,) positions in the store.
             address: (N,) address of each image's first byte.
             size: (N,) number of bytes of each image.
+            owner: of the memory.
         """
-        form = self._form[index]
-        return Images(address, size, self._height[index], self._width[index], form)
+        height, width, form = (own[index] for own in (self._height, self._width, self._form))
+        return Images(address, size, height, width, form, owner)
 
     def read(self, index: NDArray[np.int64]) -> None:
         """Read the headers of images that are not known yet.

@@ -25,9 +25,7 @@ from fastsiam.trace import note_stages, span
 from fastsiam.views.batch import Crops, crop_shapes
 from fastsiam.views.draws import ViewParams
 from fastsiam.views.photometric.cpu import Stage
-from fastsiam.views.photometric.operations import operations
-
-from .cuts import Cuts, cut_views
+from fastsiam.views.photometric.operations import in_views_order, operations
 
 JPEG, PIXELS = range(2)
 """How an image is stored in memory; the modes of a .beton file are the same numbers."""
@@ -37,8 +35,57 @@ _STAGES = "decode", "crop", "photometric"
 
 
 @dataclass(frozen=True, slots=True)
+class Cuts:
+    """V crops of each of N images: a box of the image is resized, and a square is cut out of that.
+
+    All arrays are numpy, on the host.
+    """
+
+    box: NDArray[np.int32]
+    """(V, N, 4): top, left, height, width in pixels of the image. The filter sees no others."""
+    flip: NDArray[np.bool_]
+    """(V, N): mirror the crop left to right."""
+    resized: NDArray[np.int32]
+    """(V, N, 2): height and width that the box gets."""
+    corner: NDArray[np.int32]
+    """(V, N, 2): top and left of the square in the resized box; what lies outside that is black."""
+
+
+def cut_views(params: ViewParams, config: AugmentConfig) -> tuple[Cuts, ...]:
+    """Return the views of N images as cuts, of one side after the other.
+
+    Returns:
+        For each side of ``config.by_side`` the boxes of its views, resized to that many pixels
+        square.
+    """
+    sides = []
+    for side, numbers in config.by_side.items():
+        own = params.views(numbers)
+        resized = np.full((*own.flip.shape, 2), side, np.int32)
+        sides.append(Cuts(own.box, own.flip, resized, np.zeros_like(resized)))
+    return tuple(sides)
+
+
+def cut_centres(size: NDArray[np.int64], *, resize: int, side: int) -> Cuts:
+    """Return the central crops of N images as cuts, with torchvision's roundings.
+
+    Args:
+        size: (N, 2) height and width of each image.
+        resize: what its shorter side becomes, as in ``Resize(resize)``.
+        side: of the result, as in ``CenterCrop(side)``; a smaller image gets a black border.
+    """
+    short, long = size.min(1), size.max(1)
+    resized = np.where(size > short[:, None], (resize * long / short)[:, None], resize)
+    resized = resized.astype(np.int32)
+    excess = resized - side
+    corner = np.where(excess < 0, -(-excess // 2), np.rint(excess / 2)).astype(np.int32)
+    box = np.concatenate([np.zeros_like(size), size], axis=1).astype(np.int32)
+    return Cuts(box[None], np.zeros((1, len(size)), np.bool_), resized[None], corner[None])
+
+
+@dataclass(frozen=True, slots=True)
 class Images:
-    """Addresses, sizes and forms of N images in memory that others own and keep alive."""
+    """Addresses, sizes and forms of N images in memory."""
 
     address: NDArray[np.int64]
     """(N,) address of each image's first byte."""
@@ -50,25 +97,35 @@ class Images:
     """(N,) in pixels."""
     form: NDArray[np.uint8]
     """(N,) JPEG, PIXELS (H x W x 3, RGB) or PILLOW."""
+    owner: object = None
+    """Owns the memory; it lives as long as this."""
+
+    @property
+    def size(self) -> NDArray[np.int64]:
+        """(N, 2) height and width of each decoded image."""
+        return np.stack([self.height, self.width], axis=1).astype(np.int64)
 
     @staticmethod
-    def of_pixels(address: NDArray[np.int64], size: NDArray[np.integer[Any]]) -> Images:
+    def of_pixels(
+        address: NDArray[np.int64], size: NDArray[np.integer[Any]], owner: object = None
+    ) -> Images:
         """Return images that are decoded: H x W x 3 uint8 each.
 
         Args:
             address: (N,) address of each image's first byte.
             size: (N, 2) height and width of each image.
+            owner: of the memory.
         """
         height, width = (np.ascontiguousarray(side, np.int32) for side in np.asarray(size).T)
         count = 3 * height.astype(np.int64) * width
         form = np.full(len(height), PIXELS, np.uint8)
-        return Images(np.ascontiguousarray(address, np.int64), count, height, width, form)
+        return Images(np.ascontiguousarray(address, np.int64), count, height, width, form, owner)
 
     @staticmethod
     def of_arrays(arrays: Sequence[NDArray[np.uint8]]) -> Images:
         """Return images that are contiguous arrays, H x W x 3 uint8 each."""
         address = np.array([library.at(array, np.uint8) for array in arrays], np.int64)
-        return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]))
+        return Images.of_pixels(address, np.array([array.shape[:2] for array in arrays]), arrays)
 
 
 class Job:
@@ -227,6 +284,11 @@ def stages_of(params: ViewParams, config: AugmentConfig, dtype: torch.dtype) -> 
     return [Stage(what, config, side, side, dtype) for what, side in sides]
 
 
+def views_of(stages: Sequence[Stage], config: AugmentConfig) -> tuple[Tensor, ...]:
+    """Return the views that stages hold, in the order of ``config.views``."""
+    return in_views_order([stage.views() for stage in stages], config)
+
+
 def run_in_threads(job: Job) -> None:
     """Run a job whose images are decoded, in as many threads as torch uses."""
     in_threads(job.run, job.count)
@@ -261,6 +323,6 @@ def crop_views(
             return tuple(crop_side(pixels, start, size, own, side) for own, side in pairs)
         shapes = crop_shapes(config, len(size))
         crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
-        images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size)
+        images = Images.of_pixels(pixels.data_ptr() + np.asarray(start), size, pixels)
         run_in_threads(Job(images, cuts, sides, crops))
         return crops

@@ -1,8 +1,12 @@
-"""Parts that loaders share: drawing, building batches, copying to a GPU."""
+"""What loaders of images share: epochs, draws, bad images, and copies to a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastsiam.config import AugmentConfig
+from fastsiam.errors import ImageError
 from fastsiam.views.batch import Batch, Crops, crop_shapes, to_device
 from fastsiam.views.digest import seen_in
 from fastsiam.views.draws import ViewParams, draw_views
@@ -17,14 +22,20 @@ from fastsiam.views.photometric import photometric
 
 from .order import Order
 from .store import Store
+from .workers import close_at_exit
+
+log = logging.getLogger(__name__)
+
+Augmented = tuple[NDArray[np.int64], ViewParams, tuple[Tensor, ...]]
+"""Of a batch: (N,) positions in the data set of the images that were read, the parameters that were
+applied, and the crops or the views on the device."""
 
 
-class StoreLoader:
-    """Base class of loaders that read a store.
+class StoreLoader(ABC):
+    """Base class of loaders that read a store; see ``fastsiam.views.batch.Loader``.
 
-    A subclass implements ``epoch``. It calls ``_draw`` for the augmentation parameters of a batch,
-    applies them to the images, and builds the batch with ``_finish`` from uint8 crops or with
-    ``_with_views`` from normalised views.
+    It makes one epoch at a time. A bad image is replaced if ``order.bad`` says so: the epoch starts
+    again at its step, where the order has another image.
 
     Args:
         store: the images.
@@ -33,6 +44,9 @@ class StoreLoader:
         device: device of the views.
         dtype: floating type of the views.
     """
+
+    reads_files: ClassVar[bool] = True
+    """Whether epochs read the store's files."""
 
     def __init__(
         self,
@@ -44,10 +58,35 @@ class StoreLoader:
         dtype: torch.dtype,
     ) -> None:
         self.source, self.images, self.steps = str(store), order.images, order.steps
+        self.bad = order.bad
+        """The bad images that are known, which others replace; None if one is an error."""
         self._store, self._order, self._augment = store, order, augment
         self._device, self._dtype = device, dtype
         self._shapes = crop_shapes(augment, order.batch // order.world)
         self._labels = torch.tensor(store.labels, device=device)
+        self._running: Generator[Augmented] | None = None
+        self._closed = False
+        close_at_exit(self)
+
+    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time.
+
+        Raises:
+            DataError: an image cannot be read or decoded; the message names it.
+            FileLostError: a mapped file was truncated, so images may contain zeros.
+        """
+        if self.bad is not None:
+            self.bad.share()
+        return self._batches(number, skip)
+
+    def close(self) -> None:
+        """End the epoch and the threads or processes, and free memory."""
+        self._closed = True
+        self._end_epoch()
+
+    @abstractmethod
+    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
+        """Yield the images, the parameters and the normalised views of each batch."""
 
     def _draw(self, epoch: int, step: int, size: NDArray[np.integer]) -> ViewParams:
         """Draw the augmentation parameters of a batch.
@@ -65,47 +104,102 @@ class StoreLoader:
             size=size,
         )
 
-    def _finish(
-        self, index: NDArray[np.int64], params: ViewParams, crops: Crops, epoch: int, step: int
-    ) -> Batch:
-        """Apply the photometric stage to a batch's crops, and build the batch.
+    def _batches(self, epoch: int, skip: int) -> Iterator[Batch]:
+        made = self._run(self._views, epoch, skip)
+        for step, (index, params, views) in enumerate(made, skip):
+            if self.reads_files:
+                self._store.check()
+            seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
+            there = to_device(index, self._device)
+            yield Batch(views, there, self._labels[there], seen, params, self._store.name)
 
-        Args:
-            index: (N,) positions in the data set of the images that were read.
-            params: the augmentation parameters that were applied.
-            crops: crops of the images, on the device.
-            epoch: number of the epoch.
-            step: number of the batch in the epoch.
+    def _run(
+        self, start: Callable[[int, int], Generator[Augmented]], epoch: int, skip: int
+    ) -> Generator[Augmented]:
+        """Yield what ``start(epoch, step)`` yields, and start again at a step with a bad image."""
+        if self._closed:
+            raise RuntimeError("this loader is closed")
+        self._end_epoch()
+        step, running = skip, start(epoch, skip)
+        self._running = running
+        try:
+            while running is self._running:
+                try:
+                    made = next(running, None)
+                except ImageError as error:
+                    self._replace(error, epoch, step)
+                    self._running = running = start(epoch, step)
+                    continue
+                if made is None:
+                    return
+                yield made
+                step += 1
+        finally:
+            running.close()
+        if not self._closed:
+            raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
+
+    def _replace(self, error: ImageError, epoch: int, step: int) -> None:
+        """Have the order replace a bad image from this step of an epoch on, or raise the error."""
+        if self.bad is None:
+            raise error
+        own = self.bad.note(error, epoch=epoch, step=epoch * self.steps + step)
+        log.warning(
+            f"bad image {own.index:,} ({own.name}): {own.reason}; another one is shown in its place"
+        )
+
+    def _end_epoch(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+CropTransform = Callable[[Crops], Crops]
+"""Changes the uint8 crops of a batch on the device, before the colours are changed."""
+
+
+class CropLoader(StoreLoader):
+    """Base class of loaders whose photometric stage comes after them, where the model runs."""
+
+    crop_transform: CropTransform | None = None
+    """Is applied to the crops of each batch, before the photometric stage."""
+
+    def crops(
+        self, number: int, *, skip: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
+        """Yield the positions, parameters and uint8 crops of each batch of an epoch.
+
+        The next batch overwrites the crops.
         """
-        views = photometric(crops, params, self._augment, dtype=self._dtype)
-        return self._with_views(index, params, views, epoch, step)
+        return self._run(self._crops, number, skip)
 
-    def _with_views(
-        self,
-        index: NDArray[np.int64],
-        params: ViewParams,
-        views: tuple[Tensor, ...],
-        epoch: int,
-        step: int,
-    ) -> Batch:
-        """Build a batch from normalised views; the other arguments are those of ``_finish``."""
-        seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
-        return self._batch(index, params, views, seen)
+    @abstractmethod
+    def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
+        """Yield the images, the parameters and the crops of each batch."""
 
-    def _batch(
-        self, index: NDArray[np.int64], params: ViewParams, views: tuple[Tensor, ...], seen: int
-    ) -> Batch:
-        """Build a batch from views whose digest is known.
+    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
+        with contextlib.closing(self._crops(epoch, skip)) as made:
+            for index, params, crops in made:
+                if self.crop_transform is not None:
+                    crops = self._transformed(crops)
+                yield index, params, photometric(crops, params, self._augment, dtype=self._dtype)
+
+    def _transformed(self, crops: Crops) -> Crops:
+        """Apply the user's transform, and check that it returns crops like those that it got.
 
         Raises:
-            FileLostError: a mapped file was truncated, so images may contain zeros.
+            ValueError: it does not.
         """
-        self._check_files()
-        there = to_device(index, self._device)
-        return Batch(views, there, self._labels[there], seen, params, self._store.name)
-
-    def _check_files(self) -> None:
-        self._store.check()
+        assert self.crop_transform is not None
+        made = tuple(self.crop_transform(crops))
+        shapes, types = [x.shape for x in made], {x.dtype for x in made}
+        if shapes != [x.shape for x in crops] or types != {torch.uint8}:
+            raise ValueError(
+                f"crop_transform must return uint8 tensors of shapes "
+                f"{[tuple(x.shape) for x in crops]}, and returned {[tuple(x) for x in shapes]} "
+                f"({', '.join(sorted(map(str, types)))})"
+            )
+        return made
 
 
 def copy_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -5,32 +5,34 @@ An epoch decodes nothing; it only copies augmentation parameters to the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fastsiam.config import AugmentConfig
 from fastsiam.console import size, tally
 from fastsiam.environment import LOADING_PEAK, USABLE, free_bytes
 from fastsiam.errors import DataError, ImageError
-from fastsiam.views.batch import Batch, Crops
 from fastsiam.views.draws import ViewParams
 
-from .engine import EncodedBatch, Engine
+from .engine import Engine
 from .headers import Headers
 from .job import Images, crop_views
-from .loaders import StoreLoader
+from .loaders import Augmented, CropLoader
 from .order import Order
 from .store import Store
 from .store.decode import MOST_PIXELS
 from .workers import count, made_ahead
 
 
-class MemoryLoader(StoreLoader):
-    """The loader of the memory pipeline; see ``fastsiam.views.batch.CropLoader``."""
+class MemoryLoader(CropLoader):
+    """The loader of the memory pipeline."""
+
+    reads_files = False
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class MemoryLoader(StoreLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -46,54 +48,47 @@ class MemoryLoader(StoreLoader):
         self._pixels: Pixels | None = Pixels(
             store, order.chosen, workers, device, keeps_on=order.bad is not None
         )
-        if device.type == "cpu":
-            self._engine = Engine(store, workers=workers)
-
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``skip`` on."""
-        if self._device.type == "cuda":
-            for step, made in enumerate(self.crops(number, skip=skip), skip):
-                yield self._finish(*made, number, step)
-            return
-        for step, (pixels, chosen, params) in enumerate(self._drawn(number, skip), skip):
-            images = Images.of_pixels(
-                pixels.flat.data_ptr() + pixels.start[chosen], pixels.size[chosen]
-            )
-            batch = EncodedBatch(chosen, images)
-            views = self._engine.make_views(batch, params, self._augment, self._dtype)
-            yield self._with_views(chosen, params, views, number, step)
-
-    def crops(
-        self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield the uint8 crops of each batch; see ``fastsiam.views.batch.CropLoader``."""
-        for pixels, chosen, params in self._drawn(number, skip):
-            size, start = pixels.size[chosen], pixels.start[chosen]
-            yield chosen, params, crop_views(pixels.flat, start, size, params, self._augment)
-
-    def _drawn(
-        self, epoch: int, skip: int
-    ) -> Iterator[tuple[Pixels, NDArray[np.int64], ViewParams]]:
-        """Yield the images of each batch of an epoch, and their augmentation parameters."""
-        if self._pixels is None:
-            raise RuntimeError("this loader is closed")
-        for step in range(skip, self.steps):
-            if (pixels := self._pixels) is None:
-                return
-            chosen = self._order.indices(epoch, step)
-            for index in chosen.tolist():
-                if index in pixels.refused:
-                    raise pixels.refused[index]
-            yield pixels, chosen, self._draw(epoch, step, pixels.size[chosen])
+        self._engine = Engine(store, workers=workers) if device.type == "cpu" else None
 
     def close(self) -> None:
         """Free the pixels and end the threads."""
+        super().close()
         self._pixels = None
-        if self._device.type == "cpu":
+        if self._engine is not None:
             self._engine.close()
 
-    def _check_files(self) -> None:
-        """Skip the check: all files were read when the loader was opened."""
+    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
+        if self._engine is None or self.crop_transform is not None:
+            yield from super()._views(epoch, skip)
+            return
+        for index, params, pixels, start, shape in self._drawn(epoch, skip):
+            images = Images.of_pixels(pixels.data_ptr() + start, shape, pixels)
+            views = self._engine.make_views(index, images, params, self._augment, self._dtype)
+            yield index, params, views
+
+    def _crops(self, epoch: int, skip: int) -> Generator[Augmented]:
+        for index, params, pixels, start, shape in self._drawn(epoch, skip):
+            yield index, params, crop_views(pixels, start, shape, params, self._augment)
+
+    def _drawn(
+        self, epoch: int, skip: int
+    ) -> Iterator[
+        tuple[NDArray[np.int64], ViewParams, Tensor, NDArray[np.int64], NDArray[np.int64]]
+    ]:
+        """Yield each batch's images, their parameters, all pixels, and where and how large each is.
+
+        Raises:
+            ImageError: one of the images could not be decoded.
+        """
+        pixels = self._pixels
+        assert pixels is not None
+        for step in range(skip, self.steps):
+            index = self._order.indices(epoch, step)
+            for image in index.tolist():
+                if image in pixels.refused:
+                    raise pixels.refused[image]
+            start, size = pixels.start[index], pixels.size[index]
+            yield index, self._draw(epoch, step, size), pixels.flat, start, size
 
 
 _STRETCH_IMAGES, _STRETCH_BYTES = 256, 2**24
@@ -126,7 +121,7 @@ class Pixels:
         self,
         store: Store,
         chosen: NDArray[np.int64] | None,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         *,
         keeps_on: bool,

@@ -9,7 +9,7 @@ device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import islice, tee, zip_longest
 from typing import NamedTuple
 
@@ -24,8 +24,7 @@ from torchvision.transforms import functional as TF
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import FastSiamError
 from fastsiam.trace import span
-from fastsiam.views.batch import Batch, Crops, Shape, crop_shapes
-from fastsiam.views.digest import added, seen_in
+from fastsiam.views.batch import Shape, crop_shapes
 from fastsiam.views.draws import (
     BRIGHTNESS,
     CONTRAST,
@@ -39,10 +38,10 @@ from fastsiam.views.photometric import normalized
 from fastsiam.views.photometric.operations import in_views_order
 
 from .loader_processes import LoaderProcesses, images_of_an_item
-from .loaders import StoreLoader, copy_stream, take_over
+from .loaders import Augmented, StoreLoader, copy_stream, take_over
 from .order import Order
 from .store import Store
-from .workers import closes_at_exit, count
+from .workers import count
 
 _JITTER = {
     BRIGHTNESS: TF.adjust_brightness,
@@ -94,30 +93,21 @@ class _Task(NamedTuple):
     """A part of a batch that a worker makes."""
 
     epoch: int
-    place: int
-    """Of its first image in the epoch."""
     images: NDArray[np.int64]
     drawn_for: NDArray[np.int64]
     """By which images the parameters are drawn."""
 
 
-class _Made(NamedTuple):
-    """The views of a batch, or of a part of one, before the normalisation."""
+class _Views(Dataset[Augmented | FastSiamError]):
+    """Makes the views of a task; an item's key is the task and the worker's next one, if any.
 
-    crops: Crops
-    """In the layout of crops; normalised views would take four times the shared memory."""
-    params: ViewParams
-    seen: int = 0
-    """Digest of their images and draws."""
-
-
-class _Views(Dataset[_Made | FastSiamError]):
-    """Makes the views of a task; an item's key is the task and the worker's next one, if any."""
+    They are uint8 in the layout of crops: normalised they would take four times the shared memory.
+    """
 
     def __init__(self, store: Store, augment: AugmentConfig, seed: int) -> None:
         self.store, self.augment, self.seed = store, augment, seed
 
-    def __getitem__(self, tasks: tuple[_Task, _Task | None]) -> _Made | FastSiamError:
+    def __getitem__(self, tasks: tuple[_Task, _Task | None]) -> Augmented | FastSiamError:
         try:
             for task in filter(None, tasks):
                 self.store.ahead(task.images.tolist())
@@ -127,12 +117,12 @@ class _Views(Dataset[_Made | FastSiamError]):
             return error
         return made
 
-    def _made(self, task: _Task) -> _Made:
+    def _made(self, task: _Task) -> Augmented:
         crops = tuple(
             torch.empty(shape, dtype=torch.uint8)
             for shape in crop_shapes(self.augment, len(task.images))
         )
-        first, seen, drawn = 0, 0, list[ViewParams]()
+        first, drawn = 0, list[ViewParams]()
         for images in _few(self.store, task.images):
             rows = slice(first, first + len(images))
             params = draw_views(
@@ -146,11 +136,9 @@ class _Views(Dataset[_Made | FastSiamError]):
                 for number, view in zip(numbers, own[:, rows].numpy(), strict=True):
                     for row, image in enumerate(images):
                         view[row] = apply_view(image, params, number, row, self.augment)
-            place = task.place + first
-            digest = seen_in(params, task.images[rows], epoch=task.epoch, place=place)
-            first, seen = rows.stop, added(seen, digest)
+            first = rows.stop
             drawn.append(params)
-        return _Made(crops, ViewParams.joined(drawn), seen)
+        return task.images, ViewParams.joined(drawn), crops
 
 
 def _few(store: Store, indices: NDArray[np.int64]) -> Iterator[list[Image.Image]]:
@@ -190,12 +178,10 @@ class _Tasks:
 
     def _of_the_epoch(self) -> Iterator[_Task]:
         for step in range(self.skip, self.order.steps):
-            place = self.order.place(step)
             shown = cut(self.order.indices(self.epoch, step), self.images)
             drawn_for = cut(self.order.drawn_for(self.epoch, step), self.images)
             for part, own in zip(shown, drawn_for, strict=True):
-                yield _Task(self.epoch, place, part, own)
-                place += len(part)
+                yield _Task(self.epoch, part, own)
 
 
 def cut(batch: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
@@ -204,11 +190,11 @@ def cut(batch: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
 
 
 def put_together(
-    parts: Iterator[_Made],
+    parts: Iterator[Augmented],
     shapes: Sequence[Shape],
     device: torch.device,
     stream: torch.cuda.Stream | None,
-) -> _Made:
+) -> Augmented:
     """Wait for the parts of the next batch, and copy them to a device.
 
     Args:
@@ -219,19 +205,19 @@ def put_together(
     """
     with torch.cuda.stream(stream):
         whole = tuple(torch.empty(shape, dtype=torch.uint8, device=device) for shape in shapes)
-    done, images, seen, drawn = 0, shapes[0][1], 0, list[ViewParams]()
-    while done < images:
-        part = next(parts)
-        seen = added(seen, part.seen)
-        drawn.append(part.params)
-        rows = slice(done, done + part.crops[0].shape[1])
+    done, shown, drawn = 0, list[NDArray[np.int64]](), list[ViewParams]()
+    while done < shapes[0][1]:
+        images, params, crops = next(parts)
+        shown.append(images)
+        drawn.append(params)
+        rows = slice(done, done + len(images))
         with span("copy"), torch.cuda.stream(stream):
-            for own, made in zip(whole, part.crops, strict=True):
+            for own, made in zip(whole, crops, strict=True):
                 for view, of_part in zip(own, made, strict=True):  # as one block each
                     view[rows].copy_(of_part, non_blocking=True)
         done = rows.stop
     take_over(whole, None if stream is None else stream.record_event())
-    return _Made(whole, ViewParams.joined(drawn), seen)
+    return np.concatenate(shown), ViewParams.joined(drawn), whole
 
 
 class TorchvisionLoader(StoreLoader):
@@ -243,36 +229,28 @@ class TorchvisionLoader(StoreLoader):
         order: Order,
         augment: AugmentConfig,
         *,
-        workers: int,
+        workers: int | str,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__(store, order, augment, device=device, dtype=dtype)
-        self._stream, self._turn, workers = copy_stream(device), 0, count(workers)
-        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=workers), workers)
+        self._stream, processes = copy_stream(device), count(workers)
+        self._tasks = _Tasks(order, images_of_an_item(self._shapes, workers=processes), processes)
         views = _Views(store, augment, order.seed)
         self._processes = LoaderProcesses(
-            views, self._tasks, workers=workers, device=device, forks=not store.is_remote
+            views, self._tasks, workers=processes, device=device, forks=not store.is_remote
         )
-        closes_at_exit(self)
-
-    def epoch(self, number: int, *, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from step ``skip`` on; one epoch at a time."""
-        self._tasks.epoch, self._tasks.skip = number, skip
-        self._turn += 1
-        turn, parts = self._turn, iter(self._processes)
-        for step in range(skip, self.steps):
-            crops, params, seen = put_together(parts, self._shapes, self._device, self._stream)
-            views = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
-            yield self._batch(
-                self._order.indices(number, step),
-                params,
-                tuple(normalized(view, self._augment, dtype=self._dtype) for view in views),
-                seen,
-            )
-            if turn != self._turn:
-                raise RuntimeError("another epoch of this loader was begun; it makes one at a time")
 
     def close(self) -> None:
         """End the worker processes."""
+        super().close()
         self._processes.close()
+
+    def _views(self, epoch: int, skip: int) -> Generator[Augmented]:
+        self._tasks.epoch, self._tasks.skip = epoch, skip
+        parts = iter(self._processes)
+        for _ in range(skip, self.steps):
+            index, params, crops = put_together(parts, self._shapes, self._device, self._stream)
+            made = in_views_order([own.flatten(0, 1) for own in crops], self._augment)
+            views = (normalized(view, self._augment, dtype=self._dtype) for view in made)
+            yield index, params, tuple(views)

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from fastsiam.bad_image_list import parsed, written
 from fastsiam.config import AugmentConfig, DataConfig
 
-from .bad_images import BadImages
-
 if TYPE_CHECKING:  # loads torch
     import torch
     from torch import Tensor
 
     from fastsiam.views.batch import Batch, Loader
+
+    from .loaders import CropTransform
 
 
 class ViewLoader:
@@ -43,6 +43,7 @@ class ViewLoader:
         device: device of the views.
         dtype: floating type of the views; float32 by default.
         chosen: positions in the data set, ascending, of the images to load; all by default.
+        crop_transform: is called with the uint8 crops of each batch; see ``build_loader``.
         transform: is called with each ``Batch``, and returns what the loader yields.
     """
 
@@ -58,6 +59,7 @@ class ViewLoader:
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
         chosen: NDArray[np.int64] | None = None,
+        crop_transform: CropTransform | None = None,
         transform: Callable[[Batch], Any] | None = None,
     ) -> None:
         self._data = data if isinstance(data, DataConfig) else DataConfig(data=str(data))
@@ -68,6 +70,7 @@ class ViewLoader:
             "device": device,
             "dtype": dtype,
             "chosen": chosen,
+            "crop_transform": crop_transform,
         }
         self._rank, self._world, self._transform = rank, world, transform
         self._next = self._position = 0, 0
@@ -106,8 +109,9 @@ class ViewLoader:
 
         Where bad images are replaced, those that this rank found are part of it.
         """
-        (epoch, step), bad = self._position, getattr(self._opened(), "bad", BadImages(0))
-        return {"epoch": epoch, "step": step, "bad": written(bad.list()), **self._identity()}
+        (epoch, step), bad = self._position, getattr(self._opened(), "bad", None)
+        known = "" if bad is None else written(bad.list())
+        return {"epoch": epoch, "step": step, "bad": known, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch of a state, on any number of ranks.

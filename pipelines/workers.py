@@ -19,39 +19,36 @@ Task = TypeVar("Task")
 Made = TypeVar("Made")
 
 
-def count(workers: int) -> int:
-    """Return the number of workers; -1 means one per core of this rank."""
-    return workers if workers >= 0 else own_cores()
+def count(workers: int | str) -> int:
+    """Return the number of workers to start with; -1 and "auto" mean one per core of this rank."""
+    return workers if isinstance(workers, int) and workers >= 0 else own_cores()
 
 
 class _Closes(Protocol):
     def close(self) -> None: ...
 
 
-Closes = TypeVar("Closes", bound=_Closes)
+_open: weakref.WeakSet[_Closes] = weakref.WeakSet()
+"""Loaders, and generators of batches, that may have threads or processes."""
 
 
-def closes_at_exit(loader: Closes) -> Closes:
-    """Register a loader or a generator of batches to be closed when the program ends.
+def close_at_exit(loader: _Closes) -> None:
+    """Have a loader or a generator of batches closed when the program ends.
 
     Its processes and threads then end before multiprocessing would wait for them forever, and
     before the interpreter unloads the modules that they use.
-
-    Returns:
-        The argument.
     """
-    atexit.register(_close, weakref.ref(loader))
-    return loader
+    _open.add(loader)
+    atexit.unregister(_close_all)  # what is registered last runs first
+    atexit.register(_close_all)
 
 
-def _close(reference: weakref.ref[_Closes]) -> None:
-    loader = reference()
-    if loader is None:
-        return
-    try:
-        loader.close()
-    except Exception as error:  # the program is ending, perhaps because of the same error
-        log.debug(f"closing a loader failed: {error}")
+def _close_all() -> None:
+    for loader in tuple(_open):
+        try:
+            loader.close()
+        except Exception as error:  # the program is ending, perhaps because of the same error
+            log.debug(f"closing a loader failed: {error}")
 
 
 def made_ahead(

@@ -19,7 +19,7 @@ from fastsiam.bench.timing import Timing
 from fastsiam.config import AugmentConfig, DataConfig, Pipeline
 from fastsiam.pipelines import build_loader
 from fastsiam.pipelines.backends import BACKENDS, BASELINE
-from fastsiam.views.batch import CropLoader
+from fastsiam.pipelines.loaders import CropLoader
 
 Entered = dict[str, tuple[Pipeline, Stored]]
 """Contenders by name: a pipeline, on images in some form."""
@@ -102,7 +102,7 @@ def build_loading(
         for _ in epoch(next(epochs)):
             pass
         started = len(children(os.getpid()))
-        if data.pipeline == BASELINE and started < data.workers:
+        if data.pipeline == BASELINE and started < int(data.workers):
             raise RuntimeError(f"{started} of {data.workers} workers started")
 
     def facts() -> dict[str, Any]:

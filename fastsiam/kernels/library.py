@@ -40,7 +40,7 @@ _NEEDS = {
 
 
 class CutsOf(Structure):
-    """V crops of each of N images; ``fastsiam.pipelines.cuts.Cuts``."""
+    """V crops of each of N images; ``fastsiam.pipelines.job.Cuts``."""
 
     _fields_ = [(name, c_void_p) for name in ("box", "flip", "resized", "corner")]
 

@@ -143,3 +143,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             break
         lines.append(line)
     return lines
+
+
+def initial_spread(run: Path) -> float | None:
+    """Return the z_std of the untrained network that a run's log has; None where it has none."""
+    lines = (line for line in read_metrics(run) if line["kind"] == "initial")
+    return next((line.get("z_std") for line in lines), None)

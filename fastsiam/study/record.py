@@ -20,7 +20,7 @@ from fastsiam.config.run_settings import RunSettings
 from fastsiam.config.study import StudyConfig
 from fastsiam.errors import DataError
 from fastsiam.files import explained, parsed_json, written_for_user
-from fastsiam.run.log import read_metrics
+from fastsiam.run.log import initial_spread, read_metrics
 from fastsiam.run.records import read_records
 from fastsiam.study.catalogue import STUDIES, Claim, Study, Variant
 from fastsiam.study.runs import Run
@@ -62,6 +62,8 @@ class Result:
     """Epoch of each kNN evaluation; 0 is before training."""
     knn_curve: tuple[float, ...]
     """kNN top-1 in percent at each of them."""
+    initial_std: float | None = None
+    """z_std of the untrained network; None where the run did not measure it."""
     centred: bool = True
     """Whether BN centres the projections, so that their std is near 1 unless they collapse."""
     linear: float | None = None
@@ -180,6 +182,7 @@ def read_result(run: Run) -> Result | None:
         rank_curve=_column(points, "rank"),
         knn_epochs=_column(knn, "epoch"),
         knn_curve=_column(knn, "top1"),
+        initial_std=initial_spread(run.folder),
         centred=run.config.model.method.centred,
         linear=run.linear_top1 if by_knn and not diverged else None,
     )

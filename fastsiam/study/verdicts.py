@@ -7,7 +7,8 @@ Some claims are judged by counting seeds; if it is so in some of them, it cannot
 - **collapses**: at the end of every seed, z_std is below 0.5 or the effective rank below 4
   (``fastsiam.train.guard``, which warns of it in a run). **stands**, that is, does not collapse,
   is the reverse. Where no BN centres the projections z_std is below 1 from the start; then the
-  bound is half of what it was at the first log line, or 0.1 if that is more.
+  bound is half of the untrained network's, or 0.1 if that is more. Runs of older versions did not
+  measure it: theirs is half of the first log line's.
 - **degenerates**: every seed ends with a loss below -0.9 and z_std below 0.1.
 
 The others are judged by a mean over seeds, in Student's t test (two-sided) against a border; so
@@ -200,7 +201,8 @@ def _by_count(own: Results, is_so: Callable[[Result], bool], *, wanted: bool) ->
 
 def _is_collapsed(one: Result) -> bool:
     assert one.z_std is not None and one.rank is not None
-    bound = lowest_spread(one.z_std_curve[0], centred=one.centred)
+    first = one.z_std_curve[0] if one.initial_std is None else one.initial_std
+    bound = lowest_spread(first, centred=one.centred)
     return is_collapsed(one.z_std, one.rank, batch=one.batch, bound=bound)
 
 

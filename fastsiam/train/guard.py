@@ -18,11 +18,11 @@ RANK = 4.0
 def lowest_spread(first: float, *, centred: bool) -> float:
     """Return the z_std below which a representation collapses.
 
-    The usual is 1, if BN centres the embeddings. That of others is what it was at first: already
-    untrained networks may have less.
+    The usual is 1, if BN centres the embeddings. That of others is the untrained network's, which
+    may be below 1.
 
     Args:
-        first: z_std at the first log point.
+        first: z_std of the untrained network, or at the first log point where that is unknown.
         centred: whether BN centres the embeddings.
     """
     return SPREAD * (1.0 if centred else min(max(first, UNTRAINED), 1.0))
@@ -73,6 +73,10 @@ class CollapseGuard:
         )
         self._advice = f"{warning}; other {self.ADVICE}"
         return warning
+
+    def begin(self, spread: float) -> None:
+        """Take the z_std of the untrained network, by which later ones are judged."""
+        self._first = spread
 
     def check(self, step: int, spread: float, rank: float) -> str | None:
         """Return a warning, once for each episode.

@@ -24,7 +24,7 @@ from fastsiam.train.data_digest import DataDigest
 from fastsiam.train.gauges import Gauges
 from fastsiam.train.guard import CollapseGuard
 from fastsiam.train.step import TrainingStep
-from fastsiam.views.batch import Batch
+from fastsiam.views.batch import Batch, Loader
 
 T = TypeVar("T")
 
@@ -92,6 +92,8 @@ class LogPoints:
         clock: the run's.
         digest: of what was trained on.
         end: the last step of this run.
+        loader: whose number of threads is logged, if it finds it by itself.
+        initial: z_std of the untrained network, if the run measured it before.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class LogPoints:
         clock: Clock,
         digest: DataDigest,
         end: int,
+        loader: Loader | None = None,
+        initial: float | None = None,
     ) -> None:
         config, place = step.config, step.place
         self._step, self._log, self._console, self._clock, self._end = (
@@ -113,6 +117,9 @@ class LogPoints:
         self._guard = CollapseGuard(
             config.monitor.on_collapse, batch=self._batch, centred=config.model.method.centred
         )
+        self._initial, self._loader = initial, loader
+        if initial is not None:
+            self._guard.begin(initial)
         stops = config.monitor.on_collapse == "stop"
         self._judges = place.leads or stops
         self._thread = (
@@ -138,6 +145,19 @@ class LogPoints:
         """Warn if most pixels of a batch have one value; waits for the device."""
         if self._judges and (warning := self._guard.check_images(flat_share(batch.view1).item())):
             self._console.warn(warning)
+
+    def note_untrained(self, embedding: Tensor) -> None:
+        """Measure the embeddings of the first step, which precede all training; every rank does.
+
+        They are what a collapse is judged by. A resumed run finds them in the log.
+
+        Args:
+            embedding: (n, dim) of this rank.
+        """
+        spread = z_std(gather(embedding)).item()
+        self._guard.begin(spread)
+        if self._log and self._initial is None:
+            self._log.write("initial", {"step": 0, "epoch": 0.0, "z_std": spread})
 
     def check_finite(self, done: int, *, saved: object) -> None:
         """Refuse to continue after a loss or a weight that is not finite; waits for the device.
@@ -176,6 +196,8 @@ class LogPoints:
             **self._clock.read(self._batch),
             **self._digest.line(done),
         }
+        if (workers := getattr(self._loader, "tuned_workers", None)) is not None:
+            values["workers"] = workers
         if self._judges:
             self._line = values, self._beside(rank_of_gram, products)
             self._settle_early()

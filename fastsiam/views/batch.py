@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -96,21 +96,6 @@ class Loader(Protocol):
 
     def close(self) -> None:
         """End worker processes and free memory; the loader cannot be used afterwards."""
-
-
-@runtime_checkable
-class CropLoader(Loader, Protocol):
-    """A loader whose photometric stage comes after it, where the model runs."""
-
-    def crops(
-        self, number: int, *, skip: int = 0
-    ) -> Iterator[tuple[NDArray[np.int64], ViewParams, Crops]]:
-        """Yield what an epoch's batches are made of.
-
-        Yields:
-            The N images' positions in the data set, their parameters, and the crops, which are
-            overwritten when the next are asked for.
-        """
 
 
 @dataclass(frozen=True, slots=True)

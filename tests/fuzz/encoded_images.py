@@ -11,8 +11,8 @@ import torch
 from fastsiam.config import AugmentConfig
 from fastsiam.config.views import ViewConfig
 from fastsiam.errors import ImageError
-from fastsiam.pipelines.cuts import cut_views
 from fastsiam.pipelines.engine import Engine
+from fastsiam.pipelines.job import cut_views
 from fastsiam.views.batch import crop_shapes
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import Stage
@@ -90,12 +90,12 @@ def _make(engine: Engine, store: ListStore, config: AugmentConfig, *, finished: 
     if finished:
         whats = zip(operations(params, config), sides, strict=True)
         stages = [Stage(what, config, side, side, torch.float32) for what, side in whats]
-        engine.submit(batch, cuts, sides, stages=stages).result()
+        engine.submit(index, batch, cuts, sides, stages=stages).result()
         assert all(stage.views().isfinite().all() for stage in stages)
         return
     shapes = crop_shapes(config, len(index))
     crops = tuple(torch.empty(shape, dtype=torch.uint8) for shape in shapes)
-    engine.submit(batch, cuts, sides, crops=crops).result()
+    engine.submit(index, batch, cuts, sides, crops=crops).result()
     for own, side, made in zip(cuts, sides, crops, strict=True):
         for row in index.tolist():
             assert np.array_equal(made[:, row].numpy(), by_pillow(store, row, own, side)), row

@@ -18,7 +18,7 @@ from fastsiam.distributed import Place
 from fastsiam.methods import build_method
 from fastsiam.pipelines import Order, build_loader, loader_processes, open_store
 from fastsiam.pipelines.dali_backend import DaliLoader
-from fastsiam.pipelines.dali_decoder import without_engine
+from fastsiam.pipelines.dali_graph import without_engine
 from fastsiam.pipelines.torchvision_backend import TorchvisionLoader
 from fastsiam.train.step import TrainingStep
 from tests.configs import with_settings

@@ -19,8 +19,7 @@ import torch
 
 from fastsiam.config import AugmentConfig
 from fastsiam.kernels import build
-from fastsiam.pipelines.cuts import Cuts
-from fastsiam.pipelines.job import Images, Job
+from fastsiam.pipelines.job import Cuts, Images, Job
 from fastsiam.views.draws import draw_views
 from fastsiam.views.photometric.cpu import photometric
 from tests.conftest import ROOT
@@ -123,7 +122,7 @@ def write_behind_an_allocation() -> None:
 REFUSED = """
 import numpy as np, torch
 from fastsiam.kernels import library
-from fastsiam.pipelines.cuts import Cuts
+from fastsiam.pipelines.job import Cuts
 from fastsiam.pipelines.job import JPEG, PIXELS, Images, Job
 
 def refused(job):

@@ -17,8 +17,9 @@ from fastsiam.config import ConvertConfig, DataConfig
 from fastsiam.errors import CheckpointError, DataError, ImageError
 from fastsiam.pipelines import BadImages, build_eval_loader, build_loader, open_store
 from fastsiam.pipelines.convert.command import convert_data
+from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.store import BetonStore, FolderStore, picked
-from fastsiam.views.batch import Batch, CropLoader
+from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.pipelines.cases import SMALL, THREADED, WITH_IMAGES, joined, readable
 

@@ -152,14 +152,6 @@ def print_the_error(data: str) -> None:
     loader.close()
 
 
-def test_our_kernels_crop_photographs_to_the_last_bit(real_images: Path, loaders: Loaders) -> None:
-    """What DALI decodes is cropped by the host's own kernels where there is no GPU."""
-    store = open_store(real_images, "train")
-    augment = AugmentConfig.alike(crop=224)
-    loader = loaders(store, batch=20, augment=augment, dali_resizes=False)
-    assert gaps(loader, store, 224, skip=loader.steps - 2).max() == 0
-
-
 def test_photographs_are_cropped_as_pil_does(real_images: Path, loaders: Loaders) -> None:
     """Within one level; where a box is shrunk, DALI repeats its edge and PIL does without."""
     store = open_store(real_images, "train")

@@ -15,9 +15,10 @@ import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
 from fastsiam.errors import BackendError, DataError
-from fastsiam.pipelines import build_loader, dali_cropper, dali_decoder
+from fastsiam.pipelines import build_loader, dali_cropper, dali_graph
 from fastsiam.pipelines.dali_backend import DaliLoader
-from fastsiam.pipelines.dali_decoder import (
+from fastsiam.pipelines.dali_graph import (
+    build_graph,
     decoded,
     no_memory,
     reason,
@@ -25,7 +26,6 @@ from fastsiam.pipelines.dali_decoder import (
     say_what_decodes,
     without_engine,
 )
-from fastsiam.pipelines.dali_graph import build_graph
 from fastsiam.views.batch import crop_shapes
 from tests.pipelines.cases import equal
 from tests.sources import encoded, jpeg, picture
@@ -39,7 +39,7 @@ def text(what: str, operator: str = "MIXED operator `nvidia.dali.fn.decoders.ima
     """Return an error's text as DALI 2.4 puts it."""
     return (
         f"Critical error in pipeline:\nError in {operator},\nwhich was used in the pipeline "
-        'definition with the following traceback:\n\n  File "/x/dali_decoder.py", line 10, in x\n'
+        'definition with the following traceback:\n\n  File "/x/dali_graph.py", line 10, in x\n'
         f"    fn.decoders.image(\n\nencountered:\n\n{what}\n"
         "Current pipeline object is no longer valid."
     )
@@ -173,21 +173,6 @@ def test_a_loader_says_so_and_can_be_used_again(call: str, loader: DaliLoader) -
     assert all(equal(a, b) for a, b in zip(loader.epoch(0), expected, strict=True))
 
 
-def test_no_image_is_decoded_again_for_an_error_that_is_not_its(
-    loader: DaliLoader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("PIL was asked")
-
-    monkeypatch.setattr(dali_cropper.Cropper, "_begin_again", never)
-    for message in OTHERS:
-        failing(loader, "outputs", message)
-        with pytest.raises(RuntimeError):
-            list(loader.epoch(0))
-        assert len(list(loader.epoch(0))) == 6
-    assert not caplog.records
-
-
 def test_too_little_memory_for_the_graph_is_said(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,7 +232,7 @@ def test_the_jpeg_engine_is_told_of_once(
     monkeypatch.setattr(sys.modules["nvidia"], "nvimgcodec", stand_in, raising=False)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     say_what_decodes.cache_clear()
-    with caplog.at_level(logging.INFO, dali_decoder.__name__):
+    with caplog.at_level(logging.INFO, dali_graph.__name__):
         for _ in range(2):
             say_what_decodes(0, 0.9)
         say_what_decodes(0, 0.0)

@@ -23,12 +23,12 @@ from PIL import Image
 from fastsiam.config import DataConfig
 from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import build_loader, engine, headers, open_store
-from fastsiam.pipelines.cuts import Cuts
-from fastsiam.pipelines.engine import EncodedBatch, Engine, Lookahead
-from fastsiam.pipelines.job import JPEG
+from fastsiam.pipelines.engine import Engine, requested_ahead
+from fastsiam.pipelines.job import JPEG, Cuts, Images
+from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.store import BetonStore, Store
 from fastsiam.pipelines.store.files import Mapped
-from fastsiam.views.batch import Batch, CropLoader
+from fastsiam.views.batch import Batch
 from tests.conftest import write_images
 from tests.forms import FORMS, Write
 from tests.pipelines.cases import SMALL, equal, levels, readable
@@ -143,7 +143,8 @@ def test_crops_are_pillows(batch: tuple[ListStore, dict[int, Cuts], int]) -> Non
                 torch.empty((*own.flip.shape, side, side, 3), dtype=torch.uint8)
                 for side, own in cuts.items()
             )
-            made.submit(made.read(index), list(cuts.values()), list(cuts), crops=crops).result()
+            read, boxes = made.read(index), list(cuts.values())
+            made.submit(index, read, boxes, list(cuts), crops=crops).result()
             for (side, own), found in zip(cuts.items(), crops, strict=True):
                 for row in index.tolist():
                     expected = by_pillow(store, row, own, side)
@@ -214,7 +215,8 @@ def test_an_image_that_becomes_another_is_refused(tmp_path: Path) -> None:
         batch = made.read(np.arange(2))
         crops = (torch.empty((1, 2, 8, 8, 3), dtype=torch.uint8),)
         with pytest.raises(ImageError, match=r"it has 41 x 30 pixels, and its header says 40 x 30"):
-            made.submit(batch, [whole(batch.size, 8)], [8], crops=crops).result()
+            cuts = [whole(batch.size, 8)]
+            made.submit(np.arange(2), batch, cuts, [8], crops=crops).result()
         store.images = before
     made.close()
 
@@ -241,7 +243,7 @@ def test_a_cancelled_batch_lets_its_memory_go() -> None:
     for _ in range(3):
         batch = made.read(index)
         crops = (torch.zeros((1, len(index), 64, 64, 3), dtype=torch.uint8),)
-        pending = made.submit(batch, [whole(batch.size, 64)], [64], crops=crops)
+        pending = made.submit(index, batch, [whole(batch.size, 64)], [64], crops=crops)
         pending.cancel()
         kept = crops[0].clone()
         with ThreadPoolExecutor(1) as other:
@@ -268,15 +270,15 @@ def test_images_are_read_into_memory_that_is_used_again(
     monkeypatch.setattr(engine, "_CHUNK", 3 * max(map(len, wanted[:4])))  # of a few small images
     made = Engine(store, workers=1)
 
-    def check(batch: EncodedBatch) -> None:
-        for row in np.flatnonzero(batch.images.form == JPEG).tolist():
-            address, size = int(batch.images.address[row]), int(batch.images.bytes[row])
+    def check(batch: Images) -> None:
+        for row in np.flatnonzero(batch.form == JPEG).tolist():
+            address, size = int(batch.address[row]), int(batch.bytes[row])
             assert ctypes.string_at(address, size) == wanted[row]
 
     first, second = made.read(index), made.read(index)
     check(first)
     check(second)
-    assert not set(first.images.address[first.images.address > 0]) & set(second.images.address)
+    assert not set(first.address[first.address > 0]) & set(second.address)
     del first, second
     chunks = sum(map(len, made._chunks._free.values()))
     assert chunks > 2
@@ -334,7 +336,8 @@ def test_a_batch_keeps_the_memory_that_holds_its_records(odd: Path) -> None:
     assert isinstance(file, Mapped)
     made, memory = Engine(store, workers=1), np.frombuffer(file.view, np.uint8).copy()
     kept = weakref.ref(memory)
-    batch = made.in_memory(np.arange(len(store)), memory, store.start.astype(np.int64))
+    address = memory.ctypes.data + store.start.astype(np.int64)
+    batch = made.headers.images(np.arange(len(store)), address, store.sizes(), memory)
     del memory
     assert kept() is not None
     del batch
@@ -360,13 +363,11 @@ class Asked:
 def test_coming_batches_of_remote_data_are_fetched_ahead() -> None:
     """128 MiB of them, each asked for once."""
     store = Asked()
-    lookahead = Lookahead(store, lambda step: np.array([2 * step, 2 * step + 1]), range(3, 7))  # type: ignore[arg-type]
-    asked = []
-    for _ in range(5):
-        lookahead.advance()
+    batches = [[2 * step, 2 * step + 1] for step in range(3, 7)]
+    asked, read = [], []
+    for index in requested_ahead(store, map(np.array, batches)):  # type: ignore[arg-type]
         asked.append(len(store.images))
-    assert asked == [2, 3, 4, 4, 4]
-    assert store.images == [[2 * step, 2 * step + 1] for step in range(3, 7)]
+        read.append(index.tolist())
+    assert asked == [2, 3, 4, 4] and read == store.images == batches
     store.is_remote = False
-    Lookahead(store, lambda step: np.array([step]), range(9)).advance()  # type: ignore[arg-type]
-    assert len(store.images) == 4
+    assert len([*requested_ahead(store, map(np.array, batches))]) == len(store.images)  # type: ignore[arg-type]

@@ -20,15 +20,13 @@ from fastsiam.config import AugmentConfig, ConvertConfig, DataConfig
 from fastsiam.errors import DataError
 from fastsiam.pipelines import Store, backends, build_eval_loader, central, open_store
 from fastsiam.pipelines.convert.command import convert_data
-from fastsiam.pipelines.cuts import cut_centres
-from fastsiam.pipelines.job import Images, Job, run_in_threads
+from fastsiam.pipelines.job import Images, Job, cut_centres, run_in_threads
 from fastsiam.views.batch import EvalBatch, EvalLoader
 from fastsiam.views.photometric.reference import normalize
 from tests.forms import FORMS
-from tests.pipelines.cases import NEEDS, PIPELINES, THREADED, levels, readable
+from tests.pipelines.cases import NEEDS, PIPELINES, levels, readable
 from tests.pipelines.readers import change_image
 from tests.sources import encoded, picture, rotated_jpeg
-from tests.tiers import rest_slow
 
 
 def build(
@@ -91,9 +89,8 @@ def test_what_lies_outside_a_long_thin_images_crop_is_not_made(size: tuple[int, 
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_batches_have_the_promised_form(name: str, dtype: torch.dtype | None, images: Path) -> None:
-    loader = build(name, readable(name, images / "train"), batch=9, dtype=dtype)
+def test_batches_have_the_promised_form(dtype: torch.dtype | None, images: Path) -> None:
+    loader = build("native", images / "train", batch=9, dtype=dtype)
     batches = list(loader)
     assert [len(batch.image) for batch in batches] == [9, 9, 6]
     for batch in batches:
@@ -135,12 +132,11 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", ["folder", "converted", "pixels"])
 @pytest.mark.parametrize(("resize", "side"), [(20, 16), (16, 16), (12, 17), (64, 16)])
-@pytest.mark.parametrize("name", THREADED)
-def test_odd_images_equal_pils(name: str, resize: int, side: int, kind: str, odd: Path) -> None:
+def test_odd_images_equal_pils(resize: int, side: int, kind: str, odd: Path) -> None:
     root = odd.with_name(kind)
     if not root.exists():
         root = FORMS[kind](odd, root)
-    ours = shown(build(name, root, resize=resize, side=side))
+    ours = shown(build("native", root, resize=resize, side=side))
     assert torch.equal(ours, expected(open_store(root, "train"), resize, side))
 
 
@@ -152,9 +148,8 @@ def photographs(real_images: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.parametrize(("resize", "side"), [(256, 224), (72, 96)])
-@pytest.mark.parametrize("name", THREADED)
-def test_photographs_equal_pils(name: str, resize: int, side: int, photographs: Path) -> None:
-    ours = shown(build(name, photographs, resize=resize, side=side, batch=32))
+def test_photographs_equal_pils(resize: int, side: int, photographs: Path) -> None:
+    ours = shown(build("native", photographs, resize=resize, side=side, batch=32))
     assert torch.equal(ours, expected(open_store(photographs, "train"), resize, side))
 
 
@@ -183,26 +178,31 @@ def test_what_dali_resizes_is_near_pils(resize: int, side: int, photographs: Pat
     assert gap.max() == 1 if resize > side else (gap > 2).mean() < 0.005
 
 
-@pytest.mark.dali
-@pytest.mark.parametrize(("resize", "maker"), [(96, "dali"), (95, "native")])
-def test_the_engine_makes_crops_with_a_border(resize: int, maker: str, images: Path) -> None:
-    store, data = open_store(images / "train", "train"), DataConfig(pipeline="dali")
-    device = torch.device("cuda")
-    made = backends.BACKENDS["dali"].central_crops(
-        data, store, resize=resize, side=96, device=device
+@pytest.mark.parametrize(
+    ("name", "device", "resize", "maker"),
+    [
+        *(pytest.param(*name.values, "cpu", 96, "native", marks=name.marks) for name in PIPELINES),
+        pytest.param("dali", "cuda", 96, "dali", marks=NEEDS["dali"]),
+        pytest.param("dali", "cuda", 95, "native", marks=NEEDS["dali"]),  # a border
+    ],
+)
+def test_the_engine_makes_the_crops_except_for_dali_on_a_gpu(
+    name: Any, device: str, resize: int, maker: str, images: Path
+) -> None:
+    """So the other tests here take one pipeline."""
+    store = open_store(images / "train", "train")
+    made = backends.BACKENDS[name].central_crops(
+        DataConfig(pipeline=name), store, resize=resize, side=96, device=torch.device(device)
     )
     assert isinstance(made, partial) and made.func.__module__.endswith(f"{maker}_backend")
 
 
 @pytest.mark.parametrize("keep", [0, 2**30])
-@pytest.mark.parametrize("name", PIPELINES)
-def test_every_pass_is_the_same(
-    name: str, keep: int, images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_pass_is_the_same(keep: int, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after some that were broken off; and what is kept is not made again."""
     monkeypatch.setattr(central, "_KEEP_BYTES", keep)
-    root = readable(name, images / "train")
-    loader = build(name, root)
+    root = images / "train"
+    loader = build("native", root)
     for taken in (1, 2):
         assert len(list(islice(loader, taken))) == taken
     first = list(loader)
@@ -223,7 +223,7 @@ def test_crops_are_kept_where_the_network_is(images: Path, monkeypatch: pytest.M
     assert {(kept.device.type, kept.dtype) for kept in loader._kept} == {("meta", torch.uint8)}
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", ["native", pytest.param("ffcv", marks=NEEDS["ffcv"])])
 def test_a_broken_image_is_named(name: str, images: Path) -> None:
     """After the batches before it, on every pass, in one line."""
     root = readable(name, images / "train")
@@ -237,13 +237,13 @@ def test_a_broken_image_is_named(name: str, images: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("world", rest_slow([2, 1, 5]))
-def test_ranks_share_the_chosen_images(name: str, world: int, images: Path) -> None:
-    root = readable(name, images / "train")
+@pytest.mark.parametrize("world", [2, 1, 5])
+def test_ranks_share_the_chosen_images(world: int, images: Path) -> None:
+    root = images / "train"
     chosen = np.array([0, 1, 5, 11, 12, 20, 23])
-    everything = next(iter(build(name, root, batch=24)))
-    loaders = [build(name, root, batch=2, rank=r, world=world, chosen=chosen) for r in range(world)]
+    everything = next(iter(build("native", root, batch=24)))
+    own: dict[str, Any] = {"batch": 2, "world": world, "chosen": chosen}
+    loaders = [build("native", root, rank=rank, **own) for rank in range(world)]
     batches = [batch for loader in loaders for batch in loader]
     index = torch.cat([batch.index for batch in batches])
     assert index.tolist() == chosen.tolist()
@@ -257,12 +257,11 @@ def test_ranks_share_the_chosen_images(name: str, world: int, images: Path) -> N
     assert rows == list(range(7))
 
 
-@pytest.mark.parametrize("name", rest_slow(PIPELINES))
-def test_ranks_take_batches_in_turn(name: str, images: Path) -> None:
-    root, chosen = readable(name, images / "train"), np.arange(3, 24)
+def test_ranks_take_batches_in_turn(images: Path) -> None:
+    root, chosen = images / "train", np.arange(3, 24)
     found: dict[int, list[int]] = {}
     for rank in range(3):
-        loader = build(name, root, batch=4, rank=rank, world=3, chosen=chosen, in_turn=True)
+        loader = build("native", root, batch=4, rank=rank, world=3, chosen=chosen, in_turn=True)
         rows, batches = loader.rows(), list(loader)
         found |= {rank + 3 * i: batch.index.tolist() for i, batch in enumerate(batches)}
         assert [row + 3 for row in rows] == [i for batch in batches for i in batch.index.tolist()]
@@ -271,10 +270,8 @@ def test_ranks_take_batches_in_turn(name: str, images: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_rank_without_images(name: str, images: Path) -> None:
-    root = readable(name, images / "train")
-    loader = build(name, root, rank=3, world=4, chosen=np.array([4, 6]))
+def test_a_rank_without_images(images: Path) -> None:
+    loader = build("native", images / "train", rank=3, world=4, chosen=np.array([4, 6]))
     assert list(loader) == [] and list(loader.rows()) == [] and loader.images == 2
 
 
@@ -294,7 +291,7 @@ def test_the_package_is_not_needed(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", ["native", pytest.param("dali", marks=NEEDS["dali"])])
 def test_images_on_the_gpu(name: str, photographs: Path) -> None:
     """Those of the CPU to the last level; nvJPEG's transform and colours round otherwise."""
     settings = {"resize": 256, "side": 224, "batch": 32}

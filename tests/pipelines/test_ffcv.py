@@ -150,13 +150,6 @@ def test_a_page_cache_that_cannot_read_is_an_error(images: Path) -> None:
     loader.close()
 
 
-def test_what_it_cannot_read_is_said(images: Path) -> None:
-    data = DataConfig(data=str(images / "train"), pipeline="ffcv")
-    with pytest.raises(DataError, match=r"fastsiam convert folder --source .*train") as caught:
-        build_loader(data, SMALL, batch=8)
-    assert "\n" not in str(caught.value)
-
-
 def test_others_keep_their_threads_and_numba_its_types(images: Path) -> None:
     import numba
     from numba import uint8

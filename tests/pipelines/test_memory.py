@@ -24,9 +24,9 @@ from fastsiam.errors import DataError, ImageError
 from fastsiam.pipelines import open_store
 from fastsiam.pipelines.automatic import choose_pipeline
 from fastsiam.pipelines.headers import Headers
+from fastsiam.pipelines.loaders import CropLoader
 from fastsiam.pipelines.memory_backend import Pixels
 from fastsiam.pipelines.store.probe import without_warnings
-from fastsiam.views.batch import CropLoader
 from tests.pipelines.cases import WITH_IMAGES, build, readable
 from tests.processes import Forked
 from tests.sources import folder_members, tar

@@ -22,7 +22,6 @@ from fastsiam.pipelines import (
     build_loader,
     loader_processes,
     open_store,
-    torchvision_backend,
 )
 from fastsiam.pipelines.loader_processes import images_of_an_item
 from fastsiam.pipelines.loaders import take_over
@@ -210,19 +209,28 @@ def test_what_a_gpu_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda own: own)
     with FakeTensorMode(allow_non_fake_inputs=True):
         parts = [
-            torchvision_backend._Made(
-                tuple(torch.empty(shape, dtype=torch.uint8) for shape in crop_shapes(UNEQUAL, n)),
+            (
+                np.arange(n),
                 draw_views(UNEQUAL, seed=0, epoch=0, index=np.arange(n), size=[(32, 32)] * n),
-                n,
+                tuple(torch.empty(shape, dtype=torch.uint8) for shape in crop_shapes(UNEQUAL, n)),
             )
             for n in (3, 3, 2)
         ]
-        crops, params, seen = put_together(
+        index, params, crops = put_together(
             iter(parts), crop_shapes(UNEQUAL, 8), torch.device("cuda", 0), stream
         )
         views = in_views_order([own.flatten(0, 1) for own in crops], UNEQUAL)
         made = [normalized(view, UNEQUAL, dtype=torch.bfloat16) for view in views]
-    assert calls == ["copied", "waits", "held", "waits", "held"] and seen == 3 + 3 + 2
+    assert calls == ["copied", "waits", "held", "waits", "held"] and index.tolist() == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        2,
+        0,
+        1,
+    ]
     assert params.box.shape == (len(UNEQUAL.views), 8, 4)
     assert [tuple(own.shape) for own in crops] == crop_shapes(UNEQUAL, 8)
     assert [view.shape[2] for view in made] == [24, 12, 24, 12, 12]

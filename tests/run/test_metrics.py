@@ -111,6 +111,9 @@ def test_the_guard_takes_outputs_without_bn_as_they_start() -> None:
     assert [guard.check(i, x, 20.0) for i, x in enumerate((0.4, 0.8, 0.3))] == [None] * 3
     assert "std 0.190 (healthy: near 0.4)" in str(guard.check(4, 0.19, 20.0))
     guard = CollapseGuard("warn", batch=64, centred=False)
+    guard.begin(0.6)
+    assert "healthy: near 0.6" in str(guard.check(1, 0.29, 20.0))
+    guard = CollapseGuard("warn", batch=64, centred=False)
     assert "effective rank 1.5" in str(guard.check(0, 0.4, 1.5))
 
 

@@ -411,6 +411,4 @@ def test_the_steps_of_this_run_decide(
 def test_it_is_said_before_it_is_done(small: TrainConfig) -> None:
     done = train_short(with_settings(small, compile="on", knn_every=0, max_steps=1))
     before, _, after = done.stderr.partition("compiled in")
-    assert after and "compiling, about a minute; --compile off goes without\n" in before, (
-        done.stderr
-    )
+    assert after and "compiling, about a minute; --compile off skips it\n" in before, done.stderr

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +27,12 @@ from fastsiam.methods import build_method
 from fastsiam.model.numerics import FiniteCheck
 from fastsiam.pipelines import build_loader
 from fastsiam.run import checkpoint as checkpoints
-from fastsiam.run.log import read_metrics
+from fastsiam.run.log import initial_spread, read_metrics
 from fastsiam.train import clock as clock_module
 from fastsiam.train import command as job
 from fastsiam.train import monitor
 from fastsiam.train.clock import Clock
-from fastsiam.train.collapse import rank_of_gram
+from fastsiam.train.collapse import rank_of_gram, z_std
 from fastsiam.train.command import train_here
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import Batch
@@ -82,7 +83,7 @@ def test_lines_and_files_of_a_run(
     assert run == tmp_path / "run"
     lines = read_metrics(run)
     kinds = [line["kind"] for line in lines]
-    assert kinds == ["knn"] + ["train"] * 6 + ["knn"] + ["train"] * 6 + ["knn"]
+    assert kinds == ["knn", "initial"] + ["train"] * 6 + ["knn"] + ["train"] * 6 + ["knn"]
     fields = {
         "kind",
         "step",
@@ -140,6 +141,21 @@ def test_the_clock_waits_for_a_gpu_before_evaluations(
     assert waited.count(True) == 2
 
 
+def test_collapse_is_judged_by_the_untrained_network(small: TrainConfig) -> None:
+    """It is measured once, also in a run that is resumed."""
+    config = with_settings(small, head_bn="none", knn_every=0)
+    run = train_here(with_settings(config, max_steps=2), "imagenet")
+    (found,) = [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"]
+    with closing(build_loader(config.data, config.augment, batch=8)) as loader:
+        torch.manual_seed(config.numerics.seed)
+        method = build_method(config.model, images=loader.images)
+        batch = next(iter(loader.epoch(0)))
+        assert z_std(method(batch.views, batch.index).embedding).item() == pytest.approx(found)
+    train_here(config, "imagenet")
+    assert [line["z_std"] for line in read_metrics(run) if line["kind"] == "initial"] == [found]
+    assert initial_spread(run) == found
+
+
 def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
     """Also where a run begins again because it was killed before its first checkpoint."""
 
@@ -147,12 +163,12 @@ def test_no_evaluation_before_the_first_epoch(small: TrainConfig) -> None:
         return "".join(line["kind"][0] for line in read_metrics(run))
 
     run = train_here(with_settings(small, knn_first=False, max_steps=1), "imagenet")
-    assert kinds(run) == "t"
+    assert kinds(run) == "it"
     checkpoints.last(run).unlink()
-    assert kinds(train_here(with_settings(small, max_steps=1), "imagenet")) == "kt"
+    assert kinds(train_here(with_settings(small, max_steps=1), "imagenet")) == "ikt"
     checkpoints.last(run).unlink()
     later = with_settings(small, knn_first=False)
-    assert kinds(train_here(later, "imagenet")) == "k" + "t" * 6 + "k" + "t" * 6 + "k"
+    assert kinds(train_here(later, "imagenet")) == "ik" + "t" * 6 + "k" + "t" * 6 + "k"
 
 
 @pytest.mark.parametrize(("device", "batch"), [("cpu", 256), ("cuda", 1024)])
@@ -189,7 +205,7 @@ def test_data_without_validation_labels_trains_without_the_monitor(
             path.rename(images / "val" / f"{folder.name}-{path.name}")
         folder.rmdir()
     run = train_here(with_settings(small, epochs=1), "imagenet")
-    assert {line["kind"] for line in read_metrics(run)} == {"train"}
+    assert {line["kind"] for line in read_metrics(run)} == {"initial", "train"}
     assert "no kNN monitor: the training and validation images" in capfd.readouterr().err
 
 
@@ -229,7 +245,7 @@ def test_a_broken_image_loses_nothing(small: TrainConfig, images: Path, tmp_path
     (note,) = error.value.__notes__
     assert re.fullmatch(
         r"saved .*last\.pt at step \d+; "
-        "with another one in its place it continues with --bad-images replace",
+        "--bad-images replace continues with another image in its place",
         note,
     )
     assert checkpoints.load(tmp_path / "run").step >= 5
@@ -275,7 +291,8 @@ def test_without_stop_gradient_the_solution_collapses(
         small, data=str(data), batch=512, epochs=40, knn_every=0, stop_gradient=stop_gradient
     )
     run_once(config, tmp_path / "run")
-    first, last = (read_metrics(tmp_path / "run")[i] for i in (0, -1))
+    lines = [line for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    first, last = lines[0], lines[-1]
     assert first["z_std"] > 0.9 and first["loss"] > -0.5
     if stop_gradient:
         assert last["loss"] > -0.8 and last["z_std"] > 0.75 and last["rank"] > 4

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fastsiam.config import AugmentConfig, DataConfig
-from fastsiam.pipelines import build_eval_loader, build_loader, native_backend
+from fastsiam.pipelines import build_eval_loader, build_loader, engine
 from fastsiam.views.batch import Batch
 from tests.pipelines.cases import readable
 from tests.views.cases import UNEQUAL
@@ -30,7 +30,7 @@ FFCV = pytest.param("ffcv", marks=pytest.mark.ffcv)
 def native_without_threads(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each batch where it is asked for: torch fakes tensors in one thread alone."""
     monkeypatch.setattr(
-        native_backend, "made_ahead", lambda make, tasks, *, count: (make(task) for task in tasks)
+        engine, "made_ahead", lambda make, tasks, *, count: (make(task) for task in tasks)
     )
 
 

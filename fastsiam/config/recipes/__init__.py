@@ -17,7 +17,7 @@ from .related import (
     swav_small,
 )
 from .related_cifar10 import byol_cifar10, mocov2_cifar10, simclr_cifar10, swav_cifar10
-from .simsiam import cifar10, demo, fastsiam, imagenet
+from .simsiam import cifar10, demo, fastsiam, fastsiam_cifar10, imagenet
 
 __all__ = [
     "RECIPES",
@@ -28,6 +28,7 @@ __all__ = [
     "cifar10",
     "demo",
     "fastsiam",
+    "fastsiam_cifar10",
     "imagenet",
     "mocov2",
     "mocov2_cifar10",
@@ -46,6 +47,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
         cifar10,
         demo,
         fastsiam,
+        fastsiam_cifar10,
         simclr,
         mocov2,
         byol,
