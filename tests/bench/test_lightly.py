@@ -76,6 +76,7 @@ def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> N
     assert "--loader must be lightly or fastsiam" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_file_is_read_by_eval_and_the_seed_repeats_the_run(data: Path, tmp_path: Path) -> None:
     losses = []
     for name in ("a", "b"):
