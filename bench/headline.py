@@ -102,7 +102,7 @@ class Training:
 
         if self.seconds_to_goal is not None:
             return True
-        if not checkpoints.is_there(self.folder):
+        if not checkpoints.exists(self.folder):
             return False
         state = checkpoints.load(self.folder)
         return state.epoch >= state.config.optim.epochs

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from fastsiam.bench.cases import CASES, Case
 from fastsiam.bench.config import BenchConfig, GpuConfig, HeadlineConfig, SoakConfig
 from fastsiam.bench.peers import require_lightly
-from fastsiam.cli.help import Group
 from fastsiam.cli.options import Commands
 from fastsiam.config import PipelineSetting, TrainConfig
 
 
-class _BenchGroup(Group):
+class _BenchGroup(typer.core.TyperGroup):
     """``fastsiam bench`` alone, or followed by options, means ``fastsiam bench all``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
