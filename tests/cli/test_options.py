@@ -265,7 +265,7 @@ def test_what_is_no_run_is_one_line(begun: TrainConfig, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     said = fastsiam("train", "--resume", str(tmp_path / "photos"), code=1).stderr
     assert said == (
-        f"error: {tmp_path / 'photos'} is no run's folder: it holds neither config.json nor "
+        f"error: {tmp_path / 'photos'} is not a run folder: it has neither config.json nor "
         "checkpoints/last.pt\n"
     )
     (tmp_path / "run" / "config.json").write_text("{")
