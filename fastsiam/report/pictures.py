@@ -30,7 +30,7 @@ def check_picture(path: Path) -> None:
     """
     Image.init()
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise ValueError(f"{path}: no picture's ending; .png is one")
+        raise ValueError(f"--out {path}: no picture's ending; .png is one")
 
 
 def save_picture(picture: Image.Image, path: Path) -> None:
