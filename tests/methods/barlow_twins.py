@@ -43,8 +43,8 @@ class BarlowTwins(Method):
 
     def forward(self, views: tuple[Tensor, ...], index: Tensor) -> Output:
         """Return the loss over the images of all ranks, and the first view's embeddings."""
-        batches = [self.projector(self.backbone(batch)) for batch in self.joined(views)]
-        z = self.apart(batches, len(index))
+        batches = [self.projector(self.backbone(batch)) for batch in self.join_views(views)]
+        z = self.split_views(batches, len(index))
         first, second = (standardised(gather_with_gradient(view.float())) for view in z)
         correlation = first.T @ second / len(first)
         on_diagonal = (correlation.diagonal() - 1).square().sum()

@@ -188,7 +188,7 @@ def test_import_and_init_ask_for_its_parts(
     assert torch.equal(started["target.0.conv1.weight"], read.state["backbone.conv1.weight"])
     simsiam = with_settings(small_simsiam(config), init=str(run), out=str(tmp_path / "simsiam"))
     train_here(simsiam, "imagenet")
-    assert "fresh: projector, predictor" in capfd.readouterr().err
+    assert "new: projector, predictor" in capfd.readouterr().err
 
 
 def test_its_backbone_is_exported_without_a_line_of_its_own(config: TrainConfig) -> None:
