@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 
@@ -195,7 +197,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
-    if _has_parquet(root) or any(map(_has_parquet, folders.values())):
+    if any(_has_file(folder, f"*{PARQUET}") for folder in (root, *folders.values())):
         return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
@@ -216,39 +218,27 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
             f"{folder} holds Arrow files without a {STATE}, as the cache of datasets does: name a "
             "folder that save_to_disk wrote, or parquet files"
         )
-    if _has_parquet(folder):
+    if _has_file(folder, f"*{PARQUET}"):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
         return ParquetStore(folder, files, columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
-def _has_parquet(folder: Place) -> bool:
-    """Tell whether parquet files lie in a folder."""
-    return _has_file(folder, "", PARQUET)
-
-
-def _has_file(folder: Place, start: str, end: str) -> bool:
+def _has_file(folder: Place, pattern: str) -> bool:
     """Tell whether a file of such a name is in a folder; one of images is not listed to its end."""
     with explained(DataError, f"cannot list {folder}"):
-        for name in _names(folder):
-            if name.startswith(start) and name.endswith(end) and not name.startswith("."):
-                return True
-            if is_image_name(name):
-                return False
+        entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
+        with contextlib.closing(entries):
+            for entry in entries:
+                if fnmatchcase(entry.name, pattern) and not entry.name.startswith("."):
+                    return True
+                if is_image_name(entry.name):
+                    return False
     return False
 
 
-def _names(folder: Place) -> Iterator[str]:
-    """Yield the names of what lies in a folder, as they are found."""
-    if isinstance(folder, Path):
-        with os.scandir(folder) as entries:
-            yield from (entry.name for entry in entries)
-    else:
-        yield from (path.name for path in folder.iterdir())
-
-
 def _is_data_set(folder: Place) -> bool:
-    own = (folder / "train").is_dir() or _has_file(folder, "train", ".beton")
+    own = (folder / "train").is_dir() or _has_file(folder, "train*.beton")
     return own or (isinstance(folder, Path) and is_saved_dataset(folder))
 
 
