@@ -111,13 +111,12 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         found = sorted(p for p in folder.glob(f"{split}-*.beton") if _PART.fullmatch(p.name))
     if not found:
         return []
-    matches = [_PART.fullmatch(path.name) for path in found]
-    counts = {int(match[3]) for match in matches if match}
-    numbers = [int(match[2]) for match in matches if match]
+    matches = [match for path in found if (match := _PART.fullmatch(path.name))]
+    counts, numbers = {int(match[3]) for match in matches}, {int(match[2]) for match in matches}
     if len(counts) > 1:
         raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
     count = counts.pop()
-    if missing := sorted(set(range(1, count + 1)) - set(numbers)):
+    if missing := sorted({*range(1, count + 1)} - numbers):
         raise DataError(
             f"{folder} lacks of the {count} parts of its {split} images: "
             f"{', '.join(map(str, missing))}; convert them too, with --part"
@@ -152,14 +151,12 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
 
 def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool) -> Store:
     files = beton_files(root, split)
-    if sources:
+    if sources or not files:
         try:
-            return _open_unconverted(root, split, columns, in_order=True)
+            return _open_unconverted(root, split, columns, in_order=sources)
         except DataError:
             if not files:
                 raise
-    if not files:
-        return _open_unconverted(root, split, columns, in_order=False)
     if split == "train" and isinstance(root, Path):
         _say_which(root, files[0])
     return BetonStore(*files)
