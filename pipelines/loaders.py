@@ -16,7 +16,7 @@ from torch import Tensor
 from fastsiam.config import AugmentConfig
 from fastsiam.errors import ImageError
 from fastsiam.views.batch import Batch, Crops, crop_shapes, to_device
-from fastsiam.views.digest import seen_in
+from fastsiam.views.digest import batch_digest
 from fastsiam.views.draws import ViewParams, draw_views
 from fastsiam.views.photometric import photometric
 
@@ -109,7 +109,7 @@ class StoreLoader(ABC):
         for step, (index, params, views) in enumerate(made, skip):
             if self.reads_files:
                 self._store.check()
-            seen = seen_in(params, index, epoch=epoch, place=self._order.place(step))
+            seen = batch_digest(params, index, epoch=epoch, place=self._order.place(step))
             there = to_device(index, self._device)
             yield Batch(views, there, self._labels[there], seen, params, self._store.name)
 

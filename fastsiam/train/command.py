@@ -21,8 +21,8 @@ from fastsiam.console import Console
 from fastsiam.distributed import Place, from_all, minimum_across_ranks
 from fastsiam.environment import environment
 from fastsiam.errors import DataError, DeviceError, FastSiamError
-from fastsiam.evaluate.features import feature_batches
-from fastsiam.evaluate.knn import KnnResult, knn_between
+from fastsiam.evaluate.features import collected, feature_batches
+from fastsiam.evaluate.knn import KnnResult, knn_accuracy
 from fastsiam.evaluate.subject import as_evaluated, labelled_loaders
 from fastsiam.methods import Method, build_method
 from fastsiam.model.backbones import check_backbone
@@ -35,7 +35,7 @@ from fastsiam.train.introduction import introduce
 from fastsiam.train.loop import train
 from fastsiam.train.monitor import Evaluate, Watched
 from fastsiam.train.resolve import ResolvedConfig, resolve
-from fastsiam.train.start import goes_on, initial_weights, refuse_existing_run, take_weights
+from fastsiam.train.start import initial_weights, refuse_existing_run, take_weights, will_resume
 from fastsiam.train.step import TrainingStep
 from fastsiam.views.batch import EvalLoader, Loader
 
@@ -74,11 +74,29 @@ def preflight(config: TrainConfig, *, world: int) -> None:
         )
     for side in config.augment.by_side:
         check_backbone(config.model, crop=side)
-    if config.run.init and not distributed.is_worker() and not goes_on(config):
+    if config.run.init and not distributed.is_worker() and not will_resume(config):
         initial_weights(config)
     if world > 1 and config.data.loads_images:
         # A resumed run keeps its number of images, even if some files are gone.
-        open_training_images(config.data, batch=1 if goes_on(config) else config.optim.batch)
+        open_training_images(config.data, batch=1 if will_resume(config) else config.optim.batch)
+
+
+def check_run(config: TrainConfig) -> int:
+    """Refuse what cannot work on as many machines as are asked for; return the most ranks.
+
+    Raises:
+        ValueError, FastSiamError: as ``preflight``.
+    """
+    if config.run.max_nodes > 1 and not config.run.out:
+        raise ValueError("several machines need --out: a run folder that all of them share")
+    machines = range(config.run.min_nodes, config.run.max_nodes + 1)
+    *fewer, most = [number * config.run.gpus for number in machines]
+    if distributed.is_worker():
+        fewer, most = [], int(os.environ["WORLD_SIZE"])
+    preflight(config, world=most)
+    for world in fewer:
+        check_shares(config, world)
+    return most
 
 
 def check_shares(config: TrainConfig, world: int) -> None:
@@ -192,7 +210,7 @@ def _train(
         if place.leads:
             introduce(console, resolved, loader, folder.path)
             if resolved.damaged:
-                checkpoints.put_aside(folder.path)
+                checkpoints.rename_corrupt(folder.path)
         method = _fresh_method(resolved, console)
         # Compiling must not overlap with a loader at work: see TrainingStep.prepare.
         resolved, step = prepared_step(resolved, method, console)
@@ -346,8 +364,11 @@ def _monitor(
                     done.add(len(part[1]) * place.world)
                     yield part
 
-            found = knn_between(
-                features(bank), features(queries), votes=votes, classes=len(bank.classes)
+            found = knn_accuracy(
+                features(bank),
+                *collected(features(queries)),
+                votes=votes,
+                classes=len(bank.classes),
             )
         return found[0]
 

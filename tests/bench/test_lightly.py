@@ -65,7 +65,6 @@ def test_a_run_leaves_weights_that_are_measured_as_ours(
     assert moved.shape == (4,) and moved.abs().max() > 0
 
 
-@pytest.mark.slow
 def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = settings(data, "simsiam", out)
@@ -76,6 +75,7 @@ def test_lightlys_method_trains_from_our_loader(data: Path, tmp_path: Path) -> N
     assert "--loader must be lightly or fastsiam" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_file_is_read_by_eval_and_the_seed_repeats_the_run(data: Path, tmp_path: Path) -> None:
     losses = []
     for name in ("a", "b"):

@@ -196,10 +196,3 @@ def test_fastsiam_on_cifar10_is_lightlys_benchmark() -> None:
     assert config.augment.views == simsiam.augment.views * 2
     assert replace(config.augment, views=simsiam.augment.views) == simsiam.augment
     assert replace(config.model, method=simsiam.model.method) == simsiam.model
-
-
-def test_every_recipe_says_its_command() -> None:
-    for name, recipe in RECIPES.items():
-        said = " ".join((recipe.__doc__ or "").split())
-        there = f"--recipe {name} " in said or name in ("imagenet", "demo")
-        assert there and "``fastsiam " in said, name

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastsiam.config import TrainConfig
-from fastsiam.config.recipes import imagenet
+from fastsiam.config.recipes import RECIPES
 from fastsiam.train import clock as module
 from fastsiam.train.clock import Clock, Forecast
 from fastsiam.train.loop import _outlook
@@ -60,7 +60,7 @@ def test_evaluations_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_said() -> None:
-    config = with_settings(imagenet(), batch=512)
+    config = with_settings(RECIPES["imagenet"](), batch=512)
     assert _outlook(100.0, config, 2502, 250_199) == (
         "at 5.1 images/s an epoch takes about 2 d 22 h, "
         "the remaining 250,199 steps 289 d 14 h, without evaluations"

@@ -60,7 +60,7 @@ def test_training_goes_on_while_eigenvalues_are_found(
         if step == 5:
             assert history(run)[0] == expected[0]
 
-    monkeypatch.setattr(monitor, "works_beside", lambda device: True)
+    monkeypatch.setattr(monitor, "host_is_idle", lambda device: True)
     monkeypatch.setattr(monitor, "rank_of_gram", when_it_may)
     run_once(config, run, before=look)
     assert found.is_set() and history(run) == expected and len(expected) == 3
@@ -224,7 +224,7 @@ def test_interrupted_in_the_last_evaluation_it_says_what_is_saved(
     def interrupted(*args: Any, **how: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job, "knn_between", interrupted)
+    monkeypatch.setattr(job, "knn_accuracy", interrupted)
     config = with_settings(small, knn_every=4, knn_first=False)
     with pytest.raises(Interrupted, match=r"SIGINT: stopped after step 12, saved .*last\.pt"):
         train_here(config, "imagenet")
@@ -322,11 +322,11 @@ def test_the_guard_speaks_up(
         log_every=10,
     )
     if on_collapse == "stop":
-        with pytest.raises(TrainingError, match=r"collapses at step \d+: std .*usual causes"):
+        with pytest.raises(TrainingError, match=r"collapsed at step \d+: std .*usual causes"):
             run_once(config, tmp_path / "run")
     else:
         run_once(config, tmp_path / "run")
-        warnings = capfd.readouterr().err.count("warning: the representation collapses")
+        warnings = capfd.readouterr().err.count("warning: the representation collapsed")
         assert 1 <= warnings < 8  # once an episode, not at every log point
         assert checkpoints.load(tmp_path / "run").step == 120
 
