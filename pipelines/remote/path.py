@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Self
@@ -110,7 +110,7 @@ class RemotePath(Url):
         """Tell whether it is an object, or objects lie below it."""
         return self.is_file() or self.is_dir()
 
-    def iterdir(self) -> Iterator[Self]:
+    def iterdir(self) -> Generator[Self, None, None]:
         """Yield what lies directly below it."""
         level = self._level()
         for name in sorted({*level.files, *level.folders}):

@@ -252,7 +252,7 @@ def _scan(
     note: Callable[[], None] = lambda: None,
     hop: int = 0,
 ) -> _Found:
-    """Find the images of a part; ``note`` hears of each."""
+    """Find the images of a part, and call ``note`` after each."""
     file = files[part.file]
     read, heads = _reader(file, hop), _HEADS if isinstance(file, RemoteFile) else ()
     names: list[str] = []

@@ -46,8 +46,7 @@ class ArrowStore(TableStore):
         schemas, rows = [table.schema for table in tables], list(map(len, tables))
         super().__init__(root, paths, schemas, rows, names)
         columns = zip(files, self._columns, tables, strict=True)
-        places = [_placed(*own) for own in columns]
-        start, size = (np.concatenate(column) for column in zip(*places, strict=True))
+        start, size = np.hstack([_places(*own) for own in columns])
         self._set_places(files, np.repeat(np.arange(len(files)), rows), start, size)
         self._refuse_paths_alone()
 
@@ -78,37 +77,34 @@ def _read(file: Mapped) -> Any:
         return table
 
 
-def _placed(
-    file: Mapped, columns: Columns, table: Any
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the bytes of a table's images begin in the file, and how many there are."""
+def _places(file: Mapped, columns: Columns, table: Any) -> NDArray[np.int64]:
+    """Return where the images of a table begin in the file, and their sizes: (2, images)."""
     images = table.column(columns.image)
     if not columns.bare and images.type.get_field_index("bytes") < 0:  # none, or two of them
         raise DataError(
             f"{file.path} is damaged: its images have no bytes; save the data set again"
         )
-    starts, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    places = [np.zeros((2, 0), np.int64)]
     for chunk in images.chunks:
-        start, size = _placed_chunk(file, chunk, chunk if columns.bare else chunk.field("bytes"))
-        starts.append(start)
-        sizes.append(size)
-    return np.concatenate(starts), np.concatenate(sizes)
+        data = chunk if columns.bare else chunk.field("bytes")
+        there = np.asarray(data.is_valid()) & np.asarray(chunk.is_valid())
+        start, size = _places_of_chunk(file, data)
+        places.append(np.stack([start, size * there]))
+    return np.hstack(places)
 
 
-def _placed_chunk(
-    file: Mapped, images: Any, data: Any
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _places_of_chunk(file: Mapped, data: Any) -> NDArray[np.int64]:
+    """Return where the values of an Arrow array of bytes begin in the file, and their sizes."""
     import pyarrow
 
     wide = pyarrow.types.is_large_binary(data.type)
     _, offsets, content = data.buffers()
     if not len(data) or content is None or not content.size:
-        return np.zeros(len(data), np.int64), np.zeros(len(data), np.int64)
+        return np.zeros((2, len(data)), np.int64)
     end = data.offset + len(data) + 1  # the buffer may be longer, by any number of bytes
     edges = np.frombuffer(offsets, np.int64 if wide else np.int32, end)[data.offset :]
     edges = edges.astype(np.int64)
     begin = content.address - file.address
     if not 0 <= begin <= len(file) - content.size:
         raise DataError(f"{file.path} is compressed: save the data set again without compression")
-    there = np.asarray(data.is_valid()) & np.asarray(images.is_valid())
-    return begin + edges[:-1], np.where(there, np.diff(edges), 0)
+    return np.stack([begin + edges[:-1], np.diff(edges)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 
@@ -109,13 +111,12 @@ def beton_files(folder: Place, split: Split) -> Sequence[Place]:
         found = sorted(p for p in folder.glob(f"{split}-*.beton") if _PART.fullmatch(p.name))
     if not found:
         return []
-    matches = [_PART.fullmatch(path.name) for path in found]
-    counts = {int(match[3]) for match in matches if match}
-    numbers = [int(match[2]) for match in matches if match]
+    matches = [match for path in found if (match := _PART.fullmatch(path.name))]
+    counts, numbers = {int(match[3]) for match in matches}, {int(match[2]) for match in matches}
     if len(counts) > 1:
         raise DataError(f"{folder} holds parts of several conversions ({found[0].name}, ...)")
     count = counts.pop()
-    if missing := sorted(set(range(1, count + 1)) - set(numbers)):
+    if missing := sorted({*range(1, count + 1)} - numbers):
         raise DataError(
             f"{folder} lacks of the {count} parts of its {split} images: "
             f"{', '.join(map(str, missing))}; convert them too, with --part"
@@ -150,14 +151,12 @@ def _open_file(path: Place, split: Split, columns: ColumnNames, in_order: bool) 
 
 def _open_folder(root: Place, split: Split, columns: ColumnNames, sources: bool) -> Store:
     files = beton_files(root, split)
-    if sources:
+    if sources or not files:
         try:
-            return _open_unconverted(root, split, columns, in_order=True)
+            return _open_unconverted(root, split, columns, in_order=sources)
         except DataError:
             if not files:
                 raise
-    if not files:
-        return _open_unconverted(root, split, columns, in_order=False)
     if split == "train" and isinstance(root, Path):
         _say_which(root, files[0])
     return BetonStore(*files)
@@ -195,7 +194,7 @@ def _open_unconverted(root: Place, split: Split, columns: ColumnNames, in_order:
     for name in CIFAR_ARCHIVES:
         if (root / name).is_file():
             return CifarStore(on_disk(root / name), split)
-    if _has_parquet(root) or any(map(_has_parquet, folders.values())):
+    if any(_has_file(folder, f"*{PARQUET}") for folder in (root, *folders.values())):
         return open_parquet(root, split, columns, in_order=in_order)
     if split == "val":
         raise NoSplitError(f"{root} has no val/ or test/ folder and no val.beton")
@@ -216,39 +215,27 @@ def _open_images(folder: Place, split: Split, columns: ColumnNames, in_order: bo
             f"{folder} holds Arrow files without a {STATE}, as the cache of datasets does: name a "
             "folder that save_to_disk wrote, or parquet files"
         )
-    if _has_parquet(folder):
+    if _has_file(folder, f"*{PARQUET}"):
         files = sorted(path for path in folder.glob(f"*{PARQUET}") if path.name[0] != ".")
         return ParquetStore(folder, files, columns, in_order=in_order)
     return FolderStore(on_disk(folder))
 
 
-def _has_parquet(folder: Place) -> bool:
-    """Tell whether parquet files lie in a folder."""
-    return _has_file(folder, "", PARQUET)
-
-
-def _has_file(folder: Place, start: str, end: str) -> bool:
+def _has_file(folder: Place, pattern: str) -> bool:
     """Tell whether a file of such a name is in a folder; one of images is not listed to its end."""
     with explained(DataError, f"cannot list {folder}"):
-        for name in _names(folder):
-            if name.startswith(start) and name.endswith(end) and not name.startswith("."):
-                return True
-            if is_image_name(name):
-                return False
+        entries = os.scandir(folder) if isinstance(folder, Path) else folder.iterdir()
+        with contextlib.closing(entries):
+            for entry in entries:
+                if fnmatchcase(entry.name, pattern) and not entry.name.startswith("."):
+                    return True
+                if is_image_name(entry.name):
+                    return False
     return False
 
 
-def _names(folder: Place) -> Iterator[str]:
-    """Yield the names of what lies in a folder, as they are found."""
-    if isinstance(folder, Path):
-        with os.scandir(folder) as entries:
-            yield from (entry.name for entry in entries)
-    else:
-        yield from (path.name for path in folder.iterdir())
-
-
 def _is_data_set(folder: Place) -> bool:
-    own = (folder / "train").is_dir() or _has_file(folder, "train", ".beton")
+    own = (folder / "train").is_dir() or _has_file(folder, "train*.beton")
     return own or (isinstance(folder, Path) and is_saved_dataset(folder))
 
 
